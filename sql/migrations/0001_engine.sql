@@ -1,0 +1,303 @@
+-- The engine: live jobs, finished jobs, queues, tasks, workers, and the door for SQL clients.
+--
+-- Live and finished jobs do not share a table, so the hot table and its indexes stay as
+-- small as the backlog, whatever the history holds. sql/README.md tells the whole story;
+-- sql/schema.sql shows the sum of all migrations.
+
+CREATE SCHEMA taskd;
+
+-- Limits live in domains, not in CHECKs of the tables: PostgreSQL evaluates every CHECK of a
+-- row again at each UPDATE of it (so at each claim), but a domain only when a value enters.
+-- And a refused domain value does not put the whole row into the error's DETAIL.
+CREATE DOMAIN taskd.queue_name AS text
+    CONSTRAINT queue_name_is_a_channel CHECK (VALUE ~ '^[a-z0-9_.-]{1,48}$');
+CREATE DOMAIN taskd.task_name AS text
+    CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200);
+CREATE DOMAIN taskd.payload AS jsonb
+    CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
+    CONSTRAINT payload_fits_256_kib CHECK (octet_length(VALUE::text) <= 262144);
+CREATE DOMAIN taskd.moment AS timestamptz
+    CONSTRAINT moment_is_finite CHECK (VALUE > '-infinity' AND VALUE < '9000-01-01 00:00:00+00');
+CREATE DOMAIN taskd.attempts AS smallint
+    CONSTRAINT attempts_are_1_to_1000 CHECK (VALUE BETWEEN 1 AND 1000);
+CREATE DOMAIN taskd.timeout_s AS double precision
+    CONSTRAINT timeout_is_1_ms_to_30_days CHECK (VALUE BETWEEN 0.001 AND 2592000);
+
+CREATE TYPE taskd.job_state AS ENUM (
+    'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
+);
+
+-- Live jobs. Fixed-width columns first, so that no row carries padding.
+CREATE TABLE taskd.job (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    worker_id bigint,                       -- the incarnation that runs it; no foreign key:
+                                            -- one would lock the worker's row at each claim
+    enqueued_at timestamptz NOT NULL DEFAULT now(),
+    run_at taskd.moment NOT NULL DEFAULT now(),
+    started_at timestamptz,                 -- of the current or last attempt
+    timeout_s taskd.timeout_s,              -- NULL: the task's option decides
+    fence integer NOT NULL DEFAULT 0,       -- +1 at every claim, never taken back
+    state taskd.job_state NOT NULL DEFAULT 'queued',
+    priority smallint NOT NULL DEFAULT 100, -- smaller first
+    attempt smallint NOT NULL DEFAULT 0,
+    max_attempts taskd.attempts,            -- NULL: the task's option decides
+    crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
+    interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
+    cancel_asked boolean NOT NULL DEFAULT false,
+    queue taskd.queue_name NOT NULL,
+    task taskd.task_name NOT NULL,
+    args taskd.payload NOT NULL DEFAULT '{}',
+    errors jsonb NOT NULL DEFAULT '[]',     -- the first and the last 19 attempts that failed
+    CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'queued', 'running')),
+    CONSTRAINT job_running_is_owned CHECK ((state = 'running') = (worker_id IS NOT NULL)),
+    -- A job that may have killed its worker never enters the hot index (the slow lane).
+    CONSTRAINT job_suspect_is_not_queued CHECK (state <> 'queued' OR crashes = 0)
+) WITH (
+    -- Rows live for milliseconds: vacuum by the number of dead rows, not by a share of the table.
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+CREATE INDEX job_claim ON taskd.job (queue, priority, run_at, id) WHERE state = 'queued';
+CREATE INDEX job_due ON taskd.job (run_at) WHERE state = 'scheduled' AND crashes = 0;
+CREATE INDEX job_suspect ON taskd.job (run_at) WHERE state = 'scheduled' AND crashes > 0;
+CREATE INDEX job_running ON taskd.job (worker_id) WHERE state = 'running';
+
+-- Finished jobs, partitioned by the day on which they expire, so that any retention is a
+-- dropped partition. Types are the base types: what was checked on its way in is not
+-- checked again at the completion.
+CREATE TABLE taskd.job_history (
+    id bigint NOT NULL,
+    worker_id bigint,
+    enqueued_at timestamptz NOT NULL,
+    run_at timestamptz NOT NULL,
+    started_at timestamptz,
+    finished_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    timeout_s double precision,
+    fence integer NOT NULL,
+    state taskd.job_state NOT NULL,
+    priority smallint NOT NULL,
+    attempt smallint NOT NULL,
+    max_attempts smallint,
+    crashes smallint NOT NULL,
+    interrupts smallint NOT NULL,
+    queue text NOT NULL,
+    task text NOT NULL,
+    reason text,                            -- why it failed or was cancelled, in a word or a sentence
+    args jsonb NOT NULL,
+    errors jsonb NOT NULL,
+    result jsonb,
+    CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled'))
+) PARTITION BY RANGE (expires_at);
+
+CREATE INDEX job_history_id ON taskd.job_history (id);
+-- Few jobs fail, so the list of those that did costs the hot path nothing.
+CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state <> 'done';
+
+-- An ack never fails for a missing partition.
+CREATE TABLE taskd.job_history_default PARTITION OF taskd.job_history DEFAULT;
+
+CREATE TABLE taskd.queue (
+    name taskd.queue_name PRIMARY KEY,
+    paused_at timestamptz,
+    paused_until timestamptz,               -- NULL while paused: until somebody resumes it
+    pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    -- How long finished jobs are kept, in seconds; 0 forgets them at once.
+    keep_done_s integer NOT NULL DEFAULT 604800 CHECK (keep_done_s BETWEEN 0 AND 315360000),
+    keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000)
+);
+
+CREATE TABLE taskd.task (
+    name taskd.task_name PRIMARY KEY,
+    app text NOT NULL,
+    signature text NOT NULL,                -- hash of the argument schema
+    queue taskd.queue_name NOT NULL,
+    max_attempts taskd.attempts NOT NULL,
+    timeout_s taskd.timeout_s,              -- NULL: no limit
+    args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- One row per worker incarnation, kept some days after its end for whoever asks what it was.
+-- Logged on purpose: an unlogged table is emptied by a crash, and every job would look orphaned.
+CREATE TABLE taskd.worker (
+    id bigint PRIMARY KEY,                  -- random 63 bits drawn by the worker, never reused
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    beat_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    lease_until timestamptz NOT NULL,
+    died_at timestamptz,                    -- set once, never cleared
+    pid integer NOT NULL,
+    pid_started bigint NOT NULL,            -- start time of the process in clock ticks since boot
+    draining boolean NOT NULL DEFAULT false,
+    host text NOT NULL,
+    boot_id text NOT NULL,
+    pid_namespace text NOT NULL,
+    version text NOT NULL,
+    app text NOT NULL,
+    queues text[] NOT NULL,
+    tasks text[] NOT NULL
+) WITH (fillfactor = 50);                   -- room for beats as HOT updates; no index on what beats
+
+CREATE VIEW taskd.jobs AS
+    SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
+           max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts, cancel_asked,
+           enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
+           args::jsonb, errors, NULL::jsonb AS result
+    FROM taskd.job
+    UNION ALL
+    SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
+           fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
+           errors, result
+    FROM taskd.job_history;
+
+-- Partition upkeep needs names made of dates, so it is a function and not a statement.
+-- It makes the partitions of `days` days ahead for every retention in use. A day for which the
+-- default partition already holds rows is left to it: attaching would have to move them
+-- under a lock, and they expire there just as well.
+CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+DECLARE
+    day date;
+    leaf text;
+    made integer := 0;
+BEGIN
+    FOR day IN
+        SELECT DISTINCT (current_date + make_interval(secs => keep.seconds))::date + ahead
+        FROM (
+            SELECT keep_done_s AS seconds FROM taskd.queue
+            UNION SELECT keep_failed_s FROM taskd.queue
+            UNION VALUES (604800), (2592000)
+        ) AS keep, generate_series(0, days) AS ahead
+        WHERE keep.seconds > 0
+        ORDER BY 1
+    LOOP
+        leaf := 'job_history_' || to_char(day, 'YYYYMMDD');
+        CONTINUE WHEN to_regclass('taskd.' || leaf) IS NOT NULL;
+        CONTINUE WHEN EXISTS (
+            SELECT 1 FROM taskd.job_history_default
+            WHERE expires_at >= day AND expires_at < day + 1
+        );
+        -- LIKE plus ATTACH, not PARTITION OF: the latter takes an ACCESS EXCLUSIVE lock on the
+        -- parent and would wait for every reader of the history, with every ack behind it.
+        EXECUTE format('CREATE TABLE taskd.%I (LIKE taskd.job_history INCLUDING ALL)', leaf);
+        EXECUTE format(
+            'ALTER TABLE taskd.job_history ATTACH PARTITION taskd.%I FOR VALUES FROM (%L) TO (%L)',
+            leaf, day::timestamptz, (day + 1)::timestamptz
+        );
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END
+$$;
+
+-- Empties the oldest partition whose last day is over; returns its name, or NULL when none is.
+-- TRUNCATE and DROP are two calls, so that each holds its lock for an instant only.
+CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+DECLARE
+    leaf text;
+BEGIN
+    SELECT c.relname INTO leaf
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'taskd.job_history'::regclass
+      AND c.relname ~ '^job_history_[0-9]{8}$'
+      AND to_date(right(c.relname, 8), 'YYYYMMDD') < current_date
+    ORDER BY c.relname
+    LIMIT 1;
+    IF leaf IS NOT NULL THEN
+        EXECUTE format('TRUNCATE taskd.%I', leaf);
+    END IF;
+    RETURN leaf;
+END
+$$;
+
+CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+BEGIN
+    IF leaf !~ '^job_history_[0-9]{8}$' OR to_date(right(leaf, 8), 'YYYYMMDD') >= current_date THEN
+        RAISE EXCEPTION 'partition % has not expired', leaf;
+    END IF;
+    EXECUTE format('DROP TABLE taskd.%I', leaf);
+END
+$$;
+
+SELECT taskd.make_history_partitions(3);
+
+-- The door for SQL clients: enqueues one job in the caller's own transaction, returns its id.
+--
+--     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
+--
+-- What workers have published about the task supplies the queue and is checked here: arguments
+-- that are required or unknown. Their types are checked by the worker, before the handler runs.
+CREATE FUNCTION taskd.enqueue(
+    task text,
+    args jsonb DEFAULT '{}',
+    queue text DEFAULT NULL,
+    priority integer DEFAULT 100,
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    known taskd.task%ROWTYPE;
+    lane text;
+    due timestamptz;
+    odd text;
+    job_id bigint;
+BEGIN
+    SELECT t.* INTO known FROM taskd.task AS t WHERE t.name = task;
+    lane := coalesce(queue, known.queue);
+    IF lane IS NULL THEN
+        RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Start a worker that knows the task, or say queue => ''...''.';
+    END IF;
+    IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(args::text) > 262144 THEN
+        RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Store the data elsewhere and pass a reference to it.';
+    END IF;
+    IF known.name IS NOT NULL THEN
+        SELECT r INTO odd FROM jsonb_array_elements_text(known.args_schema -> 'required') AS r
+        WHERE NOT args ? r LIMIT 1;
+        IF odd IS NOT NULL THEN
+            RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        SELECT k INTO odd FROM jsonb_object_keys(args) AS k
+        WHERE NOT coalesce(known.args_schema -> 'properties', '{}') ? k LIMIT 1;
+        IF odd IS NOT NULL THEN
+            RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+    END IF;
+    due := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
+    VALUES (lane, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+            due, max_attempts, timeout_s)
+    RETURNING j.id INTO job_id;
+    PERFORM pg_notify('taskd_' || lane, '');
+    RETURN job_id;
+END
+$$;

@@ -1,0 +1,26 @@
+-- Enqueueing: a job is born `queued`, or `scheduled` when its time is still to come.
+--
+-- One statement takes any number of jobs as columns of arrays, in the caller's transaction, and
+-- rings each queue once: the NOTIFY leaves with the commit, so nobody wakes for a job that a
+-- rollback took back. A scheduled job rings too: it may be due before the next timer that
+-- the workers have set. Ids are drawn in the order of the arrays.
+
+-- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[])
+-- moves: - -> queued, - -> scheduled
+WITH asked AS (
+    SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[],
+                $6::double precision[], $7::smallint[], $8::double precision[])
+        WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, n)
+), born AS (
+    INSERT INTO taskd.job (task, queue, args, priority, state, run_at, max_attempts, timeout_s)
+    SELECT task, queue, args::jsonb, priority,
+           (CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
+           due, max_attempts, timeout_s
+    FROM asked
+    ORDER BY n
+    RETURNING id, queue::text
+), rung AS (
+    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM born) AS q
+)
+SELECT id FROM born, (SELECT count(*) FROM rung) AS r;

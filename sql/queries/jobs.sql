@@ -1,0 +1,69 @@
+-- Jobs by hand: cancel, retry.
+--
+-- Cancelling a waiting job ends it; cancelling a running one asks its worker, which learns it
+-- within two seconds (running_jobs in lease.sql). The decision is made from the rows as locked.
+
+-- name: cancel_jobs(ids bigint[], reason text)
+-- moves: scheduled -> cancelled, queued -> cancelled
+WITH held AS MATERIALIZED (
+    SELECT id, state
+    FROM taskd.job
+    WHERE id = ANY ($1::bigint[])
+    ORDER BY id
+    FOR UPDATE
+), ended AS (
+    DELETE FROM taskd.job AS job
+    USING held
+    WHERE job.id = held.id AND held.state <> 'running'
+    RETURNING job.*
+), kept AS (
+    INSERT INTO taskd.job_history (
+        id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors
+    )
+    SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+           now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
+           ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
+           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, $2, ended.errors
+    FROM ended
+    LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+    WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+), asked AS (
+    UPDATE taskd.job AS job
+    SET cancel_asked = true
+    FROM held
+    WHERE job.id = held.id AND job.state = 'running' AND held.state = 'running'
+    RETURNING job.id
+)
+SELECT id, 'cancelled' AS state FROM ended
+UNION ALL
+SELECT id, 'running' FROM asked;
+
+-- Retrying a finished job: the same id and the same fence, so that nothing written by an earlier
+-- attempt can ever be mistaken for one of the new ones. It gets at least one more attempt, and a
+-- clean crash count. A job that has had 1,000 attempts stays where it is.
+
+-- name: retry_jobs(ids bigint[])
+-- moves: failed -> queued, cancelled -> queued
+WITH past AS (
+    DELETE FROM taskd.job_history
+    WHERE id = ANY ($1::bigint[]) AND state IN ('failed', 'cancelled') AND attempt < 1000
+    RETURNING *
+), back AS (
+    INSERT INTO taskd.job (
+        id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt,
+        max_attempts, interrupts, queue, task, args, errors
+    ) OVERRIDING SYSTEM VALUE
+    SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
+           'queued', past.priority, past.attempt,
+           CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
+                ELSE past.max_attempts END,
+           0, past.queue, past.task, past.args, past.errors
+    FROM past
+    LEFT JOIN taskd.task AS task ON task.name = past.task
+    ORDER BY past.id
+    RETURNING id, queue::text
+), rung AS (
+    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
+)
+SELECT id FROM back, (SELECT count(*) FROM rung) AS r;

@@ -1,0 +1,127 @@
+-- Leases: one row per worker incarnation says until when its claims are to be honoured.
+--
+-- A beat renews the lease. A worker whose lease ran out is buried, once and for ever (`died_at`); a
+-- beat that finds itself buried returns no row, and the worker drops everything and
+-- takes a new id. Jobs are taken back by level: "running, and no live worker owns it",
+-- looked at again and again, so that a claim which commits after its worker's burial
+-- is found by the next sweep. All clocks are the database's.
+
+-- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[])
+INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[])
+RETURNING id;
+
+-- name: beat(worker_id bigint, lease_s double precision, draining boolean)
+UPDATE taskd.worker
+SET beat_at = clock_timestamp(),
+    lease_until = clock_timestamp() + make_interval(secs => $2),
+    draining = $3
+WHERE id = $1 AND died_at IS NULL
+RETURNING id;
+
+-- name: retire_worker(worker_id bigint)
+UPDATE taskd.worker
+SET died_at = clock_timestamp()
+WHERE id = $1 AND died_at IS NULL
+RETURNING id;
+
+-- What the database says this worker runs: finds claims whose reply was lost (rows that the worker does
+-- not know) and jobs that somebody asked to cancel.
+
+-- name: running_jobs(worker_id bigint)
+SELECT id, fence, cancel_asked, date_part('epoch', clock_timestamp() - started_at) AS age_s
+FROM taskd.job
+WHERE worker_id = $1 AND state = 'running';
+
+-- Only a worker whose own beats had no gap for the length of a lease may bury by time, and only
+-- when the server has been up as long: after an outage every lease has run out, and nobody is dead.
+
+-- name: bury_silent_workers(lease_s double precision)
+UPDATE taskd.worker
+SET died_at = clock_timestamp()
+WHERE died_at IS NULL AND lease_until < clock_timestamp()
+  AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $1)
+RETURNING id, host, pid;
+
+-- Neighbours are the workers of the same host, boot and pid namespace: their death can be proved by looking at
+-- the process table, without waiting for the lease.
+
+-- name: list_neighbours(worker_id bigint, host text, boot_id text, pid_namespace text)
+SELECT id, pid, pid_started
+FROM taskd.worker
+WHERE died_at IS NULL AND id <> $1 AND host = $2 AND boot_id = $3 AND pid_namespace = $4;
+
+-- name: bury_workers(ids bigint[])
+UPDATE taskd.worker
+SET died_at = clock_timestamp()
+WHERE id = ANY ($1::bigint[]) AND died_at IS NULL
+RETURNING id, host, pid;
+
+-- Rescue. The first time a job comes back at once (a kill during a deploy should not delay
+-- work), later with a growing delay, and `max_crashes` deaths of its worker fail it.
+-- SKIP LOCKED steps over a job whose ack is just being written.
+
+-- name: rescue_jobs(batch bigint, max_crashes integer)
+-- moves: running -> scheduled, running -> failed, running -> cancelled
+WITH held AS MATERIALIZED (
+    SELECT job.id,
+           CASE WHEN job.cancel_asked THEN 'cancelled'
+                WHEN job.crashes + 1 >= $2
+                     OR job.attempt >= coalesce(job.max_attempts, task.max_attempts, 20) THEN 'failed'
+                ELSE 'scheduled' END AS state,
+           CASE WHEN job.cancel_asked THEN 'cancel asked' ELSE 'crashed' END AS reason,
+           (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
+               || jsonb_build_object(
+                   'attempt', job.attempt, 'worker', job.worker_id::text, 'started', job.started_at,
+                   'ended', clock_timestamp(), 'type', 'WorkerLost',
+                   'message', 'the worker that ran this attempt died or lost its lease') AS errors
+    FROM taskd.job AS job
+    LEFT JOIN taskd.task AS task ON task.name = job.task
+    WHERE job.state = 'running'
+      AND NOT EXISTS (
+          SELECT 1 FROM taskd.worker AS worker
+          WHERE worker.id = job.worker_id AND worker.died_at IS NULL
+      )
+    ORDER BY job.id
+    LIMIT $1
+    FOR UPDATE OF job SKIP LOCKED
+), ended AS (
+    DELETE FROM taskd.job AS job
+    USING held
+    WHERE job.id = held.id AND job.state = 'running' AND held.state <> 'scheduled'
+    RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
+              job.fence, held.state, job.priority, job.attempt, job.max_attempts,
+              job.crashes + 1 AS crashes, job.interrupts, job.queue, job.task, job.args,
+              held.reason, held.errors
+), kept AS (
+    INSERT INTO taskd.job_history (
+        id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors
+    )
+    SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+           now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
+           ended.fence, ended.state::taskd.job_state, ended.priority, ended.attempt,
+           ended.max_attempts, ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
+           ended.reason, ended.errors
+    FROM ended
+    LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+    WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+), back AS (
+    UPDATE taskd.job AS job
+    SET state = 'scheduled',
+        run_at = clock_timestamp() + make_interval(secs => CASE WHEN job.crashes = 0 THEN 0 ELSE least(600, 5 * 2 ^ job.crashes) END),
+        crashes = job.crashes + 1,
+        worker_id = NULL,
+        errors = held.errors
+    FROM held
+    WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
+    RETURNING job.queue::text
+), rung AS (
+    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
+)
+SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
+
+-- name: forget_workers(after_s double precision)
+DELETE FROM taskd.worker AS worker
+WHERE died_at < clock_timestamp() - make_interval(secs => $1)
+  AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id AND state = 'running');

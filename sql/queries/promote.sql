@@ -1,0 +1,34 @@
+-- Promoting: bring scheduled jobs whose time has come into the hot index.
+--
+-- Any worker promotes every queue. A timer set to the next due time calls it, so that a million
+-- future jobs cost the claim nothing. Suspects are left to the slow lane (claim.sql).
+
+-- name: promote_jobs(batch bigint)
+-- moves: scheduled -> queued
+WITH due AS MATERIALIZED (
+    SELECT id
+    FROM taskd.job
+    WHERE state = 'scheduled' AND crashes = 0 AND run_at <= now()
+    ORDER BY run_at
+    LIMIT $1
+    FOR UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE taskd.job AS job
+    SET state = 'queued'
+    FROM due
+    WHERE job.id = due.id AND job.state = 'scheduled'
+    RETURNING job.queue::text
+), counted AS (
+    SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
+), rung AS (
+    SELECT pg_notify('taskd_' || queue, '') FROM counted
+)
+SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
+
+-- In how many seconds the next scheduled job, and the next suspect, is due; NULL when there is none.
+
+-- name: next_due()
+SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+        WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
+       (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+        WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s;

@@ -1,0 +1,34 @@
+-- Queues: pausing, resuming, and how long their finished jobs are kept.
+--
+-- A queue needs no row to work; a worker makes one for each queue it serves, so that it can be seen.
+
+-- name: declare_queues(names text[])
+INSERT INTO taskd.queue (name)
+SELECT DISTINCT unnest($1::text[])
+ON CONFLICT (name) DO NOTHING;
+
+-- name: pause_queues(names text[], for_s double precision, reason text)
+INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason)
+SELECT DISTINCT n, clock_timestamp(), clock_timestamp() + make_interval(secs => $2), $3
+FROM unnest($1::text[]) AS n
+ON CONFLICT (name) DO UPDATE
+SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_reason = excluded.pause_reason
+RETURNING name::text;
+
+-- name: resume_queues(names text[])
+WITH resumed AS (
+    UPDATE taskd.queue
+    SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+    WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL
+    RETURNING name::text
+), rung AS (
+    SELECT pg_notify('taskd_' || name, '') FROM resumed
+)
+SELECT name FROM resumed, (SELECT count(*) FROM rung) AS r;
+
+-- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
+INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s)
+VALUES ($1, coalesce($2, 604800), coalesce($3, 2592000))
+ON CONFLICT (name) DO UPDATE
+SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
+RETURNING name::text, keep_done_s, keep_failed_s;

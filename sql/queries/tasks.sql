@@ -1,0 +1,30 @@
+-- Tasks: what workers have published, so that the database and every client know defaults and arguments.
+--
+-- Within an app the newest start wins. A task that belongs to another app with another signature
+-- is not overwritten: the statement returns its owner, and the worker refuses to start.
+
+-- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[])
+WITH mine AS MATERIALIZED (
+    SELECT *
+    FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[])
+        AS t (name, signature, queue, max_attempts, timeout_s, args_schema)
+), published AS (
+    INSERT INTO taskd.task AS task (app, name, signature, queue, max_attempts, timeout_s, args_schema, published_at)
+    SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, clock_timestamp()
+    FROM mine
+    ORDER BY name
+    ON CONFLICT (name) DO UPDATE
+    SET app = excluded.app, signature = excluded.signature, queue = excluded.queue,
+        max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
+        args_schema = excluded.args_schema, published_at = excluded.published_at
+    WHERE task.app = excluded.app OR task.signature = excluded.signature
+    RETURNING name::text
+)
+SELECT task.name::text, task.app
+FROM taskd.task AS task JOIN mine ON mine.name = task.name
+WHERE task.app <> $1 AND task.signature <> mine.signature;
+
+-- name: find_tasks(names text[])
+SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, published_at
+FROM taskd.task
+WHERE name = ANY ($1::text[]);

@@ -1,0 +1,311 @@
+"""Settings: each declared once, with its default, unit and help.
+
+From a declaration come the key in `[tool.taskd]` of pyproject.toml or in taskd.toml, the variable
+`TASKD_<NAME>`, the row of `taskd config` and the row of the README's table. Later sources win:
+defaults < files < environment < flags.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from taskd.errors import ConfigError
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of `30s`, `5m`, `1.5h`, `250ms`, `7d`, or of a bare number.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration such as 30s, 5m or 2h")
+    return float(match[1]) * SECONDS_PER_UNIT[match[2]]
+
+
+def _seconds(low: float, high: float = 86400.0 * 365) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        seconds = parse_duration_s(value) if isinstance(value, str) else float(value)
+        if not (math.isfinite(seconds) and low <= seconds <= high):
+            raise ValueError(f"{value!r} is not between {low:g} s and {high:g} s")
+        return seconds
+
+    return parse
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        number = int(value)
+        if not low <= number <= high:
+            raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
+        return number
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def _dsn(value: Any) -> str:
+    return check_dsn(str(value))
+
+
+def check_dsn(dsn: str) -> str:
+    """The DSN as PostgreSQL's drivers take it: `postgresql+driver://` loses its driver.
+
+    Raises:
+        ValueError: another scheme. The DSN itself is never part of the message.
+    """
+    scheme, separator, rest = dsn.strip().partition("://")
+    if not separator:
+        if "=" in dsn:
+            raise ValueError("write it as postgresql://user@host/database, not as key=value pairs")
+        raise ValueError("it has no scheme; write it as postgresql://user@host/database")
+    if not DSN_SCHEME.fullmatch(scheme):
+        raise ValueError(f"its scheme is {scheme!r}; taskd speaks postgresql:// only")
+    return f"postgresql://{rest}"
+
+
+def hide_password(dsn: str) -> str:
+    """The DSN with its password masked, for people and logs."""
+    return re.sub(
+        r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", dsn)
+    )
+
+
+def setting(
+    default: Any,
+    help_text: str,
+    parse: Callable[[Any], Any],
+    *,
+    secret: bool = False,
+) -> Any:
+    """Declare a setting: its default, its help, how its value is read, whether it is ever shown."""
+    return field(default=default, metadata={"help": help_text, "parse": parse, "secret": secret})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set. Durations are in seconds and end in `_s`."""
+
+    dsn: str | None = setting(
+        None, "The PostgreSQL to use: postgresql://user@host/database. Without one, taskd starts its own.",
+        _dsn, secret=True,
+    )
+    dsn_file: Path | None = setting(None, "A file that holds the DSN, and nothing else.", Path)
+    listen_dsn: str | None = setting(
+        None, "A direct DSN for LISTEN when the DSN leads to a pooler.", _dsn, secret=True
+    )
+    embedded: str = setting(
+        "auto", "auto: without a DSN, start the embedded PostgreSQL. off: refuse to run instead.",
+        _one_of("auto", "off"),
+    )
+    data_dir: Path | None = setting(
+        None, "Where the embedded PostgreSQL lives; the user's data directory by default.", Path
+    )
+    app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
+    queues: tuple[str, ...] = setting(
+        (), "Queues to serve, `name` or `name:concurrency`; all queues of the app by default.", _names
+    )
+    concurrency: int = setting(
+        100, "Attempts that run at the same time, per queue.", _whole(1, 10_000)
+    )
+    threads: int = setting(
+        16, "Threads for plain `def` handlers, per process.", _whole(1, 1000)
+    )
+    drain_s: float = setting(
+        25.0, "How long a stopping worker lets running attempts end.", _seconds(0.0, 86400.0)
+    )
+    cancel_s: float = setting(
+        5.0, "How long cancelled attempts may take to end before they are abandoned.",
+        _seconds(0.0, 3600.0),
+    )
+    lease_s: float = setting(
+        30.0, "How long the claims of a silent worker are honoured.", _seconds(1.0, 3600.0)
+    )
+    poll_s: float = setting(
+        5.0, "How often an idle queue is looked at without a notification, at most.",
+        _seconds(0.1, 60.0),
+    )
+    statement_timeout_s: float = setting(
+        5.0, "How long one statement of the worker may take.", _seconds(0.5, 60.0)
+    )
+    job_lines_per_s: int = setting(
+        10, "Successes logged one by one per second; the others are counted in one line.",
+        _whole(0, 100_000),
+    )
+    log_level: str = setting("info", "debug, info, warning or error.", _one_of(*LOG_LEVELS))
+    log_format: str = setting(
+        "auto", "auto: readable on a terminal, JSON otherwise; or console, or json.",
+        _one_of("auto", "console", "json"),
+    )
+    smtp_host: str | None = setting(None, "The mail server; turns the task send_email on.", str)
+    smtp_port: int | None = setting(
+        None, "Its port: 25, or 587 with starttls, or 465 with tls by default.", _whole(1, 65535)
+    )
+    smtp_tls: str = setting(
+        "auto", "auto: STARTTLS when the server offers it; or starttls (required), tls, off.",
+        _one_of("auto", "starttls", "tls", "off"),
+    )
+    smtp_user: str | None = setting(None, "The user to log in as.", str)
+    smtp_password: str | None = setting(None, "The password of that user.", str, secret=True)
+    smtp_sender: str | None = setting(
+        None, "The From address of mails; taskd@<host name> by default.", str
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings together with where each value came from, by name."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Loaded:
+    """Read the settings from all sources.
+
+    Args:
+        flags: values from the command line; None counts as not given.
+        environ: the environment, the process's by default.
+        directory: where taskd.toml and pyproject.toml are looked for, the current one by default.
+
+    Raises:
+        ConfigError: a value or a key is wrong; the message names it and its source.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    known = {each.name: each for each in fields(Settings)}
+    for source, given in (
+        *_files(directory or Path.cwd()),
+        ("environment", _environment(environ)),
+        ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
+    ):
+        for name, raw in given.items():
+            if name not in known:
+                raise ConfigError(f"{source}: there is no setting {name!r}; see `taskd config`")
+            values[name] = _parsed(name, raw, known[name].metadata["parse"], source)
+            sources[name] = _source_name(source, name)
+            # A DSN and a file that holds one are one setting said in two ways: the later wins.
+            if name == "dsn":
+                values.pop("dsn_file", None)
+            if name == "dsn_file":
+                values.pop("dsn", None)
+    if "dsn" not in values:
+        values.update(_dsn_elsewhere(values.get("dsn_file"), environ, sources))
+    return Loaded(Settings(**values), {name: sources.get(name, "default") for name in known})
+
+
+def _parsed(name: str, raw: Any, parse: Callable[[Any], Any], source: str) -> Any:
+    try:
+        return parse(raw)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{_source_name(source, name)}: {error}") from None
+
+
+def _source_name(source: str, name: str) -> str:
+    if source == "environment":
+        return f"TASKD_{name.upper()}"
+    if source == "flag":
+        return "--" + name.replace("_", "-")
+    return f"{source} ({name})"
+
+
+def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name in ("pyproject.toml", "taskd.toml"):
+        path = directory / name
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+        try:
+            content = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            # A project's broken pyproject.toml is not ours to report, unless it speaks of taskd.
+            if name == "taskd.toml" or "tool.taskd" in text:
+                raise ConfigError(f"{path}: {error}") from None
+            continue
+        if name == "pyproject.toml":
+            content = content.get("tool", {}).get("taskd", {})
+        found.append((name, content))
+    return found
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    # Other TASKD_* variables belong to somebody else (TASKD_TEST_DSN, TASKD_PG_BIN); an empty
+    # variable counts as not set, as compose files and units often have them.
+    names = {each.name for each in fields(Settings)}
+    found = {}
+    for variable, value in environ.items():
+        name = variable.removeprefix("TASKD_").lower()
+        if variable.startswith("TASKD_") and name in names and value != "":
+            found[name] = value
+    return found
+
+
+def _dsn_elsewhere(
+    dsn_file: Path | None, environ: Mapping[str, str], sources: dict[str, str]
+) -> dict[str, Any]:
+    """The DSN from a file, a systemd credential, DATABASE_URL or libpq's own variables."""
+    credential = Path(environ.get("CREDENTIALS_DIRECTORY", "")) / "dsn"
+    if dsn_file is None and environ.get("CREDENTIALS_DIRECTORY") and credential.is_file():
+        dsn_file = credential
+        sources["dsn_file"] = "CREDENTIALS_DIRECTORY"
+    if dsn_file is not None:
+        source = f"{sources.get('dsn_file', 'dsn_file')} {dsn_file}"
+        try:
+            text = dsn_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: it cannot be read: {error}") from None
+        sources["dsn"] = source
+        return {"dsn": _parsed("dsn", text, _dsn, source), "dsn_file": dsn_file}
+    if environ.get("DATABASE_URL"):
+        sources["dsn"] = "DATABASE_URL"
+        try:
+            return {"dsn": check_dsn(environ["DATABASE_URL"])}
+        except ValueError as error:
+            raise ConfigError(f"DATABASE_URL: {error}") from None
+    if any(environ.get(name) for name in ("PGHOST", "PGDATABASE", "PGSERVICE")):
+        sources["dsn"] = "PG* variables"
+        return {"dsn": "postgresql://"}
+    return {}
+
+
+def has_password(dsn: str) -> bool:
+    """Whether a DSN carries a password, which `ps` would show."""
+    try:
+        return bool(urlsplit(dsn).password) or "password=" in dsn
+    except ValueError:
+        return False

@@ -1,0 +1,81 @@
+"""Backoff policies: how long after a failed attempt the next one comes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# An attempt may not come later than this: 2 ** attempt overflows long before 1,000 attempts.
+DELAY_S_MAX = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """`base_s`, then `factor` times as long each time, at most `cap_s`, jittered.
+
+    The jitter takes the delay to a random point between (1 - jitter) and 1 of itself, so that
+    jobs which failed together do not come back together.
+    """
+
+    base_s: float = 10.0
+    factor: float = 2.0
+    cap_s: float = 3600.0
+    jitter: float = 0.25
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        exponent = min(attempt - 1, 64)
+        return _jittered(min(self.cap_s, self.base_s * self.factor**exponent), self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`step_s` times the number of the attempt, at most `cap_s`."""
+
+    step_s: float = 300.0
+    cap_s: float = 86400.0
+    jitter: float = 0.0
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        return _jittered(min(self.cap_s, self.step_s * attempt), self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always `every_s`."""
+
+    every_s: float
+    jitter: float = 0.0
+
+    def delay_s(self, attempt: int) -> float:  # noqa: ARG002 - the shape all policies share
+        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        return _jittered(self.every_s, self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """Whatever `function(attempt)` says, in seconds."""
+
+    function: Callable[[int], float]
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        return float(self.function(attempt))
+
+
+Backoff = Exponential | Linear | Fixed | Custom
+
+DEFAULT = Exponential()
+
+
+def bounded_s(delay_s: float) -> float:
+    """The delay, made finite and kept between 0 and 30 days."""
+    if delay_s != delay_s:  # NaN from a custom policy
+        return DEFAULT.cap_s
+    return min(max(delay_s, 0.0), DELAY_S_MAX)
+
+
+def _jittered(delay_s: float, jitter: float) -> float:
+    return delay_s * (1.0 - jitter * random.random())

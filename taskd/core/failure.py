@@ -1,0 +1,80 @@
+"""What a failed attempt leaves behind: type, message and traceback, made safe and small.
+
+One attempt's error must never harm another job's ack: PostgreSQL refuses U+0000 and lone
+surrogates, `str(error)` may itself raise, and a chain of 2,000 causes formats to 393 KB.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import msgspec
+
+ERROR_BYTES_MAX = 4096
+MESSAGE_BYTES_MAX = 1024
+TYPE_BYTES_MAX = 200
+FRAMES_MAX = 30
+CHAIN_MAX = 5
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One attempt's error; as JSON at most about 4 KiB."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+    def to_json(self) -> str:
+        """The JSON object that is appended to the job's `errors`."""
+        return msgspec.json.encode(self).decode()
+
+
+def describe(error: BaseException) -> Failure:
+    """Describe an exception; never raises."""
+    kind = clean(type(error).__qualname__, TYPE_BYTES_MAX)
+    message = clean(_text(error), MESSAGE_BYTES_MAX)
+    room = ERROR_BYTES_MAX - len(kind.encode()) - len(message.encode()) - 100
+    return Failure(kind, message, _keep_ends(_trace(error), room))
+
+
+def clean(text: str, bytes_max: int) -> str:
+    """The text without U+0000 and lone surrogates, at most `bytes_max` bytes of UTF-8."""
+    safe = text.replace("\x00", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace")
+    if len(safe) <= bytes_max:
+        return safe.decode()
+    return safe[: bytes_max - 3].decode("utf-8", "ignore") + "…"
+
+
+def _keep_ends(text: str, bytes_max: int) -> str:
+    """The head and, longer, the tail: the tail names the line that raised."""
+    safe = clean(text, 1 << 20)
+    # Newlines and quotes grow when written as JSON; the limit is on what is stored.
+    size = len(msgspec.json.encode(safe))
+    if size <= bytes_max:
+        return safe
+    keep = int(len(safe) * bytes_max / size) - 20
+    head = keep // 4
+    return f"{safe[:head]}\n[…]\n{safe[-(keep - head):]}" if keep > 80 else safe[:80]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - a handler's exception may do anything
+        return "(its message could not be made)"
+
+
+def _trace(error: BaseException) -> str:
+    # Links beyond CHAIN_MAX are cut from a copy's view, not from the handler's exception.
+    try:
+        made = traceback.TracebackException.from_exception(
+            error, limit=-FRAMES_MAX, lookup_lines=True, compact=True
+        )
+        link: traceback.TracebackException | None = made
+        for _ in range(CHAIN_MAX):
+            link = (link.__cause__ or link.__context__) if link else None
+        if link is not None:
+            link.__cause__ = link.__context__ = None
+        return "".join(made.format())
+    except BaseException:  # noqa: BLE001 - RecursionError and worse from hostile exceptions
+        return "(its traceback could not be made)"

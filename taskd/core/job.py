@@ -1,0 +1,206 @@
+"""Jobs as values: what a producer asks for, what a worker claims, and how states may change."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Self
+
+import msgspec
+
+from taskd.errors import InvalidArgs, InvalidJob
+
+PAYLOAD_BYTES_MAX = 256 * 1024
+TASK_NAME_BYTES_MAX = 200
+MAX_ATTEMPTS_LIMIT = 1000
+TIMEOUT_S_MAX = 30 * 86400.0
+DELAY_S_MAX = 10 * 365 * 86400.0
+PRIORITY_DEFAULT = 100
+PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
+RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
+
+# A queue's name is part of its NOTIFY channel, which PostgreSQL cuts at 63 bytes.
+QUEUE_NAME = re.compile(r"[a-z0-9_.-]{1,48}")
+
+
+class JobState(StrEnum):
+    """Where a job is in its life. The first three are live, the others finished."""
+
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+LIVE = frozenset({JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
+FINISHED = frozenset(JobState) - LIVE
+
+# The only list of moves. `None` is where jobs come from. The statements in sql/queries say the
+# same on their `-- moves:` lines, and the README draws it; a test compares the three.
+TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
+    {
+        (None, JobState.QUEUED),  # enqueue
+        (None, JobState.SCHEDULED),
+        (JobState.SCHEDULED, JobState.QUEUED),  # promote
+        (JobState.QUEUED, JobState.RUNNING),  # claim
+        (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, in the slow lane
+        (JobState.RUNNING, JobState.DONE),  # ack
+        (JobState.RUNNING, JobState.FAILED),
+        (JobState.RUNNING, JobState.CANCELLED),
+        (JobState.RUNNING, JobState.SCHEDULED),  # retry, snooze, rescue
+        (JobState.RUNNING, JobState.QUEUED),  # release
+        (JobState.SCHEDULED, JobState.CANCELLED),  # cancel by hand
+        (JobState.QUEUED, JobState.CANCELLED),
+        (JobState.FAILED, JobState.QUEUED),  # retry by hand
+        (JobState.CANCELLED, JobState.QUEUED),
+    }
+)
+
+
+def check_queue(name: str) -> str:
+    """Return the queue's name.
+
+    Raises:
+        InvalidJob: when it is not 1 to 48 characters of a-z 0-9 _ . -
+    """
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise InvalidJob(
+            f"queue {name!r} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
+        )
+    return name
+
+
+def check_task_name(name: str) -> str:
+    """Return the task's name.
+
+    Raises:
+        InvalidJob: when it is empty, longer than 200 bytes, or holds control characters.
+    """
+    try:
+        fits = isinstance(name, str) and 1 <= len(name.encode()) <= TASK_NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        fits = False
+    if not fits or not name.isprintable():
+        raise InvalidJob(f"task name {name!r}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes")
+    return name
+
+
+def check_payload(args: str) -> str:
+    """Return the JSON text of the arguments.
+
+    Raises:
+        InvalidArgs: when it is over 256 KiB or holds U+0000, which PostgreSQL cannot store.
+    """
+    size = len(args.encode())
+    if size > PAYLOAD_BYTES_MAX:
+        raise InvalidArgs(
+            f"the arguments take {size:,} bytes; the limit is {PAYLOAD_BYTES_MAX:,}. "
+            "Store the data elsewhere and pass a reference to it."
+        )
+    # An odd run of backslashes before `u0000` is an escape; an even one is text.
+    if "\\u0000" in args and re.search(r"(?<!\\)(?:\\\\)*\\u0000", args):
+        raise InvalidArgs("the arguments hold the character U+0000, which PostgreSQL cannot store")
+    return args
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to enqueue: a value, checked when made. `args` is the JSON text of its arguments.
+
+    Attributes:
+        task: the task's name.
+        queue: where it goes; None lets the published task decide.
+        args: JSON object as text, at most 256 KiB.
+        priority: smaller first, -32768 to 32767.
+        run_at: not before this moment (with a time zone); excludes `delay_s`.
+        delay_s: not before that many seconds after the enqueuing transaction began.
+        max_attempts: 1 to 1000; None leaves it to the running task's option.
+        timeout_s: seconds of one attempt; None leaves it to the running task's option.
+
+    Raises:
+        InvalidJob: an option is outside its limits.
+        InvalidArgs: the arguments are too large or hold U+0000.
+    """
+
+    task: str
+    args: str = "{}"
+    queue: str | None = None
+    priority: int = PRIORITY_DEFAULT
+    run_at: datetime | None = None
+    delay_s: float | None = None
+    max_attempts: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_task_name(self.task)
+        check_payload(self.args)
+        if self.queue is not None:
+            check_queue(self.queue)
+        _check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
+        if self.max_attempts is not None:
+            _check_int("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT)
+        if self.timeout_s is not None:
+            _check_seconds("timeout_s", self.timeout_s, 0.001, TIMEOUT_S_MAX)
+        if self.delay_s is not None:
+            _check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
+        if self.run_at is not None:
+            self._check_run_at(self.run_at)
+
+    def _check_run_at(self, run_at: datetime) -> None:
+        if self.delay_s is not None:
+            raise InvalidJob("give run_at or delay_s, not both")
+        if not isinstance(run_at, datetime) or run_at.tzinfo is None:
+            raise InvalidJob(
+                f"run_at {run_at!r} has no time zone: use datetime.now(timezone.utc) or the like"
+            )
+        # A year near datetime's own ends overflows when it is moved to UTC.
+        if run_at.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or run_at.year < 2:
+            raise InvalidJob(f"run_at {run_at!r} is not between the years 2 and 8999")
+
+    def at(self, run_at: datetime) -> Self:
+        """The same job, not before `run_at` (a datetime with a time zone)."""
+        return replace(self, run_at=run_at, delay_s=None)
+
+    def after(self, delay_s: float) -> Self:
+        """The same job, not before `delay_s` seconds from the enqueuing transaction's begin."""
+        return replace(self, delay_s=delay_s, run_at=None)
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidJob(f"{name} {value!r} is not a whole number from {low} to {high}")
+
+
+def _check_seconds(name: str, value: object, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidJob(f"{name} {value!r} is not a number of seconds from {low:g} to {high:g}")
+
+
+class Job(msgspec.Struct, gc=False):
+    """A claimed job: the row as the claim returns it, column by column, and where it came from.
+
+    Attributes:
+        fence: this attempt's token; part of the guard of every write.
+        args: JSON text, decoded inside the attempt so that one odd row harms one job.
+        max_attempts: None: the task's option decides; the same for `timeout_s`.
+        wait_s: seconds from its due time to the claim, by the database's clock.
+        due_at_s: the due time in seconds since 1970, by the database's clock.
+    """
+
+    id: int
+    fence: int
+    task: str
+    args: str
+    attempt: int
+    max_attempts: int | None
+    timeout_s: float | None
+    priority: int
+    crashes: int
+    wait_s: float
+    due_at_s: float
+    queue: str = ""
+    worker_id: int = 0

@@ -1,0 +1,264 @@
+"""What an attempt's end means: verdicts, what happened, and `settle`, the whole policy.
+
+A handler that returns is done; one that raises is tried again. A verdict, raised or returned
+by name from a rule, decides otherwise. `settle` turns what happened into an `Ack`, which the store
+writes; whether the row still belongs to this attempt is decided there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from taskd.core import backoff, failure
+from taskd.core.job import Job, JobState
+
+if TYPE_CHECKING:
+    from taskd.core.task import Task
+
+RESULT_BYTES_MAX = 256 * 1024
+UNKNOWN_TASK_DELAY_S = 10.0
+ABANDONED_DELAY_S = 5.0
+REASON_BYTES_MAX = 500
+
+
+class Verdict(Exception):  # noqa: N818 - a decision, not an error
+    """Raised by a handler to decide what becomes of its job."""
+
+
+class Retry(Verdict):
+    """Try again after `delay_s` seconds (None: by the task's backoff). Counts as an attempt."""
+
+    def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
+        super().__init__(reason or "the handler asked for a retry")
+        self.delay_s = delay_s
+
+
+class Snooze(Verdict):
+    """Try again after `delay_s` seconds; the attempt does not count."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(f"snoozed for {delay_s} s")
+        self.delay_s = delay_s
+
+
+class Cancel(Verdict):
+    """End the job as `cancelled`."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler cancelled it")
+        self.reason = clean_reason(reason) or "the handler cancelled it"
+
+
+class Fail(Verdict):
+    """End the job as `failed`, without another attempt."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler gave up")
+        self.reason = clean_reason(reason) or "the handler gave up"
+
+
+class Ack(msgspec.Struct, gc=False):
+    """One attempt's end, ready to be written.
+
+    Attributes:
+        state: where the job goes; `scheduled` and `queued` bring it back.
+        delay_s: seconds until it is due again.
+        refund: the attempt does not count.
+        interrupted: a stop took it; counted, and refunded ten times only.
+        error: JSON object for the job's `errors`, or None.
+        result: JSON text of what the handler returned, or None.
+    """
+
+    id: int
+    worker_id: int
+    fence: int
+    state: JobState
+    delay_s: float = 0.0
+    refund: bool = False
+    interrupted: bool = False
+    reason: str | None = None
+    error: str | None = None
+    result: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The handler returned `value`."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The handler raised `error`, a verdict or anything else."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The attempt ran into its deadline of `timeout_s`; abandoned when it ignored the cancel."""
+
+    timeout_s: float
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A stopping worker, or one that lost its lease, cancelled the attempt."""
+
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody asked to cancel the job while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """Claimed, but never started: given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUnknown:
+    """This worker does not know the task: given back, for one that does."""
+
+
+Happened = Returned | Raised | TimedOut | Interrupted | CancelAsked | NotStarted | TaskUnknown
+
+
+def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:  # noqa: C901, PLR0911
+    """Decide what becomes of the job. `task` is None only for jobs that never started."""
+    match happened:
+        case Returned(value=value):
+            return _done(job, task, value)
+        case Raised(error=error):
+            return _raised(job, task, error)
+        case TimedOut(timeout_s=timeout_s, abandoned=abandoned):
+            ignored = " and ignored its cancellation" if abandoned else ""
+            text = f"the attempt took longer than {timeout_s:g} s{ignored}"
+            return _again(job, task, failure.Failure("TimedOut", text))
+        case Interrupted(abandoned=True):
+            # It may still be running here: the attempt counts, and it waits until this process is gone.
+            return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
+        case Interrupted():
+            return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
+        case CancelAsked():
+            return _ack(job, JobState.CANCELLED, reason="cancel asked")
+        case NotStarted():
+            return _ack(job, JobState.QUEUED, refund=True)
+        case TaskUnknown():
+            return _ack(job, JobState.SCHEDULED, delay_s=UNKNOWN_TASK_DELAY_S, refund=True)
+
+
+def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
+    """Whether this attempt is beyond the job's last one (its workers crashed too often)."""
+    return job.attempt > (job.max_attempts or task.max_attempts)
+
+
+def clean_reason(reason: object) -> str:
+    """A reason that fits its column."""
+    return failure.clean(str(reason), REASON_BYTES_MAX)
+
+
+def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
+    if value is None:
+        return _ack(job, JobState.DONE)
+    if isinstance(value, Verdict):
+        # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, with one possible meaning.
+        return _raised(job, task, value)
+    return _ack(job, JobState.DONE, result=_result_json(value))
+
+
+def _result_json(value: Any) -> str:
+    """The JSON of a return value; a value that cannot be stored is described instead.
+
+    The work is done: an odd return value must not make it run again.
+    """
+    try:
+        text = msgspec.json.encode(value, enc_hook=str).decode()
+        if len(text.encode()) > RESULT_BYTES_MAX:
+            text = msgspec.json.encode({"unstored": f"result of {len(text)} bytes"}).decode()
+        if "\\u0000" in text:
+            text = text.replace("\\u0000", "\\u2400")
+    except Exception as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
+        kind = failure.clean(type(value).__qualname__, 200)
+        return msgspec.json.encode(
+            {"unstored": f"{kind}: {type(error).__qualname__}"}
+        ).decode()
+    return text
+
+
+def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
+    decision = error if isinstance(error, Verdict) else _rule(job, task, error)
+    described = failure.describe(error)
+    match decision:
+        case Cancel(reason=reason):
+            return _ack(job, JobState.CANCELLED, reason=reason)
+        case Snooze(delay_s=delay_s):
+            return _ack(job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), refund=True)
+        case Fail(reason=reason):
+            if decision is not error:
+                reason = clean_reason(f"{described.type}: {described.message}")
+            return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
+        case Retry(delay_s=delay_s):
+            return _again(job, task, described, delay_s)
+        case _:
+            return _again(job, task, described)
+
+
+def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
+    """What the task's rules say about an exception: the most specific class decides."""
+    if task is None:
+        return None
+    for kind in type(error).__mro__:
+        rule = task.on_error.get(kind)
+        if rule is None:
+            continue
+        if isinstance(rule, Verdict):
+            return rule
+        if isinstance(rule, type):
+            return rule()
+        return Retry(_backoff_s(job, rule))
+    return None
+
+
+def _again(
+    job: Job,
+    task: Task[..., Any] | None,
+    described: failure.Failure,
+    delay_s: float | None = None,
+) -> Ack:
+    limit = job.max_attempts or (task.max_attempts if task else 1)
+    if job.attempt >= limit:
+        reason = clean_reason(f"{described.type}: {described.message}")
+        return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
+    if delay_s is None:
+        delay_s = _backoff_s(job, task.backoff if task else backoff.DEFAULT)
+    return _ack(
+        job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), error=described.to_json()
+    )
+
+
+def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
+    """The policy's delay; a custom policy that raises is replaced by the default."""
+    try:
+        return policy.delay_s(job.attempt)
+    except Exception:  # noqa: BLE001 - user code; its fault must not cost the job
+        return backoff.DEFAULT.delay_s(job.attempt)
+
+
+def _due_later_s(delay_s: object) -> float:
+    """The delay as seconds above zero: an attempt that ended is not queued again at once."""
+    try:
+        return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return backoff.DEFAULT.base_s
+
+
+def _ack(job: Job, state: JobState, **more: Any) -> Ack:
+    return Ack(job.id, job.worker_id, job.fence, state, **more)

@@ -1,0 +1,241 @@
+"""The work behind start(): make the data, launch the postmaster and its watcher, wait."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from taskd.embedded import watcher
+from taskd.embedded.binaries import Binaries, clean_environment, find_binaries
+from taskd.embedded.locks import (
+    POLL_S,
+    Patience,
+    held,
+    log_size,
+    open_owned,
+    opened_lock,
+    try_lock,
+)
+from taskd.embedded.place import SOCKET, Runner, check_reach, choose_runner, socket_directory
+from taskd.errors import EmbeddedError
+
+USER = "taskd"
+DATABASE = "taskd"
+PORT = 5432
+LOG_BYTES_MAX = 10 * 1024 * 1024
+
+# Written into postgresql.conf by the first start, so that ALTER SYSTEM can change them.
+SETTINGS = {
+    "shared_buffers": "64MB",
+    "max_connections": "100",
+    "max_wal_size": "256MB",
+    "min_wal_size": "32MB",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "max_logical_replication_workers": "0",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    # Two lines at every checkpoint, in a log that is only trimmed at a start.
+    "log_checkpoints": "off",
+}
+SETTINGS_SINCE = {18: {"io_method": "sync"}}  # the others want workers or io_uring
+NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+def data_major(home: Path) -> int | None:
+    """The version of the data, None if there is none yet."""
+    try:
+        return int((home / "data/PG_VERSION").read_text())
+    except FileNotFoundError:
+        if (home / "data").exists():
+            raise EmbeddedError(f"{home / 'data'} is no PostgreSQL data: remove it") from None
+        return None
+
+
+def launch(
+    home: Path, start_fd: int, server_fd: int, options: dict[str, str], linger_s: float
+) -> Path:
+    """Start a server, with server.lock held: whatever the last one left behind is debris."""
+    major = data_major(home)
+    binaries = find_binaries(major)
+    runner = choose_runner(home)
+    check_reach(runner, binaries.directory / "postgres", home / "data")
+    if major is None:
+        _initialise(home, start_fd, binaries, runner, durable=not options)
+    host = socket_directory(home)
+    # Each of these may hold the pid of a process that has nothing to do with PostgreSQL now.
+    for debris in (home / "data/postmaster.pid", host / SOCKET, host / f"{SOCKET}.lock"):
+        debris.unlink(missing_ok=True)
+    quoted = str(host).replace('"', '""')
+    options = {
+        "listen_addresses": "",
+        "port": str(PORT),
+        "unix_socket_directories": f'"{quoted}"',
+        "unix_socket_permissions": "0700",
+        **options,
+    }
+    command = [*runner.prefix, str(binaries.directory / "postgres"), "-D", str(home / "data")]
+    for name, value in options.items():
+        command += ["-c", f"{name}={value}"]
+    with opened_lock(home / "watch.lock") as watch_fd:
+        while not try_lock(watch_fd, fcntl.LOCK_EX):  # the last server's watcher is just leaving
+            time.sleep(POLL_S)
+        ids = [str(-1 if i is None else i) for i in (runner.uid, runner.gid)]
+        arguments = ["watch", str(linger_s), str(host / SOCKET)]
+        spawn(home, arguments, [watch_fd, server_fd], [*ids, *command])
+    return host
+
+
+def _initialise(
+    home: Path, start_fd: int, binaries: Binaries, runner: Runner, *, durable: bool
+) -> None:
+    """Make the data beside its place and rename it, so that a killed initdb leaves nothing."""
+    fresh = home / "data.new"
+    if fresh.exists():
+        shutil.rmtree(fresh)
+
+    def run(name: str, *arguments: str, text: str = "") -> None:
+        command = [*runner.prefix, str(binaries.directory / name), *arguments]
+        done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
+            command, input=text, text=True, errors="replace", capture_output=True, check=False,
+            cwd="/", env=clean_environment(), pass_fds=(start_fd,), umask=0o077,
+            user=runner.uid, group=runner.gid, extra_groups=None if runner.uid is None else (),
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise EmbeddedError(f"{name} failed in {home}: {_reason(done.stdout + done.stderr)}")
+
+    # `builtin` sorts the same on every machine and glibc; before 17 only C does.
+    builtin = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+    locale = ("--encoding=UTF8", "--locale=C", *(builtin if binaries.major >= 17 else ()))
+    names = ("--auth=trust", f"--username={USER}", "--no-instructions")
+    run("initdb", "-D", str(fresh), "--no-sync", *locale, *names)
+    _write_settings(fresh / "postgresql.conf", binaries.major)
+    sql = f"CREATE DATABASE {DATABASE};\n"
+    run("postgres", "--single", "-F", "-D", str(fresh), "postgres", text=sql)
+    if durable:
+        run("initdb", "-D", str(fresh), "--sync-only")
+    fresh.rename(home / "data")
+    if durable:
+        with opened_directory(home) as fd:
+            os.fsync(fd)
+
+
+@contextmanager
+def opened_directory(path: Path) -> Iterator[int]:
+    """The directory, open for fsync."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_settings(path: Path, major: int) -> None:
+    settings = dict(SETTINGS)
+    for since, more in SETTINGS_SINCE.items():
+        if major >= since:
+            settings |= more
+    lines = [f"{name} = '{value}'\n" for name, value in settings.items()]
+    with os.fdopen(open_owned(path, os.O_WRONLY | os.O_APPEND), "w") as file:
+        file.writelines(["\n# taskd; ALTER SYSTEM overrides these\n", *lines])
+
+
+def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = None) -> None:
+    """Run the watcher's file detached, writing to the log, with these descriptors."""
+    log = open_owned(home / "log", os.O_WRONLY | os.O_APPEND)
+    log_from = os.fstat(log).st_size
+    try:
+        if what[0] == "watch" and log_from > LOG_BYTES_MAX:
+            os.ftruncate(log, 0)
+            log_from = 0
+        numbers = [str(fd) for fd in fds]
+        file = str(Path(watcher.__file__).resolve())
+        command = [what[0], str(home), *what[1:], *numbers, *(rest or ())]
+        keep_ld = {k: v for k, v in os.environ.items() if k.startswith("LD_")}
+        # It forks and its parent exits, hence the wait: no zombie here, and no child that the
+        # caller's own waiting for children could stumble over.
+        done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
+            [sys.executable, "-I", "-S", file, *command],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False,
+            start_new_session=True, cwd="/", env=keep_ld | clean_environment(),
+        )  # fmt: skip
+    finally:
+        os.close(log)
+    if done.returncode != 0:
+        raise EmbeddedError(f"the watcher did not start: {log_reason(home, log_from)}")
+
+
+def adopt(home: Path, host: Path, linger_s: float) -> None:
+    """Give the running server a new watcher if its own was killed."""
+    with opened_lock(home / "watch.lock") as watch_fd:
+        if try_lock(watch_fd, fcntl.LOCK_EX):
+            spawn(home, ["adopt", str(linger_s), str(host / SOCKET)], [watch_fd])
+
+
+def check_programs(home: Path) -> None:
+    """Refuse a server whose programs are gone: it could not load what new sessions need."""
+    try:
+        command = (home / "data/postmaster.opts").read_text(errors="surrogateescape")
+    except FileNotFoundError:  # it has not come that far
+        return
+    program = Path(command.split(' "-D"', 1)[0])
+    if not program.exists():
+        raise EmbeddedError(
+            f"the embedded PostgreSQL in {home} runs, but its programs are gone ({program}): "
+            "run `taskd db stop`, and the next start takes those that are installed now"
+        )
+
+
+def wait_ready(home: Path, host: Path, patience: Patience) -> bool:
+    """Wait until the server takes connections; False if it has ended."""
+    while not _ready(home, host):
+        if not held(home / "server.lock"):
+            return False
+        patience.wait(f"the embedded PostgreSQL in {home} has not become ready")
+    return True
+
+
+def _ready(home: Path, host: Path) -> bool:
+    try:
+        lines = (home / "data/postmaster.pid").read_text(errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        return False
+    if len(lines) < 8 or lines[7].strip() != "ready":
+        return False
+    # The file outlives a killed postmaster while its last backends end; a listener does not.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(1)
+        try:
+            peer.connect(str(host / SOCKET))
+        except OSError:
+            return False
+    return True
+
+
+def log_reason(home: Path, offset: int) -> str:
+    """Why it failed, from what the log says since `offset` bytes."""
+    log = home / "log"
+    with log.open("rb") as file:
+        file.seek(min(offset, log_size(log)))
+        text = file.read(64 * 1024).decode(errors="replace")
+    if not text.strip() and shutil.disk_usage(home).free < 1024 * 1024:
+        return f"no space is left on the disk of {home}"
+    return f"{_reason(text)} (log: {log})"
+
+
+def _reason(text: str) -> str:
+    """The first line that names an error, without its prefix; else the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for mark in ("PANIC:", "FATAL:", "ERROR:", "error:"):
+        for line in lines:
+            if mark in line:
+                return line.split(mark, 1)[1].strip()
+    return lines[-1] if lines else "it said nothing"

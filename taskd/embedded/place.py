@@ -1,0 +1,213 @@
+"""Where the server lives, and as whom it runs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskd.embedded.binaries import clean_environment, find_binaries, wanted_major
+from taskd.errors import EmbeddedError
+
+SOCKET = ".s.PGSQL.5432"
+# sun_path holds 104 bytes with its zero on macOS, 108 on Linux.
+SOCKET_PATH_BYTES = 103
+ROOT_HOME = Path("/var/lib/taskd")
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Who runs initdb and postgres, which refuse to run as root.
+
+    `prefix` goes before the command; `uid` and `gid` are those to change to, None to stay.
+    """
+
+    prefix: tuple[str, ...] = ()
+    uid: int | None = None
+    gid: int | None = None
+
+
+def default_home() -> Path:
+    """The home `pg<major>` in the data directory: TASKD_DATA_DIR, or the user's own.
+
+    TASKD_PG_MAJOR decides the major; else the newest that has data already, so that a newer wheel
+    never turns up with an empty database; else that of the binaries.
+
+    Raises:
+        EmbeddedError: no data directory is known, or nothing is there and no binaries either.
+    """
+    directory = _data_directory()
+    wanted = wanted_major()
+    if wanted is None:
+        homes = [p.parent.parent.name[2:] for p in directory.glob("pg*/data/PG_VERSION")]
+        wanted = max((int(n) for n in homes if n.isdecimal()), default=None)
+    return directory / f"pg{wanted or find_binaries().major}"
+
+
+def _data_directory() -> Path:
+    explicit = os.environ.get("TASKD_DATA_DIR")
+    if explicit:
+        return Path(explicit).expanduser().absolute()
+    shared = Path(os.environ.get("XDG_DATA_HOME", ""))
+    if shared.is_absolute():
+        return shared / "taskd"
+    root = os.geteuid() == 0
+    if root and not os.environ.get("HOME"):
+        return ROOT_HOME
+    try:
+        directory = Path.home() / ".local/share/taskd"
+    except RuntimeError as error:  # no HOME and no passwd entry
+        raise EmbeddedError("this user has no home directory: set TASKD_DATA_DIR") from error
+    # A container: root may not make user namespaces, and a closed /root hides the data from
+    # the user that root changes to instead.
+    if root and not _namespaces() and _closed_to_others(directory):
+        return ROOT_HOME
+    return directory
+
+
+def make_home(home: Path) -> None:
+    """Make the home and its missing parents 0700; what exists is never changed.
+
+    As root they belong to the owner of the first directory that exists, so that one `sudo` run
+    does not lock a user out of his own home.
+
+    Raises:
+        EmbeddedError: the home belongs to another user, or others may write into it.
+        OSError: it cannot be made.
+    """
+    missing = [p for p in (home, *home.parents) if not p.exists()]
+    for directory in reversed(missing):
+        owner = directory.parent.stat()
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if os.geteuid() == 0 and owner.st_uid != 0:
+            os.chown(directory, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    found = home.stat()
+    if os.geteuid() not in (0, found.st_uid):
+        raise EmbeddedError(f"{home} belongs to {_name(found.st_uid)}: set TASKD_DATA_DIR")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EmbeddedError(f"{home} can be written by others: chmod 700 it, or set TASKD_DATA_DIR")
+
+
+def choose_runner(home: Path) -> Runner:
+    """Decide as whom the server of this home runs.
+
+    Raises:
+        EmbeddedError: root cannot become anybody who could run it.
+    """
+    me, owner = os.geteuid(), home.stat()
+    if me != 0:
+        # initdb looks its user up; inside a user namespace it is `nobody`, who has an entry.
+        return Runner() if _name(me) != str(me) else Runner(prefix=_namespaces())
+    if owner.st_uid != 0:
+        return Runner(uid=owner.st_uid, gid=owner.st_gid)
+    if _namespaces():
+        # Not root inside, yet the owner of root's files outside: nobody is made or chmodded.
+        return Runner(prefix=_namespaces())
+    if (home / "data").exists():
+        raise EmbeddedError(
+            f"{home} belongs to root, whom PostgreSQL refuses, and this kernel forbids user "
+            "namespaces: chown -R the directory to another user, or set TASKD_DSN"
+        )
+    user = _unprivileged()
+    for path in (home, *home.iterdir()):  # the lock files, which this process has just made
+        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    return Runner(uid=user.pw_uid, gid=user.pw_gid)
+
+
+def check_reach(runner: Runner, *paths: Path) -> None:
+    """Make sure that the user of the runner can reach these paths.
+
+    Raises:
+        EmbeddedError: naming the first directory that is closed.
+    """
+    if runner.uid is None:
+        return
+    for path in paths:
+        closed = closed_directory(path, runner.uid, runner.gid)
+        if closed:
+            raise EmbeddedError(
+                f"PostgreSQL cannot run as root, and {_name(runner.uid)} cannot reach {path}: "
+                f"{closed} is closed; set TASKD_DATA_DIR and TASKD_PG_BIN to open places, "
+                "or set TASKD_DSN"
+            )
+
+
+def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
+    """The first directory on the way to the path that this user may not enter."""
+    for directory in reversed(path.parents):
+        if not directory.exists():
+            return None
+        found = directory.stat()
+        mine, group = found.st_uid == uid, found.st_gid == gid
+        if not found.st_mode & (0o100 if mine else 0o010 if group else 0o001):
+            return directory
+    return None
+
+
+def socket_directory(home: Path) -> Path:
+    """The directory of the socket: the home, or one in /tmp if the path would be too long.
+
+    Raises:
+        EmbeddedError: somebody has put something else at that place in /tmp.
+    """
+    if len(os.fsencode(home / SOCKET)) <= SOCKET_PATH_BYTES:
+        return home
+    owner = home.stat()
+    digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+    # Not $TMPDIR: the next shell may have another. The name is known to all, hence the checks.
+    directory = Path(f"/tmp/taskd-{owner.st_uid}-{digest}")  # noqa: S108
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    else:
+        os.chown(directory, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner.st_uid or found.st_mode & 0o077:
+        raise EmbeddedError(
+            f"{directory}, where the socket of {home} must be, is not a private directory of "
+            f"{_name(owner.st_uid)}: remove it, or set TASKD_DATA_DIR to a shorter path"
+        )
+    return directory
+
+
+@functools.cache
+def _namespaces() -> tuple[str, ...]:
+    """The command that enters a user namespace; empty if there is none or it is forbidden."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return ()
+    probe = subprocess.run(  # noqa: S603 - no shell, a fixed command
+        [unshare, "-U", "true"], env=clean_environment(), capture_output=True, check=False
+    )
+    return (unshare, "-U") if probe.returncode == 0 else ()
+
+
+def _closed_to_others(directory: Path) -> bool:
+    user = _unprivileged()
+    return closed_directory(directory, user.pw_uid, user.pw_gid) is not None
+
+
+def _unprivileged() -> pwd.struct_passwd:
+    for name in ("taskd", "postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise EmbeddedError(
+        "PostgreSQL cannot run as root, this kernel forbids user namespaces, and there is no "
+        "user taskd, postgres or nobody: run as another user, or set TASKD_DSN"
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,320 @@
+"""Start, join, leave, stop and keep the embedded server."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from taskd.embedded import watcher
+from taskd.embedded.launch import (
+    DATABASE,
+    NOT_DURABLE,
+    PORT,
+    USER,
+    adopt,
+    check_programs,
+    data_major,
+    launch,
+    log_reason,
+    spawn,
+    wait_ready,
+)
+from taskd.embedded.locks import (
+    POLL_S,
+    Patience,
+    held,
+    log_size,
+    open_lock,
+    opened_lock,
+    start_lock,
+    try_lock,
+)
+from taskd.embedded.place import SOCKET, default_home, make_home, socket_directory
+from taskd.errors import EmbeddedError
+
+LINGER_S = 2.0
+
+
+class _Use:
+    """A shared lock on users.lock. A bare descriptor: a collected Server must not leave."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    def close(self) -> bool:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server that this process uses until close(), or until it ends.
+
+    home: the server's own directory. host: the directory of its unix socket; there is no TCP.
+    port: only names the socket. major: the version of PostgreSQL. started: whether this call
+    started it, False if it joined. A child made by fork uses the server as well.
+    """
+
+    home: Path
+    host: str
+    port: int
+    user: str
+    major: int
+    started: bool
+    _use: _Use = field(repr=False, compare=False)
+
+    def connect_args(self, database: str = DATABASE) -> dict[str, Any]:
+        """Arguments for asyncpg.connect and create_pool, which no PG* variable can change."""
+        return {
+            "host": self.host,
+            "port": self.port,
+            "user": self.user,
+            "database": database,
+            "ssl": False,
+            "target_session_attrs": "any",
+        }
+
+    def dsn(self, database: str = DATABASE) -> str:
+        """The same as a URI, for psql and every other client on this machine."""
+        host = quote(os.fsencode(self.host), safe="/")
+        name = quote(database, safe="")
+        return f"postgresql://{self.user}@/{name}?host={host}&port={self.port}&sslmode=disable"
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Leave. The server ends by itself, shortly after its last user has left.
+
+        Args:
+            wait_s: seconds to wait until the server is gone. The last user then stops it at once
+                instead of leaving that to the watcher: for PID 1 of a container, with whose end
+                the kernel kills the server.
+        """
+        if self._use.close() and wait_s > 0:
+            with _explained(self.home):
+                _leave_last(self.home, self.host, wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What can be seen from outside.
+
+    running: whether a server runs in this home. kept: whether it stays until stop().
+    major: the version of its data, None without data. data_bytes: the size of the data.
+    """
+
+    home: Path
+    running: bool
+    kept: bool
+    major: int | None
+    data_bytes: int
+    log: Path
+
+
+def start(
+    home: Path | None = None,
+    *,
+    deadline_s: float = 60.0,
+    durable: bool = True,
+    linger_s: float = LINGER_S,
+) -> Server:
+    """Start the server, or join the one that runs; the first start makes the data.
+
+    Blocks for about half a second at the first start, 50 ms at the next ones and 1 ms to join:
+    call it in a thread.
+
+    Args:
+        home: the server's own directory; default_home() if None.
+        deadline_s: seconds to wait without progress; recovery after a crash is progress.
+        durable: False turns fsync off: for tests. Only the call that starts the server decides.
+        linger_s: seconds the server stays after its last user; decided likewise.
+
+    Raises:
+        EmbeddedError: it cannot be started or joined; one sentence with the reason.
+    """
+    home = _resolved(home)
+    with _explained(home):
+        make_home(home)
+        patience = Patience(home / "log", deadline_s)
+        with start_lock(home, patience) as start_fd:
+            use = _Use(_share_users(home, patience))
+            try:
+                host, started = _bring_up(home, start_fd, patience, durable, linger_s)
+            except BaseException:
+                use.close()
+                raise
+        major = data_major(home) or 0
+        return Server(home, str(host), PORT, USER, major, started, use)
+
+
+def keep(home: Path | None = None, *, deadline_s: float = 60.0) -> Server:
+    """Start or join the server, and let it stay up until stop() or a SIGTERM to the holder.
+
+    Args:
+        home: as for start().
+        deadline_s: as for start().
+
+    Raises:
+        EmbeddedError: as for start().
+    """
+    server = start(home, deadline_s=deadline_s)
+    home = server.home
+    with (
+        _explained(home),
+        opened_lock(home / "keep.lock") as keep_fd,
+        opened_lock(home / "users.lock") as users_fd,
+    ):
+        fcntl.flock(users_fd, fcntl.LOCK_SH)  # free to take: this process shares it already
+        for _ in range(20):  # status() takes keep.lock for a moment; a holder never gives it up
+            if try_lock(keep_fd, fcntl.LOCK_EX):
+                spawn(home, ["keep"], [users_fd, keep_fd])
+                break
+            time.sleep(POLL_S)
+    return server
+
+
+def status(home: Path | None = None) -> Status:
+    """Look, without starting or changing anything.
+
+    Raises:
+        EmbeddedError: the home cannot be read, or none is known.
+    """
+    home = _resolved(home)
+    with _explained(home):
+        there = (home / "start.lock").exists()
+        return Status(
+            home=home,
+            running=there and held(home / "server.lock"),
+            kept=there and held(home / "keep.lock"),
+            major=data_major(home),
+            data_bytes=_tree_bytes(home / "data"),
+            log=home / "log",
+        )
+
+
+def stop(home: Path | None = None, deadline_s: float = 30.0) -> bool:
+    """Stop the server even if it has users (fast shutdown), and end its being kept.
+
+    Args:
+        home: as for start().
+        deadline_s: seconds to wait for the end.
+
+    Returns:
+        False if none ran.
+
+    Raises:
+        EmbeddedError: it did not end, or runs in another container.
+    """
+    home = _resolved(home)
+    with _explained(home):
+        if not (home / "start.lock").exists():
+            return False
+        patience = Patience(home / "log", deadline_s)
+        with start_lock(home, patience):
+            if not held(home / "server.lock"):
+                return False
+            _stop_now(home, socket_directory(home), patience)
+            return True
+
+
+def _resolved(home: Path | None) -> Path:
+    home = (home or default_home()).expanduser().resolve()
+    if any(ord(c) < 32 for c in str(home)):  # postmaster.pid is read by lines
+        raise EmbeddedError(f"control characters in the path {str(home)!r}: set TASKD_DATA_DIR")
+    return home
+
+
+def _tree_bytes(directory: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):  # a running server removes files
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
+@contextmanager
+def _explained(home: Path) -> Iterator[None]:
+    """Turn an OSError into one sentence that names the path and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise EmbeddedError(
+            f"the embedded PostgreSQL cannot use {error.filename or home}: {error.strerror}; "
+            "set TASKD_DATA_DIR to another directory, or TASKD_DSN to a database"
+        ) from error
+
+
+def _share_users(home: Path, patience: Patience) -> int:
+    fd = open_lock(home / "users.lock")
+    try:
+        while not try_lock(fd, fcntl.LOCK_SH):  # a watcher holds it for a moment
+            patience.wait(f"users.lock in {home} has been held by a process that hangs")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _bring_up(
+    home: Path, start_fd: int, patience: Patience, durable: bool, linger_s: float
+) -> tuple[Path, bool]:
+    """Launch or join, with start.lock held; returns the socket's directory and who started it."""
+    while True:
+        log_from = log_size(home / "log")
+        with opened_lock(home / "server.lock") as server_fd:
+            started = try_lock(server_fd, fcntl.LOCK_EX)
+            if started:
+                options = {} if durable else NOT_DURABLE
+                host = launch(home, start_fd, server_fd, options, linger_s)
+            else:
+                host = socket_directory(home)
+                check_programs(home)
+                adopt(home, host, linger_s)
+        if wait_ready(home, host, patience):
+            return host, started
+        if started:
+            raise EmbeddedError(f"PostgreSQL did not start: {log_reason(home, log_from)}")
+        # The server that this was about to join has just ended.
+
+
+def _stop_now(home: Path, host: Path, patience: Patience) -> None:
+    """End the server, with start.lock held, and see it and its holder gone."""
+    told = False
+    while held(home / "server.lock"):
+        if not told:
+            pid = watcher.peer_pid(str(host / SOCKET))
+            if pid == 0:
+                raise EmbeddedError(
+                    f"the server in {home} runs in another container: run `taskd db stop` there"
+                )
+            if pid is not None:  # None: it is not listening yet, or not any more
+                os.kill(pid, signal.SIGINT)
+                told = True
+        patience.wait(f"the embedded PostgreSQL in {home} has not ended")
+    while held(home / "keep.lock"):
+        patience.wait(f"the holder of the embedded PostgreSQL in {home} has not ended")
+
+
+def _leave_last(home: Path, host: str, wait_s: float) -> None:
+    """Stop the server if nobody uses it, else wait for its end, wait_s seconds at most."""
+    end = time.monotonic() + wait_s
+    with opened_lock(home / "start.lock") as start_fd, opened_lock(home / "users.lock") as users_fd:
+        while held(home / "server.lock") and time.monotonic() < end:
+            if try_lock(start_fd, fcntl.LOCK_EX):
+                if try_lock(users_fd, fcntl.LOCK_EX):
+                    rest = Patience(home / "log", end - time.monotonic())
+                    _stop_now(home, Path(host), rest)
+                    return
+                fcntl.flock(start_fd, fcntl.LOCK_UN)
+            time.sleep(POLL_S)

@@ -1,0 +1,114 @@
+"""The errors of taskd, and the exit code that each one means for a shell or a supervisor.
+
+```
+TaskdError                       1
+├── ConfigError                 78  a setting is wrong: which one, where it came from, what would be right
+├── EmbeddedError               69  the embedded PostgreSQL cannot be started or joined
+├── StoreUnavailable            69  PostgreSQL cannot be reached now; worth trying again
+├── PermissionDenied            77  PostgreSQL or the file system refuses this user
+├── SchemaError                 78
+│   ├── SchemaMissing               no schema `taskd` in this database: run `taskd db migrate`
+│   ├── SchemaOutdated              the database is older than this code
+│   └── SchemaTooNew                this code is older than the database
+├── AppError                    78  the module of --app does not import, or registers nothing usable
+├── EnqueueError                 2
+│   ├── UnknownTask                 nobody has published that task and no queue was named
+│   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
+│   └── InvalidJob                  queue, priority, time or attempts outside their limits
+├── JobNotFound                  3  no live or finished job has that id
+├── InvalidTransition            1  a job in that state cannot do that
+└── LeaseLost                    1  this attempt no longer owns its job
+Verdict: Retry, Snooze, Cancel, Fail (core/outcome.py) are raised by handlers to decide; no errors.
+```
+A message says what is wrong, why, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TaskdError(Exception):
+    """The root of everything that taskd raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(TaskdError):
+    """A setting is missing or wrong."""
+
+    exit_code = 78
+
+
+class EmbeddedError(TaskdError):
+    """The embedded PostgreSQL cannot be started, joined or stopped."""
+
+    exit_code = 69
+
+
+class StoreUnavailable(TaskdError):
+    """PostgreSQL cannot be reached at the moment; the same call may succeed later."""
+
+    exit_code = 69
+
+
+class PermissionDenied(TaskdError):
+    """The database or the operating system refuses this user."""
+
+    exit_code = 77
+
+
+class SchemaError(TaskdError):
+    """The schema `taskd` in the database does not fit this code."""
+
+    exit_code = 78
+
+
+class SchemaMissing(SchemaError):
+    """The database has no schema `taskd`."""
+
+
+class SchemaOutdated(SchemaError):
+    """The database lacks migrations that this code needs."""
+
+
+class SchemaTooNew(SchemaError):
+    """The database has migrations that this code does not know."""
+
+
+class AppError(TaskdError):
+    """The module named by --app cannot be used."""
+
+    exit_code = 78
+
+
+class EnqueueError(TaskdError):
+    """A job was refused before anything was written."""
+
+    exit_code = 2
+
+
+class UnknownTask(EnqueueError):
+    """No worker has published a task of that name, and no queue was named."""
+
+
+class InvalidArgs(EnqueueError):
+    """The arguments do not fit the task's signature, are not JSON, or are too large."""
+
+
+class InvalidJob(EnqueueError):
+    """An option of the job (queue, priority, time, attempts, timeout) is outside its limits."""
+
+
+class JobNotFound(TaskdError):
+    """No live or finished job has that id."""
+
+    exit_code = 3
+
+
+class InvalidTransition(TaskdError):
+    """A job in that state cannot be moved that way."""
+
+
+class LeaseLost(TaskdError):
+    """The attempt no longer owns its job: its worker was buried and the job taken back."""

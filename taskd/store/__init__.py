@@ -1,0 +1,1 @@
+"""Remembers: the only floor that speaks SQL. Statements live in sql/queries, whole and named."""

@@ -1,0 +1,128 @@
+"""Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry. All plural.
+
+Every function takes what runs the statement: a `Lane`, or (enqueue, complete) the caller's own connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
+
+from taskd.core.job import Job, JobState, NewJob
+from taskd.core.outcome import Ack
+
+
+# priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
+_URGENCY = itemgetter(7, 10, 0)
+
+
+class Fetches(Protocol):
+    """Runs a named statement: a Lane, or a caller's connection in `store.connections`."""
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        """The rows of the statement."""
+
+
+class DueIn(NamedTuple):
+    """Seconds until the next scheduled job and the next suspect are due; None: there is none."""
+
+    job_s: float | None
+    suspect_s: float | None
+
+
+def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
+    """The columns of `enqueue_jobs`; every job's queue is known by now."""
+    return (
+        [job.task for job in jobs],
+        [job.queue for job in jobs],
+        [job.args for job in jobs],
+        [job.priority for job in jobs],
+        [job.run_at for job in jobs],
+        [job.delay_s for job in jobs],
+        [job.max_attempts for job in jobs],
+        [job.timeout_s for job in jobs],
+    )
+
+
+async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[int]:
+    """Insert jobs; their ids, in the order of the jobs."""
+    if not jobs:
+        return []
+    rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
+    # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
+    return sorted(row[0] for row in rows)
+
+
+async def claim(on: Fetches, worker_id: int, queue: str, batch: int) -> list[Job]:
+    """Claim up to `batch` queued jobs, most urgent first."""
+    rows = await on.fetch("claim_jobs", worker_id, queue, batch)
+    rows.sort(key=_URGENCY)
+    return [Job(*row, queue, worker_id) for row in rows]
+
+
+async def claim_suspect(
+    on: Fetches, worker_id: int, queues: Sequence[str], tasks: Sequence[str]
+) -> Job | None:
+    """Claim one suspect of these queues and tasks."""
+    rows = await on.fetch("claim_suspect", worker_id, list(queues), list(tasks))
+    return Job(*rows[0], worker_id) if rows else None
+
+
+async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:
+    """Write plain successes, ids sorted; how many rows were still this worker's."""
+    rows = await on.fetch("ack_done", worker_id, ids, fences)
+    written: int = rows[0][0]
+    return written
+
+
+async def ack_settled(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[int, JobState]:
+    """Write any other outcomes, sorted by id; where each job that was still ours went."""
+    rows = await on.fetch(
+        "ack_settled",
+        worker_id,
+        [ack.id for ack in acks],
+        [ack.fence for ack in acks],
+        [ack.state.value for ack in acks],
+        [ack.delay_s for ack in acks],
+        [ack.refund for ack in acks],
+        [ack.interrupted for ack in acks],
+        [ack.reason for ack in acks],
+        [ack.error for ack in acks],
+        [ack.result for ack in acks],
+    )
+    return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def check_acks(
+    on: Fetches, worker_id: int, ids: list[int], fences: list[int]
+) -> dict[int, str]:
+    """What became of acks that matched no row: `running`, `acked`, `absent` or `lost`."""
+    return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
+
+
+async def promote(on: Fetches, batch: int) -> dict[str, int]:
+    """Move due jobs to `queued`; how many, by queue."""
+    return {row[0]: row[1] for row in await on.fetch("promote_jobs", batch)}
+
+
+async def next_due(on: Fetches) -> DueIn:
+    """When the next promotion and the next suspect are due."""
+    return DueIn(*(await on.fetch("next_due"))[0])
+
+
+async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobState]:
+    """Take back jobs that no live worker owns; where each went."""
+    rows = await on.fetch("rescue_jobs", batch, max_crashes)
+    return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def cancel(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, JobState]:
+    """Cancel waiting jobs, ask for running ones; jobs that are neither are missing in the answer."""
+    rows = await on.fetch("cancel_jobs", list(ids), reason)
+    return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def retry(on: Fetches, ids: Sequence[int]) -> list[int]:
+    """Bring failed and cancelled jobs back; the ids of those that came."""
+    return sorted(row[0] for row in await on.fetch("retry_jobs", list(ids)))

@@ -1,0 +1,129 @@
+"""A real PostgreSQL for every test: one server per run, one database per test.
+
+Without TASKD_TEST_DSN the suite starts an embedded server of its own. No other variable that names a
+database is read; the ones that exist are taken out of the environment, so that nothing reaches a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd.store import migrations
+from taskd.store.database import Database, Lane
+
+for _name in list(os.environ):
+    if _name in {"DATABASE_URL", "CREDENTIALS_DIRECTORY"} or (
+        _name.startswith(("PG", "TASKD_"))
+        and _name not in {"TASKD_TEST_DSN", "TASKD_PG_BIN", "TASKD_PG_MAJOR"}
+    ):
+        del os.environ[_name]
+
+_numbers = itertools.count(1)
+
+
+class TestServer:
+    """The server of this run: hands out fresh, migrated databases."""
+
+    __test__ = False
+
+    def __init__(self, admin_dsn: str) -> None:
+        self.admin_dsn = admin_dsn
+        self.run = uuid.uuid4().hex[:10]
+        self.template = f"taskd_template_{self.run}"
+
+    def dsn(self, database: str) -> str:
+        base, _, query = self.admin_dsn.partition("?")
+        base = base.rsplit("/", 1)[0] + "/" + database
+        return f"{base}?{query}" if query else base
+
+    def admin(self, *statements: str) -> None:
+        async def run() -> None:
+            connection = await asyncpg.connect(self.admin_dsn)
+            try:
+                for each in statements:
+                    await connection.execute(each)
+            finally:
+                await connection.close()
+
+        asyncio.run(run())
+
+    def create(self, *, template: str | None = None) -> str:
+        name = f"taskd_test_{self.run}_{next(_numbers)}"
+        self.admin(f'CREATE DATABASE "{name}" TEMPLATE "{template or self.template}"')
+        return name
+
+    def drop(self, name: str) -> None:
+        self.admin(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
+    embedded = None
+    dsn = os.environ.get("TASKD_TEST_DSN")
+    if not dsn:
+        from taskd import embedded as embedded_postgres
+
+        # All xdist processes join one server: its home is shared, and flock sorts them out.
+        base = tmp_path_factory.getbasetemp()
+        home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pg"
+        embedded = embedded_postgres.start(home, durable=False)
+        dsn = embedded.dsn("postgres")
+    made = TestServer(dsn)
+    made.admin(f'CREATE DATABASE "{made.template}" TEMPLATE template0')
+    asyncio.run(migrations.migrate(Database({"dsn": made.dsn(made.template)})))
+    yield made
+    made.drop(made.template)
+    if embedded is not None:
+        embedded.close()
+
+
+@pytest.fixture
+def dsn(server: TestServer) -> Iterator[str]:
+    """The DSN of a migrated database that only this test uses."""
+    name = server.create()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def empty_dsn(server: TestServer) -> Iterator[str]:
+    """The DSN of a database without the schema taskd."""
+    name = server.create(template="template0")
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def database(dsn: str) -> Database:
+    return Database({"dsn": dsn})
+
+
+@pytest.fixture
+async def lane(database: Database) -> AsyncIterator[Lane]:
+    made = Lane(database, "test")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def sql(dsn: str) -> AsyncIterator[Any]:
+    """A plain connection, for looking at rows and moving them."""
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, so that no settings file of the checkout is read."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
