@@ -22,6 +22,7 @@ from taskd.errors import ConfigError
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
+HOST_AND_PORT = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -88,13 +89,26 @@ def check_dsn(dsn: str) -> str:
         raise ValueError("it has no scheme; write it as postgresql://user@host/database")
     if not DSN_SCHEME.fullmatch(scheme):
         raise ValueError(f"its scheme is {scheme!r}; taskd speaks postgresql:// only")
+    _check_hosts(rest)
     return f"postgresql://{rest}"
+
+
+def _check_hosts(rest: str) -> None:
+    # The driver's own complaint about an unescaped password quotes a part of it.
+    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    user, _, hosts = place.rpartition("@")
+    matches = [HOST_AND_PORT.fullmatch(host) for host in hosts.split(",")]
+    if set("@[]") & set(user) or not all(m and int(m[1] or 0) <= 65535 for m in matches):
+        raise ValueError(
+            "its host or port cannot be read; in a password write @ / ? # [ as %40 %2F %3F ..."
+        )
 
 
 def hide_password(dsn: str) -> str:
     """The DSN with its password masked, for people and logs."""
+    # Up to the last @: a password may hold one, and hiding too much is the safe mistake.
     return re.sub(
-        r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", dsn)
+        r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", dsn)
     )
 
 
@@ -114,15 +128,18 @@ class Settings:
     """Everything that can be set. Durations are in seconds and end in `_s`."""
 
     dsn: str | None = setting(
-        None, "The PostgreSQL to use: postgresql://user@host/database. Without one, taskd starts its own.",
-        _dsn, secret=True,
+        None,
+        "The PostgreSQL to use: postgresql://user@host/database. Without it, taskd starts its own.",
+        _dsn,
+        secret=True,
     )
     dsn_file: Path | None = setting(None, "A file that holds the DSN, and nothing else.", Path)
     listen_dsn: str | None = setting(
         None, "A direct DSN for LISTEN when the DSN leads to a pooler.", _dsn, secret=True
     )
     embedded: str = setting(
-        "auto", "auto: without a DSN, start the embedded PostgreSQL. off: refuse to run instead.",
+        "auto",
+        "auto: without a DSN, start the embedded PostgreSQL. off: refuse to run instead.",
         _one_of("auto", "off"),
     )
     data_dir: Path | None = setting(
@@ -130,38 +147,42 @@ class Settings:
     )
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
     queues: tuple[str, ...] = setting(
-        (), "Queues to serve, `name` or `name:concurrency`; all queues of the app by default.", _names
+        (),
+        "Queues to serve, `name` or `name:concurrency`; all queues of the app by default.",
+        _names,
     )
     concurrency: int = setting(
         100, "Attempts that run at the same time, per queue.", _whole(1, 10_000)
     )
-    threads: int = setting(
-        16, "Threads for plain `def` handlers, per process.", _whole(1, 1000)
-    )
+    threads: int = setting(16, "Threads for plain `def` handlers, per process.", _whole(1, 1000))
     drain_s: float = setting(
         25.0, "How long a stopping worker lets running attempts end.", _seconds(0.0, 86400.0)
     )
     cancel_s: float = setting(
-        5.0, "How long cancelled attempts may take to end before they are abandoned.",
+        5.0,
+        "How long cancelled attempts may take to end before they are abandoned.",
         _seconds(0.0, 3600.0),
     )
     lease_s: float = setting(
         30.0, "How long the claims of a silent worker are honoured.", _seconds(1.0, 3600.0)
     )
     poll_s: float = setting(
-        5.0, "How often an idle queue is looked at without a notification, at most.",
+        5.0,
+        "How often an idle queue is looked at without a notification, at most.",
         _seconds(0.1, 60.0),
     )
     statement_timeout_s: float = setting(
         5.0, "How long one statement of the worker may take.", _seconds(0.5, 60.0)
     )
     job_lines_per_s: int = setting(
-        10, "Successes logged one by one per second; the others are counted in one line.",
+        10,
+        "Successes logged one by one per second; the others are counted in one line.",
         _whole(0, 100_000),
     )
     log_level: str = setting("info", "debug, info, warning or error.", _one_of(*LOG_LEVELS))
     log_format: str = setting(
-        "auto", "auto: readable on a terminal, JSON otherwise; or console, or json.",
+        "auto",
+        "auto: readable on a terminal, JSON otherwise; or console, or json.",
         _one_of("auto", "console", "json"),
     )
     smtp_host: str | None = setting(None, "The mail server; turns the task send_email on.", str)
@@ -169,7 +190,8 @@ class Settings:
         None, "Its port: 25, or 587 with starttls, or 465 with tls by default.", _whole(1, 65535)
     )
     smtp_tls: str = setting(
-        "auto", "auto: STARTTLS when the server offers it; or starttls (required), tls, off.",
+        "auto",
+        "auto: STARTTLS when the server offers it; or starttls (required), tls, off.",
         _one_of("auto", "starttls", "tls", "off"),
     )
     smtp_user: str | None = setting(None, "The user to log in as.", str)

@@ -1,7 +1,8 @@
 """The vocabulary: one function per event. The log, the metrics and the tests read the same stream.
 
-A renamed event is a type error, not a silent gap in somebody's dashboard. One line per finished attempt; beyond
-`job_lines_per_s` successes per second the rest is counted in one `jobs.folded` line. Failures are never folded.
+A renamed event is a type error, not a silent gap in somebody's dashboard. One line per finished
+attempt; beyond `job_lines_per_s` successes per second the rest is counted in one `jobs.folded`
+line. Failures are never folded.
 """
 
 from __future__ import annotations
@@ -50,13 +51,12 @@ def configure(
         if console
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
-    stamp = structlog.processors.TimeStamper(
-        fmt="%H:%M:%S" if console else "iso", utc=not console
-    )
-    # The bound logger is kept: structlog's lazy proxy costs 650 ns even for a line that is not written.
+    stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console)
+    # The bound logger is kept: structlog's lazy proxy costs 650 ns even for a line that is not
+    # written.
     _log = structlog.wrap_logger(
         structlog.PrintLogger(stream),
-        processors=[stamp, structlog.processors.add_log_level, _mask, renderer],
+        processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
     ).bind()
 
@@ -72,6 +72,12 @@ def _emit(name: str, level: str, /, **fields: Any) -> None:
         subscriber(name, fields)
     if _log is not None and LEVELS[level] >= _log_level:
         getattr(_log, level)(name, **fields)
+
+
+def _in_order(_logger: Any, _method: str, event: Any) -> Any:
+    """When and what first: a line is read from the left."""
+    first = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
+    return first | event
 
 
 def _mask(_logger: Any, _method: str, event: Any) -> Any:
@@ -152,8 +158,11 @@ def job_started(job: Job) -> None:
 def job_retried(job: Job, ack: Ack, duration_s: float) -> None:
     """An attempt failed and another one follows."""
     _emit(
-        "job.retried", "warning", **_job_fields(job, duration_s),
-        delay_s=round(ack.delay_s, 1), error=_error(ack),
+        "job.retried",
+        "warning",
+        **_job_fields(job, duration_s),
+        delay_s=round(ack.delay_s, 1),
+        error=_error(ack),
     )
 
 
@@ -227,6 +236,11 @@ def worker_quiet(quiet: bool) -> None:
     _emit("worker.quiet", "info", quiet=quiet)
 
 
+def worker_reloaded(limits: Mapping[str, int]) -> None:
+    """SIGHUP: the settings were read again."""
+    _emit("worker.reloaded", "info", queues=dict(limits))
+
+
 def worker_buried(worker_id: int) -> None:
     """This worker was declared dead while it lived; it drops its jobs and starts anew."""
     _emit("worker.buried", "error", worker_id=str(worker_id))
@@ -250,12 +264,16 @@ def loop_blocked(blocked_s: float, job: str, stack: str) -> None:
 def service_crashed(service: str, error: BaseException, crashes: int, delay_s: float) -> None:
     """A service of the worker raised; it is started again."""
     _emit(
-        "service.crashed", "error", service=service, crashes=crashes, delay_s=round(delay_s, 2),
+        "service.crashed",
+        "error",
+        service=service,
+        crashes=crashes,
+        delay_s=round(delay_s, 2),
         error=f"{type(error).__name__}: {error}",
     )
 
 
-def tasks_replaced(name: str, by: str) -> None:
+def task_replaced(name: str, by: str) -> None:
     """A task of the app replaces a built-in one of the same name."""
     _emit("task.replaced", "info", task=name, by=by)
 
@@ -287,7 +305,11 @@ def queue_claimed(queue: str, count: int, batch: int, claim_s: float) -> None:
     """A batch of jobs was claimed."""
     if _subscribers or _log_level <= LEVELS["debug"]:
         _emit(
-            "queue.claimed", "debug", queue=queue, count=count, batch=batch,
+            "queue.claimed",
+            "debug",
+            queue=queue,
+            count=count,
+            batch=batch,
             claim_ms=round(claim_s * 1000, 2),
         )
 

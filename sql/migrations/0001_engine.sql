@@ -63,7 +63,10 @@ CREATE TABLE taskd.job (
 CREATE INDEX job_claim ON taskd.job (queue, priority, run_at, id) WHERE state = 'queued';
 CREATE INDEX job_due ON taskd.job (run_at) WHERE state = 'scheduled' AND crashes = 0;
 CREATE INDEX job_suspect ON taskd.job (run_at) WHERE state = 'scheduled' AND crashes > 0;
-CREATE INDEX job_running ON taskd.job (worker_id) WHERE state = 'running';
+-- `IS NOT NULL` means running, by the constraint above, and is written so on purpose: a guard that says
+-- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'` cannot use this index, so that the planner has
+-- no choice but the primary key. Given the choice it walked all running rows: 100 ms for 1,000 acks, not 5.
+CREATE INDEX job_running ON taskd.job (worker_id) WHERE worker_id IS NOT NULL;
 
 -- Finished jobs, partitioned by the day on which they expire, so that any retention is a
 -- dropped partition. Types are the base types: what was checked on its way in is not

@@ -31,30 +31,27 @@ RETURNING id;
 -- name: running_jobs(worker_id bigint)
 SELECT id, fence, cancel_asked, date_part('epoch', clock_timestamp() - started_at) AS age_s
 FROM taskd.job
-WHERE worker_id = $1 AND state = 'running';
+WHERE worker_id = $1;
 
--- Only a worker whose own beats had no gap for the length of a lease may bury by time, and only
--- when the server has been up as long: after an outage every lease has run out, and nobody is dead.
+-- The other workers that count as alive. Silent: the lease has run out, and the server has been up
+-- for longer than a lease (after an outage every lease has run out, and nobody is dead). Neighbours
+-- share host, boot and pid namespace: their death can be proved by looking at the process table.
 
--- name: bury_silent_workers(lease_s double precision)
-UPDATE taskd.worker
-SET died_at = clock_timestamp()
-WHERE died_at IS NULL AND lease_until < clock_timestamp()
-  AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $1)
-RETURNING id, host, pid;
-
--- Neighbours are the workers of the same host, boot and pid namespace: their death can be proved by looking at
--- the process table, without waiting for the lease.
-
--- name: list_neighbours(worker_id bigint, host text, boot_id text, pid_namespace text)
-SELECT id, pid, pid_started
+-- name: list_others(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
+SELECT id, pid, pid_started,
+       (host = $3 AND boot_id = $4 AND pid_namespace = $5 AND boot_id <> '') AS neighbour,
+       (lease_until < clock_timestamp()
+        AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent
 FROM taskd.worker
-WHERE died_at IS NULL AND id <> $1 AND host = $2 AND boot_id = $3 AND pid_namespace = $4;
+WHERE died_at IS NULL AND id <> $1;
 
--- name: bury_workers(ids bigint[])
+-- Burial is for ever. Either the death is proved, or the lease has run out, which is looked at again here: the
+-- worker may have beaten since it was listed.
+
+-- name: bury_workers(ids bigint[], proved boolean)
 UPDATE taskd.worker
 SET died_at = clock_timestamp()
-WHERE id = ANY ($1::bigint[]) AND died_at IS NULL
+WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
 RETURNING id, host, pid;
 
 -- Rescue. The first time a job comes back at once (a kill during a deploy should not delay
@@ -77,7 +74,7 @@ WITH held AS MATERIALIZED (
                    'message', 'the worker that ran this attempt died or lost its lease') AS errors
     FROM taskd.job AS job
     LEFT JOIN taskd.task AS task ON task.name = job.task
-    WHERE job.state = 'running'
+    WHERE job.worker_id IS NOT NULL AND job.state = 'running'
       AND NOT EXISTS (
           SELECT 1 FROM taskd.worker AS worker
           WHERE worker.id = job.worker_id AND worker.died_at IS NULL
@@ -124,4 +121,11 @@ SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
 -- name: forget_workers(after_s double precision)
 DELETE FROM taskd.worker AS worker
 WHERE died_at < clock_timestamp() - make_interval(secs => $1)
-  AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id AND state = 'running');
+  AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id);
+
+-- What the server allows: for the connection budget that a worker prints at its start.
+
+-- name: count_connections()
+SELECT current_setting('max_connections')::integer AS allowed,
+       current_setting('superuser_reserved_connections')::integer AS reserved,
+       (SELECT count(*)::integer FROM pg_stat_activity WHERE backend_type = 'client backend') AS used;

@@ -32,3 +32,25 @@ VALUES ($1, coalesce($2, 604800), coalesce($3, 2592000))
 ON CONFLICT (name) DO UPDATE
 SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
 RETURNING name::text, keep_done_s, keep_failed_s;
+
+-- What is left in queues for a worker that shall end when they are empty. `runnable`, `running` and
+-- `soon` keep it going; the rest stays and is named when it ends.
+
+-- name: count_left(queues text[], tasks text[])
+SELECT count(*) FILTER (WHERE state = 'queued' AND known AND NOT paused) AS runnable,
+       count(*) FILTER (WHERE state = 'running') AS running,
+       count(*) FILTER (WHERE soon AND known AND NOT paused) AS soon,
+       count(*) FILTER (WHERE state <> 'running' AND paused) AS paused,
+       count(*) FILTER (WHERE state <> 'running' AND NOT paused AND NOT known) AS unknown,
+       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND attempt > 0) AS later_retries,
+       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND attempt = 0) AS future
+FROM (
+    SELECT job.state, job.attempt, job.task = ANY ($2::text[]) AS known,
+           queue.paused_at IS NOT NULL
+               AND coalesce(queue.paused_until > clock_timestamp(), true) AS paused,
+           job.state = 'scheduled' AND job.attempt > 0
+               AND job.run_at <= clock_timestamp() + interval '60 s' AS soon
+    FROM taskd.job AS job
+    LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
+    WHERE job.queue = ANY ($1::text[])
+) AS job;

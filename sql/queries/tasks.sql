@@ -28,3 +28,9 @@ WHERE task.app <> $1 AND task.signature <> mine.signature;
 SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, published_at
 FROM taskd.task
 WHERE name = ANY ($1::text[]);
+
+-- name: task_names(batch bigint)
+SELECT name::text
+FROM taskd.task
+ORDER BY name
+LIMIT $1;

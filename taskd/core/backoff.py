@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Fixed:
     every_s: float
     jitter: float = 0.0
 
-    def delay_s(self, attempt: int) -> float:  # noqa: ARG002 - the shape all policies share
+    def delay_s(self, attempt: int) -> float:
         """Seconds to wait after attempt number `attempt` (from 1) failed."""
         return _jittered(self.every_s, self.jitter)
 
@@ -72,7 +73,7 @@ DEFAULT = Exponential()
 
 def bounded_s(delay_s: float) -> float:
     """The delay, made finite and kept between 0 and 30 days."""
-    if delay_s != delay_s:  # NaN from a custom policy
+    if math.isnan(delay_s):  # from a custom policy
         return DEFAULT.cap_s
     return min(max(delay_s, 0.0), DELAY_S_MAX)
 

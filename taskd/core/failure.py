@@ -54,7 +54,7 @@ def _keep_ends(text: str, bytes_max: int) -> str:
         return safe
     keep = int(len(safe) * bytes_max / size) - 20
     head = keep // 4
-    return f"{safe[:head]}\n[…]\n{safe[-(keep - head):]}" if keep > 80 else safe[:80]
+    return f"{safe[:head]}\n[…]\n{safe[-(keep - head) :]}" if keep > 80 else safe[:80]
 
 
 def _text(error: BaseException) -> str:

@@ -93,9 +93,15 @@ def check_payload(args: str) -> str:
     """Return the JSON text of the arguments.
 
     Raises:
-        InvalidArgs: when it is over 256 KiB or holds U+0000, which PostgreSQL cannot store.
+        InvalidArgs: when it is no text, over 256 KiB, or holds U+0000 or a lone surrogate, which
+            PostgreSQL cannot store.
     """
-    size = len(args.encode())
+    if not isinstance(args, str):
+        raise InvalidArgs(f"args is the JSON text of an object, not a {type(args).__name__}")
+    try:
+        size = len(args.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgs("the arguments hold a lone surrogate, which is no character") from None
     if size > PAYLOAD_BYTES_MAX:
         raise InvalidArgs(
             f"the arguments take {size:,} bytes; the limit is {PAYLOAD_BYTES_MAX:,}. "

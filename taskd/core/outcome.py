@@ -24,7 +24,7 @@ ABANDONED_DELAY_S = 5.0
 REASON_BYTES_MAX = 500
 
 
-class Verdict(Exception):  # noqa: N818 - a decision, not an error
+class Verdict(Exception):
     """Raised by a handler to decide what becomes of its job."""
 
 
@@ -131,7 +131,7 @@ class TaskUnknown:
 Happened = Returned | Raised | TimedOut | Interrupted | CancelAsked | NotStarted | TaskUnknown
 
 
-def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:  # noqa: C901, PLR0911
+def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
     """Decide what becomes of the job. `task` is None only for jobs that never started."""
     match happened:
         case Returned(value=value):
@@ -143,7 +143,8 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:  #
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
-            # It may still be running here: the attempt counts, and it waits until this process is gone.
+            # It may still be running here: the attempt counts, and it waits until this process is
+            # gone.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
@@ -187,9 +188,7 @@ def _result_json(value: Any) -> str:
             text = text.replace("\\u0000", "\\u2400")
     except Exception as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
         kind = failure.clean(type(value).__qualname__, 200)
-        return msgspec.json.encode(
-            {"unstored": f"{kind}: {type(error).__qualname__}"}
-        ).decode()
+        return msgspec.json.encode({"unstored": f"{kind}: {type(error).__qualname__}"}).decode()
     return text
 
 
@@ -239,9 +238,7 @@ def _again(
         return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
     if delay_s is None:
         delay_s = _backoff_s(job, task.backoff if task else backoff.DEFAULT)
-    return _ack(
-        job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), error=described.to_json()
-    )
+    return _ack(job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), error=described.to_json())
 
 
 def _backoff_s(job: Job, policy: backoff.Backoff) -> float:

@@ -1,4 +1,7 @@
-"""The registry: task names to tasks. The only way from a row to code; nothing is ever imported by name."""
+"""The registry: task names to tasks.
+
+The only way from a row to code; nothing is ever imported by a name that stands in a row.
+"""
 
 from __future__ import annotations
 

@@ -105,9 +105,9 @@ def _keep_alive(connection: asyncpg.Connection) -> None:
 class Lane:
     """One connection for one purpose, made when needed and re-made after it broke.
 
-    A statement that was sent is awaited to its end even when the caller is cancelled: a claim or an ack
-    whose fate nobody waits for would leave rows that nobody knows about. One statement at a time;
-    callers queue.
+    A statement that was sent is awaited to its end even when the caller is cancelled: a claim or
+    an ack whose fate nobody waits for would leave rows that nobody knows about. One statement at
+    a time; callers queue.
     """
 
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:

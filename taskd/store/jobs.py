@@ -1,6 +1,7 @@
 """Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry. All plural.
 
-Every function takes what runs the statement: a `Lane`, or (enqueue, complete) the caller's own connection.
+Every function takes what runs the statement: a `Lane`, or (enqueue, complete) the caller's own
+connection.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
-
 
 # priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
 _URGENCY = itemgetter(7, 10, 0)
@@ -39,10 +39,15 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [job.args for job in jobs],
         [job.priority for job in jobs],
         [job.run_at for job in jobs],
-        [job.delay_s for job in jobs],
+        [_float(job.delay_s) for job in jobs],
         [job.max_attempts for job in jobs],
-        [job.timeout_s for job in jobs],
+        [_float(job.timeout_s) for job in jobs],
     )
+
+
+def _float(seconds: float | None) -> float | None:
+    # psycopg refuses a list that mixes ints and floats.
+    return None if seconds is None else float(seconds)
 
 
 async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[int]:
@@ -118,7 +123,7 @@ async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobStat
 
 
 async def cancel(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, JobState]:
-    """Cancel waiting jobs, ask for running ones; jobs that are neither are missing in the answer."""
+    """Cancel waiting jobs, ask for running ones; others are missing in the answer."""
     rows = await on.fetch("cancel_jobs", list(ids), reason)
     return {row[0]: JobState(row[1]) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Migrations: sql/migrations/NNNN_name.sql, forward only, applied in order, each in one transaction.
+"""Migrations: sql/migrations/NNNN_name.sql, forward only, each in one transaction.
 
 What was applied stands in `taskd.migration`. An advisory lock lets one process migrate at a time.
 """
@@ -79,7 +79,9 @@ async def migrate(database: Database) -> list[Migration]:
                 await connection.execute(LEDGER)
                 await connection.execute(
                     "INSERT INTO taskd.migration (number, name, digest) VALUES ($1, $2, $3)",
-                    migration.number, migration.name, migration.digest,
+                    migration.number,
+                    migration.name,
+                    migration.digest,
                 )
             applied.append(migration)
     return applied

@@ -1,7 +1,8 @@
 """Reads sql/queries/*.sql into Statements, checked when they are loaded.
 
 The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature:
-the text says `$1, $2, $3`, so it runs in psql as it stands; `-- moves: a -> b` says which states it changes.
+the text says `$1, $2, $3`, so it runs in psql as it stands; `-- moves: a -> b` says which states
+it changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What PostgreSQL and asyncpg raise, in taskd's words. Nobody above the store sees theirs.
 
-The text of an asyncpg error carries DETAIL, which may hold a whole row: only its first line, the message, is passed on.
+The text of an asyncpg error carries DETAIL, which may hold a whole row: only its first line, the
+message, is passed on.
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ def translate(error: BaseException) -> TaskdError | None:
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return Silence("PostgreSQL did not answer in time")
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-        return PermissionDenied(f"PostgreSQL refuses the login: {message}. Check user and password.")
+        return PermissionDenied(
+            f"PostgreSQL refuses the login: {message}. Check user and password."
+        )
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return ConfigError(f"the DSN cannot be used: {message}")
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return ConfigError(f"{message}. Create it, or correct the DSN.")
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
@@ -82,7 +87,9 @@ def translate(error: BaseException) -> TaskdError | None:
 
 def is_gone(error: BaseException) -> bool:
     """Whether the connection is of no further use after this error."""
-    return isinstance(error, (*_GONE, TimeoutError, asyncio.TimeoutError)) and not _unencodable(error)
+    return isinstance(error, (*_GONE, TimeoutError, asyncio.TimeoutError)) and not _unencodable(
+        error
+    )
 
 
 def _unencodable(error: BaseException) -> bool:

@@ -1,0 +1,120 @@
+"""`taskd run`: the worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import click
+
+from taskd.cli.session import DURATION, Session, pass_session
+from taskd.errors import ConfigError
+
+LEFT_WORDS = {
+    "future": "scheduled for later",
+    "paused": "in paused queues",
+    "unknown": "of tasks that this worker does not know",
+    "later_retries": "retried in more than 60 s",
+}
+
+
+@click.command()
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME[:N]",
+    help="A queue to serve, with its own concurrency if given. Repeatable; without it, "
+    "all queues of the app.",
+)
+@click.option("--app", metavar="MODULE", help="The module whose @task functions are run.")
+@click.option(
+    "--concurrency", type=int, metavar="N", help="Attempts that run at the same time, per queue."
+)
+@click.option("--threads", type=int, metavar="N", help="Threads for plain `def` handlers.")
+@click.option(
+    "--drain",
+    "drain_s",
+    type=DURATION,
+    metavar="TIME",
+    help="How long a stop lets running attempts end.",
+)
+@click.option(
+    "--until-empty",
+    is_flag=True,
+    help="End when the queues hold nothing to run soon: 0 if no job failed, else 1.",
+)
+@click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default=None)
+@pass_session
+def run(session: Session, /, queues: tuple[str, ...], until_empty: bool, **flags: Any) -> None:
+    r"""Run jobs until stopped.
+
+    SIGTERM or Ctrl-C drains: nothing new is claimed, running attempts may end, unstarted jobs go
+    back. A second one cancels what runs, a third abandons it. SIGQUIT dumps the stacks and
+    leaves. SIGHUP reads the settings again. SIGTSTP and SIGCONT stop and resume claiming. SIGUSR2
+    dumps the stacks.
+
+    \b
+    Exit codes: 0 drained; 1 a job failed (--until-empty); 69 database unreachable;
+    75 attempts were abandoned; 77 not permitted; 78 bad configuration or schema.
+    """
+    flags["queues"] = queues or None
+    import uvloop
+
+    code = uvloop.run(_run(session, flags, until_empty=until_empty))
+    # Threads that ignore their cancellation would hold the process at exit for as long as they
+    # like.
+    if any(thread.name.startswith("taskd-job") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
+    from taskd import events, tasks
+    from taskd.client import open_target
+    from taskd.core.registry import Registry
+    from taskd.worker import Worker
+    from taskd.worker.app import BUILT_IN_APP, load_app, with_built_ins
+
+    settings = session.load(**flags).settings
+    events.configure(
+        settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
+    )
+    registry = load_app(settings.app) if settings.app else Registry()
+    with_built_ins(registry, tasks.built_in(settings))
+    if not len(registry):
+        raise ConfigError(
+            "there are no tasks to run: name your module with --app (or TASKD_APP), or set "
+            "TASKD_SMTP_HOST to turn the built-in send_email on"
+        )
+    target = await open_target(settings)
+    worker = Worker(
+        settings,
+        registry,
+        target.database,
+        app=settings.app or BUILT_IN_APP,
+        until_empty=until_empty,
+        reload=lambda: session.load(**flags).settings,
+        on_close=[tasks.close],
+    )
+    try:
+        code = await worker.run()
+    finally:
+        # As process 1 of a container our end kills the server: let it stop cleanly first.
+        target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
+    if worker.report.left is not None:
+        session.say(summary(worker.report.jobs, worker.report.left))
+    return code
+
+
+def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
+    """The last line of `--until-empty`: what was done, what stays and why."""
+    done = (
+        ", ".join(f"{count:,} {what}" for what, count in jobs.items() if count) or "nothing to do"
+    )
+    stays = ", ".join(f"{count:,} {LEFT_WORDS[why]}" for why, count in left.items())
+    return f"taskd: {done}" + (f"; left: {stays}" if stays else "; nothing is left")

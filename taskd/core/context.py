@@ -1,0 +1,60 @@
+"""What a handler may know about the attempt that runs it: the type of its first parameter `ctx`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Context(Protocol):
+    """The attempt, as its handler sees it; the worker makes it."""
+
+    @property
+    def job_id(self) -> int:
+        """The job's id."""
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+
+    @property
+    def queue(self) -> str:
+        """The queue that the job was claimed from."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+
+    @property
+    def max_attempts(self) -> int:
+        """How many attempts the job has in all."""
+
+    @property
+    def fence(self) -> int:
+        """This attempt's token: grows with every claim, so a resource can refuse older ones."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same text at every attempt of the job: for services that refuse a second request."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the attempt must end, on the clock of `time.monotonic()`; None: no limit."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker is stopping: a long handler ends early, at a point of its choice."""
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        """What the app made when the worker started, by name."""
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline; None: no limit."""
+
+    async def complete(self, conn: Any, result: Any = None) -> None:
+        """Complete the job in the transaction of `conn`: its effects and `done` commit together.
+
+        Raises:
+            LeaseLost: the attempt no longer owns its job; roll the transaction back.
+        """

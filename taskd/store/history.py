@@ -1,0 +1,40 @@
+"""History upkeep: partitions ahead of time, expired partitions dropped. Idempotent.
+
+Every step runs under a lock_timeout of 50 ms: a reader of the history may hold it up, and then it
+is tried again later, but it never stands in front of an ack.
+"""
+
+from __future__ import annotations
+
+from taskd.store.jobs import Fetches
+
+LOCK_TIMEOUT_MS = 50
+DAYS_AHEAD = 3
+PRUNE_BATCH = 5000
+
+
+async def make_partitions(on: Fetches) -> int:
+    """Make the partitions of the days to come; how many were made.
+
+    Raises:
+        StoreUnavailable: the history is in use; try again later.
+    """
+    made: int = (await on.fetch("make_history_partitions", DAYS_AHEAD))[0][0]
+    return made
+
+
+async def drop_expired(on: Fetches) -> str | None:
+    """Drop the oldest expired partition; its name, None when there is none.
+
+    Raises:
+        StoreUnavailable: it is in use; try again later.
+    """
+    leaf: str | None = (await on.fetch("truncate_expired_partition"))[0][0]
+    if leaf is not None:
+        await on.fetch("drop_expired_partition", leaf)
+    return leaf
+
+
+async def prune_default(on: Fetches) -> None:
+    """Delete a batch of expired rows that had no partition of their own."""
+    await on.fetch("prune_default_partition", PRUNE_BATCH)

@@ -1,0 +1,20 @@
+"""Queues in the database: pausing and resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskd.store.jobs import Fetches
+
+
+async def pause(
+    on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
+) -> list[str]:
+    """Stop claiming from queues for so many seconds, or (None) until resumed; their names."""
+    rows = await on.fetch("pause_queues", list(names), for_s, reason)
+    return sorted(row[0] for row in rows)
+
+
+async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
+    """Claim from paused queues again; the names of those that were paused."""
+    return sorted(row[0] for row in await on.fetch("resume_queues", list(names)))

@@ -1,0 +1,102 @@
+"""Reports: what the command line shows. A row's columns are the keys of the `--json` output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from taskd.core.job import JobState
+from taskd.store.jobs import Fetches
+
+Row = dict[str, Any]
+ROWS_MAX = 1000
+
+
+async def list_jobs(
+    on: Fetches,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+    states: Sequence[str] = (),
+    since_s: float | None = None,
+    limit: int = 50,
+) -> list[Row]:
+    """Jobs, newest first; no `states` means all."""
+    return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
+
+
+async def show_job(on: Fetches, job_id: int) -> Row | None:
+    """Everything about one job, its JSON decoded; None when nobody knows it."""
+    for row in _rows(await on.fetch("show_job", job_id)):
+        decoded = {
+            name: msgspec.json.decode(row[name]) if row[name] is not None else None
+            for name in ("args", "errors", "result")
+        }
+        return row | decoded
+    return None
+
+
+async def job_states(on: Fetches, ids: Sequence[int]) -> dict[int, JobState]:
+    """Where jobs are; those that nobody knows are missing in the answer."""
+    return {row[0]: JobState(row[1]) for row in await on.fetch("job_states", list(ids))}
+
+
+async def list_queues(on: Fetches) -> list[Row]:
+    """Queues with what waits in them, who serves them, and whether they are paused."""
+    return _rows(await on.fetch("list_queues", ROWS_MAX))
+
+
+async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int | None) -> Row:
+    """Set how long a queue keeps finished jobs (None: as it is); what holds now."""
+    return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
+
+
+async def queues_in_need(on: Fetches) -> dict[str, int]:
+    """Live workers by queue, for each queue that has due jobs and is not paused."""
+    return {row[0]: row[1] for row in await on.fetch("queues_in_need")}
+
+
+async def count_serving(on: Fetches, queue: str) -> int:
+    """How many live workers serve a queue."""
+    count: int = (await on.fetch("count_serving", queue))[0][0]
+    return count
+
+
+async def list_workers(on: Fetches, dead_s: float) -> list[Row]:
+    """Workers that live, and those that died within the last `dead_s` seconds."""
+    return _rows(await on.fetch("list_workers", dead_s, ROWS_MAX))
+
+
+async def list_tasks(on: Fetches) -> list[Row]:
+    """What workers have published, each with the JSON Schema of its arguments."""
+    rows = _rows(await on.fetch("list_tasks", ROWS_MAX))
+    return [row | {"args_schema": msgspec.json.decode(row["args_schema"])} for row in rows]
+
+
+async def stats(
+    on: Fetches,
+    *,
+    since_s: float,
+    queue: str | None = None,
+    task: str | None = None,
+    by_hour: bool = False,
+) -> list[Row]:
+    """What finished in the last `since_s` seconds, by queue and task."""
+    rows = _rows(await on.fetch("stats", since_s, queue, task, by_hour, ROWS_MAX))
+    return [_flat(row, by_hour) for row in rows]
+
+
+def _flat(row: Row, by_hour: bool) -> Row:
+    """A row whose pairs of percentiles have names of their own."""
+    spans = {name: row.pop(name) or (None, None) for name in ("wait_s", "run_s")}
+    if not by_hour:
+        del row["hour"]
+    for name, (p50, p95) in spans.items():
+        row[f"{name[:-2]}_p50_s"], row[f"{name[:-2]}_p95_s"] = p50, p95
+    return row
+
+
+def _rows(records: Iterable[Any]) -> list[Row]:
+    return [dict(record) for record in records]

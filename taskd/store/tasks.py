@@ -1,0 +1,35 @@
+"""Tasks as workers have published them, for producers that do not import the app."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+from taskd.store.jobs import Fetches
+
+NAMES_MAX = 10_000
+
+
+class PublishedTask(NamedTuple):
+    """A row of `taskd.task`: the columns of `find_tasks`. `args_schema` is JSON Schema as text."""
+
+    name: str
+    app: str
+    signature: str
+    queue: str
+    max_attempts: int
+    timeout_s: float | None
+    args_schema: str
+    published_at: datetime
+
+
+async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:
+    """The published tasks of these names, by name; those that nobody published are missing."""
+    rows = await on.fetch("find_tasks", list(names))
+    return {row[0]: PublishedTask(*row) for row in rows}
+
+
+async def names(on: Fetches) -> list[str]:
+    """The names of all published tasks, sorted; 10,000 at most."""
+    return [row[0] for row in await on.fetch("task_names", NAMES_MAX)]

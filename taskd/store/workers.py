@@ -1,0 +1,150 @@
+"""Workers in the database: register, beat, bury, and the jobs that the database says they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from taskd.core.registry import Registry
+from taskd.errors import AppError
+from taskd.store.jobs import Fetches
+
+
+class Incarnation(NamedTuple):
+    """One start of one worker process. `id` is random and never used again."""
+
+    id: int
+    pid: int
+    pid_started: int
+    host: str
+    boot_id: str
+    pid_namespace: str
+    version: str
+    app: str
+
+
+class Other(NamedTuple):
+    """Another worker that counts as alive."""
+
+    id: int
+    pid: int
+    pid_started: int
+    neighbour: bool
+    silent: bool
+
+
+class RunningJob(NamedTuple):
+    """A job that the database says a worker runs."""
+
+    id: int
+    fence: int
+    cancel_asked: bool
+    age_s: float
+
+
+class Connections(NamedTuple):
+    """How many connections the server allows, keeps for superusers, and has."""
+
+    allowed: int
+    reserved: int
+    used: int
+
+
+class Left(NamedTuple):
+    """Jobs left in some queues; the first three keep `--until-empty` going."""
+
+    runnable: int
+    running: int
+    soon: int
+    paused: int
+    unknown: int
+    later_retries: int
+    future: int
+
+
+async def register(
+    on: Fetches, me: Incarnation, lease_s: float, queues: Sequence[str], tasks: Sequence[str]
+) -> None:
+    """Write the row of a new incarnation."""
+    await on.fetch(
+        "register_worker",
+        me.id,
+        lease_s,
+        me.pid,
+        me.pid_started,
+        me.host,
+        me.boot_id,
+        me.pid_namespace,
+        me.version,
+        me.app,
+        list(queues),
+        list(tasks),
+    )
+
+
+async def beat(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> bool:
+    """Renew the lease; False: this worker has been buried."""
+    return bool(await on.fetch("beat", worker_id, lease_s, draining))
+
+
+async def retire(on: Fetches, worker_id: int) -> None:
+    """Say that this worker has ended."""
+    await on.fetch("retire_worker", worker_id)
+
+
+async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
+    """What the database says this worker runs."""
+    return [RunningJob(*row) for row in await on.fetch("running_jobs", worker_id)]
+
+
+async def others(on: Fetches, me: Incarnation, lease_s: float) -> list[Other]:
+    """The other workers that count as alive."""
+    rows = await on.fetch("list_others", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
+    return [Other(*row) for row in rows]
+
+
+async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
+    """Declare workers dead; `host/pid` of those that were not dead before."""
+    rows = await on.fetch("bury_workers", list(ids), proved)
+    return [f"{row[1]}/{row[2]}" for row in rows]
+
+
+async def forget(on: Fetches, after_s: float) -> None:
+    """Delete the rows of workers that died more than `after_s` seconds ago."""
+    await on.fetch("forget_workers", after_s)
+
+
+async def connections(on: Fetches) -> Connections:
+    """What the server allows."""
+    return Connections(*(await on.fetch("count_connections"))[0])
+
+
+async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left:
+    """What is left in queues, for a worker that knows these tasks."""
+    return Left(*(await on.fetch("count_left", list(queues), list(tasks)))[0])
+
+
+async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[str]) -> None:
+    """Publish the registry and declare the queues.
+
+    Raises:
+        AppError: a task of that name belongs to another app and has another signature.
+    """
+    tasks = list(registry)
+    rows = await on.fetch(
+        "publish_tasks",
+        app,
+        [t.name for t in tasks],
+        [t.signature_hash for t in tasks],
+        [t.queue for t in tasks],
+        [t.max_attempts for t in tasks],
+        [t.timeout_s for t in tasks],
+        [t.args_schema for t in tasks],
+    )
+    if rows:
+        names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)
+        raise AppError(
+            f"app {app!r} defines tasks that another app has published with other arguments: "
+            f"{names}. Rename the task with @task(name=...), or make the signatures equal."
+        )
+    await on.fetch("declare_queues", list(queues))

@@ -1,0 +1,196 @@
+"""The acker: gathers outcomes and writes them in batches over a connection of its own.
+
+Self-clocked: what ends while one statement is in flight is the next batch, so an idle worker acts
+at once and a busy one writes full batches, without a timer. Outcomes are never dropped while the
+process lives: they are tried again until the database takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from taskd import events
+from taskd.core.failure import Failure
+from taskd.core.job import Job, JobState
+from taskd.core.outcome import Ack
+from taskd.errors import StoreUnavailable
+from taskd.store import jobs as store
+from taskd.store.database import Lane
+from taskd.store.translate import ValueRefused, first_line
+from taskd.worker.service import Backoff, Wakeup
+
+BATCH_MAX = 1000
+# Beyond this many unwritten outcomes the consumers stop claiming.
+BACKLOG_MAX = 2 * BATCH_MAX
+
+_BY_ID = attrgetter("id")
+
+
+class Acker:
+    """Service; `done` and `settled` are called by the consumers and never wait."""
+
+    name = "acker"
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._done: list[Job] = []
+        self._settled: list[Ack] = []
+        self._in_flight: list[Job] | list[Ack] = []
+        self._wakeup = Wakeup()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._stopping = False
+        self._backoff = Backoff(base_s=0.05)
+        self._outage_began: float | None = None
+
+    def done(self, job: Job) -> None:
+        """A plain success, the hot path: no result, nothing to say."""
+        self._done.append(job)
+        self._noticed()
+
+    def settled(self, ack: Ack) -> None:
+        """Any other outcome."""
+        self._settled.append(ack)
+        self._noticed()
+
+    def _noticed(self) -> None:
+        self._wakeup.set()
+        if self.backlog >= BACKLOG_MAX:
+            self._room.clear()
+
+    @property
+    def backlog(self) -> int:
+        """Outcomes not yet written."""
+        return len(self._done) + len(self._settled) + len(self._in_flight)
+
+    def has_room(self) -> bool:
+        """Whether consumers may claim."""
+        return self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until consumers may claim."""
+        await self._room.wait()
+
+    def unwritten(self) -> Iterable[int]:
+        """Ids of the jobs whose outcome is not yet written."""
+        for group in (self._done, self._settled, self._in_flight):
+            yield from map(_BY_ID, group)
+
+    async def run(self) -> None:
+        """Write what there is, until told to stop and nothing is left."""
+        self._put_back()
+        while True:
+            self._wakeup.clear()
+            if self._done:
+                await self._write_done(self._take(self._done))
+            if self._settled:
+                await self._write_settled(self._take(self._settled))
+            if self.backlog < BACKLOG_MAX:
+                self._room.set()
+            if not self._done and not self._settled:
+                if self._stopping:
+                    return
+                await self._wakeup.wait()
+
+    def stop(self) -> None:
+        """Ask to stop once everything is written."""
+        self._stopping = True
+        self._wakeup.set()
+
+    def _put_back(self) -> None:
+        """After a crash of this service, write what was in flight again; the guards stand it."""
+        for each in self._in_flight:
+            if isinstance(each, Ack):
+                self._settled.append(each)
+            else:
+                self._done.append(each)
+        self._in_flight = []
+
+    def _take(self, waiting: list[Any]) -> list[Any]:
+        batch = waiting[:BATCH_MAX]
+        del waiting[:BATCH_MAX]
+        # In one order everywhere, so that two batches cannot wait for each other's rows.
+        batch.sort(key=_BY_ID)
+        self._in_flight = batch
+        return batch
+
+    async def _write_done(self, batch: list[Job]) -> None:
+        for worker_id, group in _by_worker(batch):
+            ids, fences = [job.id for job in group], [job.fence for job in group]
+            began = time.perf_counter()
+            written = await self._persist(store.ack_done, worker_id, ids, fences)
+            events.acks_written(len(ids), time.perf_counter() - began)
+            if written < len(ids):
+                for job_id in await self._unexplained(worker_id, ids, fences):
+                    self._done.extend(job for job in group if job.id == job_id)
+        self._in_flight = []
+
+    async def _write_settled(self, batch: list[Ack]) -> None:
+        for worker_id, group in _by_worker(batch):
+            began = time.perf_counter()
+            await self._write_or_split(worker_id, group)
+            events.acks_written(len(group), time.perf_counter() - began)
+        self._in_flight = []
+
+    async def _write_or_split(self, worker_id: int, group: Sequence[Ack]) -> None:
+        """Write a group; when a value is refused, halve it down to the culprit and defuse it."""
+        try:
+            moved = await self._persist(store.ack_settled, worker_id, group)
+        except ValueRefused as error:
+            if len(group) == 1:
+                await self._write_defused(worker_id, group[0], error)
+                return
+            middle = len(group) // 2
+            await self._write_or_split(worker_id, group[:middle])
+            await self._write_or_split(worker_id, group[middle:])
+            return
+        missed = [ack for ack in group if ack.id not in moved]
+        if missed:
+            ids, fences = [ack.id for ack in missed], [ack.fence for ack in missed]
+            for job_id in await self._unexplained(worker_id, ids, fences):
+                self._settled.extend(ack for ack in missed if ack.id == job_id)
+
+    async def _write_defused(self, worker_id: int, ack: Ack, error: ValueRefused) -> None:
+        events.job_outcome_refused(ack.id, first_line(error))
+        ack.result = None
+        ack.reason = "its outcome could not be stored" if ack.state is JobState.FAILED else None
+        ack.error = Failure("UnstorableOutcome", first_line(error)).to_json()
+        await self._persist(store.ack_settled, worker_id, [ack])
+
+    async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
+        """Acks that matched no row: report what was taken over; the ids to be sent again."""
+        fates = await self._persist(store.check_acks, worker_id, ids, fences)
+        for job_id, fence in zip(ids, fences, strict=True):
+            if fates.get(job_id) == "lost":
+                events.job_lost(job_id, fence)
+        return [job_id for job_id, fate in fates.items() if fate == "running"]
+
+    async def _persist(self, write: Any, *args: Any) -> Any:
+        """Run a statement until the database has answered it."""
+        while True:
+            try:
+                answer = await write(self._lane, *args)
+            except StoreUnavailable as error:
+                if self._outage_began is None:
+                    self._outage_began = time.monotonic()
+                    events.acks_delayed(self.backlog, str(error))
+                await asyncio.sleep(self._backoff.next_s())
+                continue
+            if self._outage_began is not None:
+                events.store_back(time.monotonic() - self._outage_began)
+                self._outage_began = None
+                self._backoff.reset()
+            return answer
+
+
+def _by_worker(batch: list[Any]) -> list[tuple[int, list[Any]]]:
+    """Groups by incarnation; all but always one, for a buried worker starts a new one."""
+    first = batch[0].worker_id
+    if all(each.worker_id == first for each in batch):
+        return [(first, batch)]
+    ids = sorted({each.worker_id for each in batch})
+    return [(one, [each for each in batch if each.worker_id == one]) for one in ids]

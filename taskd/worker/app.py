@@ -1,0 +1,71 @@
+"""The app: the module named by --app, imported with its submodules for their @task functions."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from taskd import events
+from taskd.core import registry as registries
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.errors import AppError
+
+BUILT_IN_APP = "taskd"
+
+
+def load_app(name: str) -> Registry:
+    """Import the app and everything below it; the default registry, filled.
+
+    The current directory is importable, as users of other workers expect.
+
+    Raises:
+        AppError: it cannot be imported, or registers no task.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module = _import(name)
+    for path in getattr(module, "__path__", ()):
+        for found in pkgutil.walk_packages([path], prefix=f"{name}."):
+            # A package's __main__ is a program, not a place where tasks are registered.
+            if not found.name.endswith(".__main__"):
+                _import(found.name)
+    if not len(registries.DEFAULT):
+        raise AppError(
+            f"app {name!r} registers no task: decorate its handlers with @task from taskd, and "
+            "import their modules from it"
+        )
+    return registries.DEFAULT
+
+
+def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> Registry:
+    """The registry with those built-in tasks whose names it does not define itself."""
+    for task in built_ins:
+        own = registry.get(task.name)
+        if own is None:
+            registry.add(task)
+        elif own is not task:
+            events.task_replaced(task.name, f"{own.handler.__module__}.{own.handler.__qualname__}")
+    return registry
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        hint = ""
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            where, hint = "", f"; looked in {Path.cwd()} and where Python finds packages"
+        raise AppError(
+            f"app {name!r} cannot be imported: {type(error).__name__}: {error}{where}{hint}"
+        ) from error

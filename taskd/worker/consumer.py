@@ -1,0 +1,137 @@
+"""The consumer of one queue: claims in batches for all that its runner can start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from taskd import events
+from taskd.core.job import Job
+from taskd.errors import StoreUnavailable
+from taskd.store import jobs as store
+from taskd.store.database import Lane
+from taskd.worker.acker import Acker
+from taskd.worker.runner import Runner, Shared
+from taskd.worker.service import Backoff, Wakeup, jittered_s
+
+# 100 gives 60 % and 500 all of the speed that batching has to give.
+BATCH_MAX = 500
+# Claimed ahead is what can start within this time at the measured rate: fast jobs by the hundred,
+# slow ones one per free coroutine, so that nobody hoards while another worker is idle.
+PREFETCH_S = 0.05
+RATE_WINDOW_S = 0.005
+# How soon an empty claim is repeated without a ring: a row that somebody else had locked was not
+# seen.
+POLL_UNSURE_S = 1.0
+
+
+class Consumer:
+    """Service: one per queue.
+
+    Args:
+        claims: the lane of all consumers' claims.
+        on_doubt: called when the reply to a claim was lost: it may have been committed.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        claims: Lane,
+        acker: Acker,
+        shared: Shared,
+        *,
+        poll_s: float,
+        on_doubt: Callable[[], None],
+    ) -> None:
+        self.name = f"consumer:{runner.queue}"
+        self.runner = runner
+        self.wakeup = Wakeup()
+        self.quiet = False
+        self._claims, self._acker, self._shared = claims, acker, shared
+        self._poll_s, self._on_doubt = poll_s, on_doubt
+        self._stopping = False
+        self._backoff = Backoff()
+        self._rate = 0.0
+        self._measured = (time.perf_counter(), 0)
+
+    async def run(self) -> None:
+        """Claim while there is work and room; else wait for a ring, a poll or room."""
+        poll_s = POLL_UNSURE_S
+        while not self._stopping:
+            if not await self._may_claim():
+                continue
+            batch = self._appetite()
+            if batch <= 0:
+                self.runner.room.clear()
+                await self.runner.room.wait(PREFETCH_S)
+                continue
+            self.wakeup.clear()
+            jobs = await self._claim(batch)
+            if jobs:
+                self._take(jobs)
+            if len(jobs) == batch:
+                continue
+            if not jobs and self.runner.idle:
+                self._rate = 0.0
+            poll_s = POLL_UNSURE_S if jobs else min(poll_s * 2, self._poll_s)
+            if await self.wakeup.wait(jittered_s(poll_s)):
+                poll_s = POLL_UNSURE_S
+
+    def stop(self) -> None:
+        """Claim nothing more. A claim in flight is awaited, and its rows are given back."""
+        self._stopping = True
+        self.wakeup.set()
+        self.runner.room.set()
+
+    async def _may_claim(self) -> bool:
+        if self.quiet or not self._shared.lease.trusted:
+            await self.wakeup.wait(0.2)
+            self.wakeup.clear()
+            return False
+        if not self._acker.has_room():
+            await self._acker.room()
+            return False
+        return True
+
+    def _appetite(self) -> int:
+        """How many jobs to claim now."""
+        now, ended = time.perf_counter(), self.runner.ended
+        since, ended_then = self._measured
+        if now - since >= RATE_WINDOW_S:
+            self._rate = (self._rate + (ended - ended_then) / (now - since)) / 2
+            self._measured = (now, ended)
+        waiting = self.runner.waiting
+        ahead = int(self._rate * PREFETCH_S)
+        # Half empty before it is filled again: a claim for every single job that ends would cost
+        # a round trip each.
+        if waiting > ahead // 2:
+            ahead = 0
+        return min(BATCH_MAX, max(self.runner.free, ahead - waiting))
+
+    async def _claim(self, batch: int) -> list[Job]:
+        began = time.perf_counter()
+        try:
+            jobs = await store.claim(
+                self._claims, self._shared.lease.worker_id, self.runner.queue, batch
+            )
+        except StoreUnavailable:
+            # It may have been committed: the reconciler looks for rows that nobody received.
+            self._on_doubt()
+            await asyncio.sleep(self._backoff.next_s())
+            return []
+        self._backoff.reset()
+        events.queue_claimed(self.runner.queue, len(jobs), batch, time.perf_counter() - began)
+        return jobs
+
+    def _take(self, jobs: list[Job]) -> None:
+        if self._stopping:
+            for job in jobs:
+                self.runner.release(job)
+            return
+        registry = self._shared.registry
+        unknown = Counter(job.task for job in jobs if job.task not in registry)
+        for name, count in unknown.items():
+            events.task_unknown(name, self.runner.queue, count)
+        self.runner.add(jobs)

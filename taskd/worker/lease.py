@@ -1,0 +1,240 @@
+"""The lease of this process, and the thread that keeps it.
+
+The thread has an event loop and a connection of its own, so that a handler which blocks the main
+loop does not cost the lease. It beats only while the main loop has ticked within `STALL_S`: a
+process that hangs does lose its lease. It also watches the main loop and names the job that
+blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from taskd import events
+from taskd.core.job import Job
+from taskd.errors import StoreUnavailable
+from taskd.store import workers
+from taskd.store.database import Database, Lane
+from taskd.store.translate import Silence
+from taskd.worker.service import Backoff, jittered_s
+
+STALL_S = 60.0
+BLOCKED_S = 0.25
+WATCH_EVERY_S = 0.1
+
+
+def boottime_s() -> float:
+    """Seconds since boot, suspend included: CLOCK_MONOTONIC stops while a machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def new_incarnation(app: str) -> workers.Incarnation:
+    """The facts of this process under a fresh random id of 63 bits."""
+    pid = os.getpid()
+    return workers.Incarnation(
+        id=random.SystemRandom().getrandbits(62) + 1,
+        pid=pid,
+        pid_started=process_started(pid) or 0,
+        host=socket.gethostname(),
+        boot_id=_fact(Path("/proc/sys/kernel/random/boot_id").read_text),
+        pid_namespace=_fact(lambda: str(Path("/proc/self/ns/pid").readlink())),
+        version=_version(),
+        app=app,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("taskd")
+    except PackageNotFoundError:
+        return "checkout"
+
+
+def _fact(read: Callable[[], str]) -> str:
+    """A fact of this machine; empty where it does not tell, which proves nothing."""
+    try:
+        return read().strip()
+    except OSError:
+        return ""
+
+
+def process_started(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None: no such process.
+
+    A zombie counts as gone: it runs nothing any more.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError:
+        return -1  # it exists, but may not be looked at
+    # The command's name may hold spaces and parentheses; what follows the last one is regular.
+    state, *rest = fields.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+def is_gone(other: workers.Other) -> bool:
+    """Whether a neighbour's process has provably ended: its pid is free, or another's."""
+    started = process_started(other.pid)
+    return started is None or (
+        started >= 0 and other.pid_started > 0 and started != other.pid_started
+    )
+
+
+class Lease:
+    """What the beat thread knows and the main loop reads; single attributes, so no lock.
+
+    Attributes:
+        trusted_until: until this moment (seconds since boot) nobody else may run our jobs: two
+            thirds of the lease after the last good beat was *sent*.
+        steady_since: beats have had no gap since then; None: they just had one.
+        outage: the server refuses or is gone, which is no reason to cancel anything.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.worker_id = 0
+        self.trusted_until = 0.0
+        self.steady_since: float | None = None
+        self.outage = False
+        self.draining = False
+
+    def begin(self, worker_id: int, sent: float) -> None:
+        """A new incarnation was registered by a statement sent at `sent`."""
+        self.worker_id = worker_id
+        self.renewed(sent)
+
+    def renewed(self, sent: float) -> None:
+        """A beat that was sent at `sent` has been accepted."""
+        if self.steady_since is None or sent > self.trusted_until:
+            self.steady_since = sent
+        self.trusted_until = sent + self.lease_s * 2 / 3
+        self.outage = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether new work may be started."""
+        return boottime_s() < self.trusted_until
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since trust ran out; negative while it holds."""
+        return boottime_s() - self.trusted_until
+
+    def may_bury(self) -> bool:
+        """Whether our own beats have been good for the length of a lease."""
+        return (
+            self.trusted
+            and self.steady_since is not None
+            and boottime_s() - self.steady_since >= self.lease_s
+        )
+
+
+class Pulse:
+    """Written by the main loop, read by the thread: when it last turned, and for which job."""
+
+    def __init__(self) -> None:
+        self.ticked = time.monotonic()
+        self.job: Job | None = None
+
+
+class BeatThread:
+    """Beats and watches until told to stop.
+
+    Args:
+        buried: called on the main loop with the id of the incarnation that was found buried.
+    """
+
+    def __init__(
+        self, database: Database, lease: Lease, pulse: Pulse, buried: Callable[[int], None]
+    ) -> None:
+        self._database = database
+        self._lease = lease
+        self._pulse = pulse
+        self._buried = buried
+        self._main_loop = asyncio.get_running_loop()
+        self._main_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._run, name="taskd-beat", daemon=True)
+        self._stopping = threading.Event()
+        self._backoff = Backoff()
+        self._blocked_since: float | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ask the thread to end and wait for it, for two seconds at most."""
+        self._stopping.set()
+        await asyncio.to_thread(self._thread.join, 2.0)
+
+    def _run(self) -> None:
+        # A plain loop: this thread wakes ten times a second and must not depend on the other one.
+        with asyncio.Runner() as runner:
+            runner.run(self._beat_and_watch())
+
+    async def _beat_and_watch(self) -> None:
+        lane = Lane(self._database, "beat")
+        beating = asyncio.create_task(self._beat_for_ever(lane), name="beat")
+        try:
+            while not self._stopping.is_set():
+                self._watch()
+                await asyncio.sleep(WATCH_EVERY_S)
+        finally:
+            beating.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await beating
+            await lane.close()
+
+    async def _beat_for_ever(self, lane: Lane) -> None:
+        while True:
+            delay_s = jittered_s(self._lease.lease_s / 6)
+            if time.monotonic() - self._pulse.ticked < STALL_S:
+                delay_s = await self._beat(lane) or delay_s
+            await asyncio.sleep(delay_s)
+
+    async def _beat(self, lane: Lane) -> float | None:
+        """Beat once; how soon to beat again when it did not work."""
+        worker_id, sent = self._lease.worker_id, boottime_s()
+        try:
+            alive = await workers.beat(
+                lane, worker_id, self._lease.lease_s, draining=self._lease.draining
+            )
+        except StoreUnavailable as error:
+            # Refused or shut down is an outage: nobody can take our jobs over. Silence may mean
+            # that only this machine is cut off, and then others can.
+            self._lease.outage = not isinstance(error, Silence)
+            return self._backoff.next_s()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next beat must come
+            events.service_crashed("beat", error, crashes=1, delay_s=1.0)
+            return 1.0
+        self._backoff.reset()
+        if alive:
+            self._lease.renewed(sent)
+        else:
+            self._main_loop.call_soon_threadsafe(self._buried, worker_id)
+        return None
+
+    def _watch(self) -> None:
+        blocked_s = time.monotonic() - self._pulse.ticked - WATCH_EVERY_S
+        if blocked_s < BLOCKED_S:
+            self._blocked_since = None
+        elif self._blocked_since != self._pulse.ticked:
+            # Once per blockage, while it lasts, so that the stack shows the culprit.
+            self._blocked_since = self._pulse.ticked
+            frame = sys._current_frames().get(self._main_thread)  # noqa: SLF001 - the only way
+            stack = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
+            job = self._pulse.job
+            events.loop_blocked(blocked_s, f"{job.task} {job.id}" if job else "", stack)

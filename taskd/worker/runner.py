@@ -1,0 +1,344 @@
+"""The runner of one queue: its buffer of claimed jobs, and the attempts that run.
+
+There are no standing coroutines that wait for work: up to `limit` are alive while there is any.
+One walks through the buffer and runs handlers; when a handler waits for something, the coroutine
+stays with it and a successor walks on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import Executor
+from contextvars import Context as ContextVars
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from taskd import events
+from taskd.core import outcome
+from taskd.core.job import Job
+from taskd.core.outcome import Happened, Raised, Returned, Snooze
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.worker.attempt import Attempt, AttemptContext, Driver, in_thread
+from taskd.worker.lease import Lease, Pulse
+from taskd.worker.service import Wakeup
+from taskd.worker.settler import Settler
+
+# If the rate was misjudged, what has waited here for so long is given back.
+HOARD_S = 0.5
+# Handlers that never wait keep the loop to themselves for this long at a time.
+TURN_S = 0.002
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the runners of a worker share.
+
+    Attributes:
+        threads: where plain `def` handlers run, and how many of them at the same time.
+        cancel_s: seconds that a cancelled attempt may take to end.
+        resources: what the app made when the worker started.
+    """
+
+    registry: Registry
+    settler: Settler
+    lease: Lease
+    pulse: Pulse
+    threads: Executor
+    thread_slots: asyncio.Semaphore
+    cancel_s: float
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Runner:
+    """Runs claimed jobs, `limit` at a time.
+
+    Attributes:
+        ended: attempts that have ended here, for measuring the rate.
+        room: set whenever something ended, so that the consumer may claim again.
+    """
+
+    def __init__(self, queue: str, limit: int, shared: Shared) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.ended = 0
+        self.room = Wakeup()
+        self._shared = shared
+        self._settler = shared.settler
+        self._loop = asyncio.get_running_loop()
+        self._buffer: deque[Job] = deque()
+        self._attempts: dict[int, Attempt] = {}
+        self._ghosts: dict[int, Attempt] = {}
+        self._coroutines: set[asyncio.Task[None]] = set()
+        self._running = 0
+        self._walking = False
+        self._moved_at = 0.0
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Run these, in their order, after those that wait already."""
+        self._moved_at = time.monotonic()
+        self._buffer.extend(jobs)
+        self._dispatch()
+
+    def add_suspect(self, job: Job) -> None:
+        """Run a suspect beside the others; the slow lane hands over one at a time."""
+        self._moved_at = time.monotonic()
+        self._buffer.appendleft(job)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Have one coroutine walk through the buffer, if there is room for it."""
+        if self._buffer and not self._walking and self._running < self.limit:
+            if not self._shared.lease.trusted:
+                return  # tick() tries again
+            self._walking = True
+            self._running += 1
+            coroutine = self._loop.create_task(self._walk(), name=f"consumer:{self.queue}")
+            self._coroutines.add(coroutine)
+            coroutine.add_done_callback(self._coroutines.discard)
+
+    async def _walk(self) -> None:
+        """Run jobs from the buffer until one of them waits for something."""
+        me = asyncio.current_task()
+        assert me is not None
+        pulse, lease = self._shared.pulse, self._shared.lease
+        attempt: Attempt | None = None
+        turn_ends = time.monotonic() + TURN_S
+        try:
+            while self._buffer:
+                job = self._buffer.popleft()
+                began = self._moved_at = time.monotonic()
+                prepared = self._prepare(job, began)
+                if prepared is None:
+                    continue
+                task, coro, context = prepared
+                own = ContextVars()
+                pulse.job = job
+                try:
+                    waits_for = own.run(coro.send, None)
+                except StopIteration as stop:
+                    self._succeed(job, task, context, began, stop.value)
+                except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail one job only
+                    self._settle(job, task, context, Raised(error), began)
+                else:
+                    attempt = self._suspended(job, task, context, began, me)
+                    happened = await Driver(coro, own, waits_for, job, pulse)
+                    return self._resumed(attempt, happened)
+                if me.cancelling():
+                    return None  # a handler cancelled this task: it never runs another job
+                if began > turn_ends:
+                    pulse.job = None
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + TURN_S
+                    if not lease.trusted:
+                        return None
+        finally:
+            pulse.job = None
+            if attempt is None:
+                self._walking = False
+            if attempt is None or not attempt.abandoned:
+                self._running -= 1
+            self._dispatch()
+            self.room.set()
+
+    def _prepare(
+        self, job: Job, began: float
+    ) -> tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None] | None:
+        """The handler's coroutine, ready for its first step; None when the job ends without one."""
+        task = self._shared.registry.get(job.task)
+        if task is None:
+            self._settle(job, None, None, outcome.TaskUnknown(), began)
+            return None
+        running = self._attempts.get(job.id)
+        if running is not None:
+            # Claimed again while it runs here: a failover forgot the first claim. Adopt the new
+            # one.
+            running.job.fence, running.job.worker_id = job.fence, job.worker_id
+            return None
+        if job.id in self._ghosts:
+            # An abandoned attempt of it still runs in this process.
+            self._settle(job, task, None, Raised(Snooze(outcome.ABANDONED_DELAY_S)), began)
+            return None
+        if outcome.attempts_spent(job, task):
+            self._settle(job, task, None, Raised(outcome.Fail("its last attempt crashed")), began)
+            return None
+        context: AttemptContext | None = None
+        try:
+            arguments = task.decode(job.args)
+            if task.takes_context:
+                timeout_s = job.timeout_s or task.timeout_s
+                context = AttemptContext(
+                    job,
+                    job.max_attempts or task.max_attempts,
+                    None if timeout_s is None else began + timeout_s,
+                    self._shared.resources,
+                )
+                coro = self._coroutine(task, context, arguments)
+            else:
+                coro = self._coroutine(task, None, arguments)
+        except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
+            self._settle(job, task, context, Raised(error), began)
+            return None
+        return task, coro, context
+
+    def _coroutine(
+        self, task: Task[..., Any], context: AttemptContext | None, arguments: dict[str, Any]
+    ) -> Coroutine[Any, Any, Any]:
+        first = () if context is None else (context,)
+        if task.is_async:
+            made: Coroutine[Any, Any, Any] = task.handler(*first, **arguments)
+            return made
+        shared = self._shared
+        call = partial(task.handler, *first, **arguments)
+        return in_thread(shared.threads, shared.thread_slots, call)
+
+    def _suspended(
+        self,
+        job: Job,
+        task: Task[..., Any],
+        context: AttemptContext | None,
+        began: float,
+        me: asyncio.Task[Any],
+    ) -> Attempt:
+        """A handler waits for something: this coroutine is its own, and a successor walks on."""
+        timeout_s = job.timeout_s or task.timeout_s
+        attempt = self._attempts[job.id] = Attempt(job, task, context, began, timeout_s, me)
+        events.job_started(job)
+        self._walking = False
+        self._dispatch()
+        return attempt
+
+    def _resumed(self, attempt: Attempt, happened: Happened) -> None:
+        """A handler that waited has ended."""
+        job = attempt.job
+        if attempt.abandoned:
+            self._ghosts.pop(job.id, None)
+            return
+        del self._attempts[job.id]
+        happened = attempt.judge(happened)
+        if isinstance(happened, Returned):
+            self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
+        else:
+            self._settle(job, attempt.task, attempt.context, happened, attempt.began)
+
+    def _succeed(
+        self,
+        job: Job,
+        task: Task[..., Any],
+        context: AttemptContext | None,
+        began: float,
+        value: Any,
+    ) -> None:
+        self.ended += 1
+        self._settler.succeeded(job, task, context, began, value)
+
+    def _settle(
+        self,
+        job: Job,
+        task: Task[..., Any] | None,
+        context: AttemptContext | None,
+        happened: Happened,
+        began: float,
+    ) -> None:
+        self.ended += 1
+        self._settler.settle(job, task, context, happened, began)
+
+    def release(self, job: Job) -> None:
+        """Give back a job that was claimed and not started."""
+        self._settle(job, None, None, outcome.NotStarted(), time.monotonic())
+
+    # What others ask of it.
+
+    def tick(self, now: float) -> None:
+        """Every 50 ms (`now`: time.monotonic()): deadlines, abandoning, what waits too long."""
+        overdue = []
+        for attempt in self._attempts.values():
+            if attempt.cancelled_at is not None:
+                if now - attempt.cancelled_at >= self._shared.cancel_s:
+                    overdue.append(attempt)
+            elif attempt.deadline is not None and now >= attempt.deadline:
+                attempt.cancel("timeout", now)
+        for attempt in overdue:
+            self.abandon(attempt)
+        if self._buffer:
+            self._dispatch()
+            if now - self._moved_at > HOARD_S:
+                self.give_back()
+
+    def abandon(self, attempt: Attempt) -> None:
+        """Settle an attempt that ignores its cancellation, and free its place."""
+        attempt.abandoned = True
+        self._attempts.pop(attempt.job.id, None)
+        self._ghosts[attempt.job.id] = attempt
+        self._running -= 1
+        self._settler.counts["abandoned"] += 1
+        events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
+        self._settle(
+            attempt.job, attempt.task, attempt.context, attempt.abandonment(), attempt.began
+        )
+        self._dispatch()
+        self.room.set()
+
+    def give_back(self) -> int:
+        """Release what was claimed and not started; how many jobs."""
+        given = len(self._buffer)
+        while self._buffer:
+            self.release(self._buffer.popleft())
+        return given
+
+    def cancel_all(self, why: str) -> None:
+        """Cancel every running attempt."""
+        now = time.monotonic()
+        for attempt in list(self._attempts.values()):
+            attempt.cancel(why, now)
+
+    def cancel_job(self, job_id: int) -> None:
+        """Somebody asked to cancel this job."""
+        attempt = self._attempts.get(job_id)
+        if attempt is not None:
+            attempt.cancel("cancel", time.monotonic())
+
+    def abandon_all(self) -> None:
+        """Leave everything that still runs behind."""
+        for attempt in list(self._attempts.values()):
+            self.abandon(attempt)
+
+    def warn_all(self) -> None:
+        """Tell the handlers that the worker is stopping (`ctx.stopping`)."""
+        for attempt in self._attempts.values():
+            if attempt.context is not None:
+                attempt.context.stopping = True
+
+    @property
+    def running(self) -> int:
+        """Attempts that have begun and not ended."""
+        return len(self._attempts)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits here and nothing runs."""
+        return not self._buffer and not self._running
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that were claimed and not started."""
+        return len(self._buffer)
+
+    @property
+    def free(self) -> int:
+        """Attempts that could begin now."""
+        return self.limit - self._running - len(self._buffer)
+
+    def knows(self, job_id: int) -> bool:
+        """Whether a job is here, waiting or running."""
+        return job_id in self._attempts or any(job.id == job_id for job in self._buffer)
+
+    def known(self) -> Iterable[int]:
+        """Ids of all jobs that are here."""
+        yield from self._attempts
+        for job in self._buffer:
+            yield job.id

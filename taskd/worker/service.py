@@ -1,0 +1,95 @@
+"""Services: what a worker runs for as long as it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Protocol
+
+
+class Service(Protocol):
+    """Something a worker runs. To raise is to crash: the supervisor starts it again."""
+
+    name: str
+
+    async def run(self) -> None:
+        """Work until told to stop."""
+
+    def stop(self) -> None:
+        """Ask to stop. Returns at once; harmless twice, or before run()."""
+
+
+class Wakeup:
+    """A coalescing "something is there": set from anywhere, waited for by one service."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake the waiting service, or let its next wait return at once."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Forget what was set; done before looking, so that a ring meanwhile is not lost."""
+        self._event.clear()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until set, at most `timeout_s`; whether it was set."""
+        if self._event.is_set():
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        return self._event.is_set()
+
+
+class Loop:
+    """A service that does one thing every so often: subclasses write tick()."""
+
+    name: str
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self.stopping = False
+        self.wakeup = Wakeup()
+
+    async def tick(self) -> None:
+        """Do it once."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Tick, wait with jitter, tick again."""
+        while not self.stopping:
+            self.wakeup.clear()
+            await self.tick()
+            if not self.stopping:
+                await self.wakeup.wait(jittered_s(self.every_s))
+
+    def stop(self) -> None:
+        """Ask to stop."""
+        self.stopping = True
+        self.wakeup.set()
+
+
+def jittered_s(delay_s: float) -> float:
+    """The delay, give or take a fifth: what happens together should not stay together."""
+    return delay_s * random.uniform(0.8, 1.2)
+
+
+class Backoff:
+    """Full-jitter backoff for reconnecting: random between nothing and a bound that doubles."""
+
+    def __init__(self, base_s: float = 0.1, cap_s: float = 5.0) -> None:
+        self._base_s, self._cap_s = base_s, cap_s
+        self._tries = 0
+
+    def next_s(self) -> float:
+        """How long to wait before the next try."""
+        bound_s: float = min(self._cap_s, self._base_s * 2.0 ** min(self._tries, 16))
+        self._tries += 1
+        return random.uniform(0.2, 1.0) * bound_s
+
+    def reset(self) -> None:
+        """It worked."""
+        self._tries = 0

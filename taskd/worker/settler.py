@@ -1,0 +1,111 @@
+"""Settling: what became of an attempt is decided by the core, counted, said and acked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from taskd import events
+from taskd.core import outcome
+from taskd.core.job import Job, JobState
+from taskd.core.outcome import Happened, Raised, Returned
+from taskd.core.task import Task
+from taskd.worker.acker import Acker
+from taskd.worker.attempt import AttemptContext
+
+NOT_COMMITTED = "ctx.complete() was called, but its transaction was not committed"
+COUNTED = (
+    "done",
+    "retried",
+    "failed",
+    "cancelled",
+    "snoozed",
+    "released",
+    "interrupted",
+    "abandoned",
+)
+
+
+class NotCommitted(Exception):
+    """A handler completed its job in a transaction that it then did not commit."""
+
+
+class Settler:
+    """Takes the end of every attempt of this worker.
+
+    Attributes:
+        counts: how many attempts ended in which way, by the words of COUNTED.
+    """
+
+    def __init__(self, acker: Acker) -> None:
+        self._acker = acker
+        self.counts = dict.fromkeys(COUNTED, 0)
+
+    def succeeded(
+        self,
+        job: Job,
+        task: Task[..., Any],
+        context: AttemptContext | None,
+        began: float,
+        value: Any,
+    ) -> None:
+        """A handler returned; a plain None is the hot path."""
+        if value is None and (context is None or not context.completed):
+            self.counts["done"] += 1
+            self._acker.done(job)
+            events.job_done(job, time.monotonic() - began)
+        else:
+            self.settle(job, task, context, Returned(value), began)
+
+    def settle(
+        self,
+        job: Job,
+        task: Task[..., Any] | None,
+        context: AttemptContext | None,
+        happened: Happened,
+        began: float,
+    ) -> None:
+        """Decide, hand the outcome to the acker, say it."""
+        if context is not None and context.completed and isinstance(happened, Returned):
+            # The handler completed it in its own transaction. Should that not have committed, the
+            # row still runs and this failure is written; else the guard matches nothing, as it
+            # should.
+            self._acker.settled(outcome.settle(job, task, Raised(NotCommitted(NOT_COMMITTED))))
+            self.counts["done"] += 1
+            events.job_done(job, time.monotonic() - began)
+            return
+        try:
+            ack = outcome.settle(job, task, happened)
+        except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
+            text = f"its outcome could not be described: {type(error).__name__}"
+            ack = outcome.settle(job, task, Raised(RuntimeError(text)))
+        self._acker.settled(ack)
+        if isinstance(happened, outcome.TaskUnknown):
+            self.counts["released"] += 1  # said once per batch, in _take
+        else:
+            self._say(job, ack, time.monotonic() - began)
+
+    def _say(self, job: Job, ack: outcome.Ack, duration_s: float) -> None:
+        """Count the outcome and write its line."""
+        counts = self.counts
+        match ack.state:
+            case JobState.DONE:
+                counts["done"] += 1
+                events.job_done(job, duration_s)
+            case JobState.FAILED:
+                counts["failed"] += 1
+                events.job_failed(job, ack, duration_s)
+            case JobState.CANCELLED:
+                counts["cancelled"] += 1
+                events.job_cancelled(job, ack, duration_s)
+            case JobState.QUEUED:
+                counts["interrupted" if ack.interrupted else "released"] += 1
+                events.job_released(job, "interrupted" if ack.interrupted else "not started")
+            case _ if ack.interrupted:
+                counts["interrupted"] += 1
+            case _ if ack.refund:
+                counts["snoozed"] += 1
+                events.job_snoozed(job, ack, duration_s)
+            case _:
+                counts["retried"] += 1
+                events.job_retried(job, ack, duration_s)

@@ -1,0 +1,64 @@
+"""The supervisor: runs services in tiers, restarts what crashes, stops in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from taskd import events
+from taskd.worker.service import Backoff, Service
+
+# A service that crashes this often in a row will not get well by itself.
+CRASHES_MAX = 20
+STEADY_S = 60.0
+
+
+class Supervisor:
+    """Owns the task of every service; the only place where a crash of one is handled."""
+
+    def __init__(self, tiers: Sequence[Sequence[Service]]) -> None:
+        self._tiers = [list(tier) for tier in tiers]
+        self._tasks: list[list[asyncio.Task[None]]] = []
+        self.gave_up = asyncio.Event()
+
+    def start(self) -> None:
+        """Start every tier, in order."""
+        for tier in self._tiers:
+            self._tasks.append(
+                [asyncio.create_task(self._keep(service), name=service.name) for service in tier]
+            )
+
+    async def stop_tier(self) -> None:
+        """Stop the last tier that still runs and wait for its services to end."""
+        tier, tasks = self._tiers.pop(), self._tasks.pop()
+        for service in tier:
+            service.stop()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    @property
+    def tiers_left(self) -> int:
+        """How many tiers still run."""
+        return len(self._tiers)
+
+    async def _keep(self, service: Service) -> None:
+        """Run a service to its end; when it crashes, say so, wait, and run it again."""
+        loop = asyncio.get_running_loop()
+        backoff, crashes = Backoff(), 0
+        while True:
+            began = loop.time()
+            try:
+                await service.run()
+            except Exception as error:  # noqa: BLE001 - this is the one place
+                if loop.time() - began > STEADY_S:
+                    backoff.reset()
+                    crashes = 0
+                crashes += 1
+                delay_s = backoff.next_s()
+                events.service_crashed(service.name, error, crashes=crashes, delay_s=delay_s)
+                if crashes >= CRASHES_MAX:
+                    self.gave_up.set()
+                    return
+                await asyncio.sleep(delay_s)
+            else:
+                return

@@ -1,0 +1,261 @@
+"""Upkeep: what every worker does beside its jobs.
+
+There is no leader: each statement is idempotent, and any worker runs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from taskd import events
+from taskd.core.job import JobState
+from taskd.core.outcome import Ack
+from taskd.errors import StoreUnavailable
+from taskd.store import history, jobs, workers
+from taskd.store.database import Database, Lane
+from taskd.worker.acker import Acker
+from taskd.worker.consumer import Consumer
+from taskd.worker.lease import Lease, Pulse, is_gone
+from taskd.worker.runner import Runner
+from taskd.worker.service import Loop, Wakeup, jittered_s
+
+TICK_S = 0.05
+MAX_CRASHES = 3
+RESCUE_BATCH = 1000
+PROMOTE_BATCH = 1000
+PROMOTE_AT_MOST_EVERY_S = 0.05
+TIMER_S_MAX = 5.0
+RECONCILE_EVERY_S = 2.0
+HISTORY_EVERY_S = 600.0
+FORGET_WORKERS_AFTER_S = 7 * 86400.0
+
+
+class Ticker(Loop):
+    """Turns 20 times a second: deadlines, the pulse for the beat thread, the self-fence."""
+
+    name = "ticker"
+
+    def __init__(self, runners: Sequence[Runner], lease: Lease, pulse: Pulse) -> None:
+        super().__init__(TICK_S)
+        self._runners, self._lease, self._pulse = runners, lease, pulse
+        self._fenced = False
+        self._second = 0
+
+    async def tick(self) -> None:
+        """Turn once."""
+        now = time.monotonic()
+        self._pulse.ticked = now
+        for runner in self._runners:
+            runner.tick(now)
+        if int(now) != self._second:
+            self._second = int(now)
+            events.flush_folded()
+        self._fence_if_silent()
+
+    def _fence_if_silent(self) -> None:
+        """Cancel before others may run our jobs: silence can mean that we alone are cut off."""
+        if self._lease.trusted or self._lease.outage:
+            self._fenced = False
+        elif not self._fenced:
+            self._fenced = True
+            events.worker_fenced(self._lease.silent_s + self._lease.lease_s * 2 / 3)
+            for runner in self._runners:
+                runner.give_back()
+                runner.cancel_all("fence")
+
+
+class Sweeper(Loop):
+    """Buries dead workers and takes their jobs back."""
+
+    name = "sweeper"
+
+    def __init__(self, lane: Lane, lease: Lease, me: Callable[[], workers.Incarnation]) -> None:
+        super().__init__(lease.lease_s / 6)
+        self._lane, self._lease, self._me = lane, lease, me
+
+    async def tick(self) -> None:
+        """Sweep once; without a database there is nothing to sweep."""
+        try:
+            await self._bury()
+            while True:
+                states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES)
+                if states:
+                    events.jobs_rescued(states)
+                if len(states) < RESCUE_BATCH:
+                    return
+        except StoreUnavailable:
+            return
+
+    async def _bury(self) -> None:
+        others = await workers.others(self._lane, self._me(), self._lease.lease_s)
+        gone = [other.id for other in others if other.neighbour and is_gone(other)]
+        silent = [other.id for other in others if other.silent] if self._lease.may_bury() else []
+        for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
+            if ids:
+                buried = await workers.bury(self._lane, ids, proved=ids is gone)
+                if buried:
+                    events.workers_buried(buried, proof)
+
+
+class Promoter(Loop):
+    """Promotes what is due, on a timer set to the next due time; hands suspects to the slow lane.
+
+    The slow lane runs one suspect at a time in this process, so that a second crash names the
+    culprit.
+    """
+
+    name = "promoter"
+
+    def __init__(
+        self,
+        lane: Lane,
+        claims: Lane,
+        lease: Lease,
+        consumers: Mapping[str, Consumer],
+        tasks: Sequence[str],
+    ) -> None:
+        super().__init__(TIMER_S_MAX)
+        self._lane, self._claims, self._lease = lane, claims, lease
+        self._consumers, self._tasks = consumers, list(tasks)
+        self._suspect: tuple[Runner, int] | None = None
+        self._suspects_stay = Wakeup()
+        self.quiet = False
+
+    async def run(self) -> None:
+        """Look, promote, sleep until the next due time or a ring."""
+        while not self.stopping:
+            self.wakeup.clear()
+            try:
+                wait_s = await self._promote()
+            except StoreUnavailable:
+                wait_s = jittered_s(1.0)
+            if not self.stopping:
+                # Rings come per enqueue; what was scheduled by them is found a little later at
+                # once.
+                await self._suspects_stay.wait(PROMOTE_AT_MOST_EVERY_S)
+                await self.wakeup.wait(min(wait_s, jittered_s(TIMER_S_MAX)))
+
+    async def tick(self) -> None:
+        """Look once."""
+        await self._promote()
+
+    async def _promote(self) -> float:
+        """Promote what is due; seconds until there is something to do again."""
+        due = await jobs.next_due(self._lane)
+        while due.job_s is not None and due.job_s <= 0:
+            moved = await jobs.promote(self._lane, PROMOTE_BATCH)
+            if moved:
+                events.jobs_promoted(moved)
+            for queue in moved.keys() & self._consumers.keys():
+                self._consumers[queue].wakeup.set()
+            due = await jobs.next_due(self._lane)
+            if not moved:
+                break  # others are promoting the rest
+        wait_s = TIMER_S_MAX if due.job_s is None else max(due.job_s, 0.0)
+        if due.suspect_s is not None:
+            wait_s = min(wait_s, await self._claim_suspect(due.suspect_s))
+        return wait_s
+
+    async def _claim_suspect(self, due_s: float) -> float:
+        if self._suspect is not None:
+            runner, job_id = self._suspect
+            if runner.knows(job_id):
+                return 0.25
+            self._suspect = None
+        if due_s > 0:
+            return due_s
+        queues = [queue for queue, consumer in self._consumers.items() if consumer.runner.free > 0]
+        if not queues or self.quiet or not self._lease.trusted:
+            return 0.25
+        job = await jobs.claim_suspect(self._claims, self._lease.worker_id, queues, self._tasks)
+        if job is None:
+            return TIMER_S_MAX
+        runner = self._consumers[job.queue].runner
+        self._suspect = (runner, job.id)
+        runner.add_suspect(job)
+        return 0.05
+
+
+class Reconciler(Loop):
+    """Compares what the database says this worker runs with what it does run.
+
+    Rows that it never received (a claim whose reply was lost) are given back; jobs that somebody
+    asked to cancel are cancelled. Without running jobs or a claim in doubt there is nothing to
+    compare.
+    """
+
+    name = "reconciler"
+
+    def __init__(
+        self,
+        lane: Lane,
+        lease: Lease,
+        acker: Acker,
+        runners: Sequence[Runner],
+        statement_timeout_s: float,
+    ) -> None:
+        super().__init__(RECONCILE_EVERY_S)
+        self._lane, self._lease, self._acker, self._runners = lane, lease, acker, runners
+        # A claim that is still under way may own rows that nobody has received yet.
+        self._grace_s = statement_timeout_s + 5.0
+        self._doubt_until = 0.0
+
+    def doubt(self) -> None:
+        """The reply to a claim was lost."""
+        self._doubt_until = time.monotonic() + self._grace_s * 3
+
+    async def tick(self) -> None:
+        """Compare once."""
+        if time.monotonic() > self._doubt_until and all(r.idle for r in self._runners):
+            return
+        worker_id = self._lease.worker_id
+        try:
+            rows = await workers.running_jobs(self._lane, worker_id)
+        except StoreUnavailable:
+            return
+        known = set(self._acker.unwritten())
+        for runner in self._runners:
+            known.update(runner.known())
+        strangers = [row for row in rows if row.id not in known and row.age_s > self._grace_s]
+        for row in strangers:
+            self._acker.settled(Ack(row.id, worker_id, row.fence, JobState.QUEUED, refund=True))
+        if strangers:
+            events.jobs_reconciled([row.id for row in strangers])
+        for row in rows:
+            if row.cancel_asked:
+                for runner in self._runners:
+                    runner.cancel_job(row.id)
+
+
+class Historian(Loop):
+    """Makes history partitions ahead, drops expired ones, forgets old workers."""
+
+    name = "historian"
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(HISTORY_EVERY_S)
+        self._database = database
+
+    async def tick(self) -> None:
+        """Keep house once, on a connection that is closed again."""
+        lane = Lane(self._database, "history", lock_timeout=str(history.LOCK_TIMEOUT_MS))
+        try:
+            await self._keep_house(lane)
+        finally:
+            await lane.close()
+
+    async def _keep_house(self, lane: Lane) -> None:
+        try:
+            made = await history.make_partitions(lane)
+            if made:
+                events.partitions_made(made)
+            while leaf := await history.drop_expired(lane):
+                events.partition_dropped(leaf)
+            await history.prune_default(lane)
+            await workers.forget(lane, FORGET_WORKERS_AFTER_S)
+        except StoreUnavailable as error:
+            events.upkeep_postponed("history", str(error))
+            self.every_s = 60.0
+        else:
+            self.every_s = HISTORY_EVERY_S
