@@ -63,7 +63,7 @@ async def claim(on: Fetches, worker_id: int, queue: str, batch: int) -> list[Job
     """Claim up to `batch` queued jobs, most urgent first."""
     rows = await on.fetch("claim_jobs", worker_id, queue, batch)
     rows.sort(key=_URGENCY)
-    return [Job(*row, queue=queue, worker_id=worker_id) for row in rows]
+    return [Job(*(*row, queue, worker_id)) for row in rows]
 
 
 async def claim_suspect(
@@ -71,7 +71,7 @@ async def claim_suspect(
 ) -> Job | None:
     """Claim one suspect of these queues and tasks."""
     rows = await on.fetch("claim_suspect", worker_id, list(queues), list(tasks))
-    return Job(*rows[0], worker_id=worker_id) if rows else None
+    return Job(*(*rows[0], worker_id)) if rows else None
 
 
 async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:

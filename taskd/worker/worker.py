@@ -226,7 +226,8 @@ class Worker:
         if needed > usable:
             raise ConfigError(
                 f"this worker needs {needed} connections ({CONNECTIONS_BESIDE_LISTENERS} and one "
-                f"per queue); the server allows {usable}. Serve fewer queues or raise max_connections."
+                f"per queue); the server allows {usable}. Serve fewer queues, or raise its "
+                "max_connections."
             )
         self._connections = {
             "connections": needed,
