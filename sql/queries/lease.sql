@@ -60,7 +60,19 @@ RETURNING id, host, pid;
 
 -- name: rescue_jobs(batch bigint, max_crashes integer)
 -- moves: running -> scheduled, running -> failed, running -> cancelled
-WITH held AS MATERIALIZED (
+WITH orphan AS MATERIALIZED (
+    -- The fence is remembered: a job that is rescued and claimed by a worker younger than this
+    -- snapshot, between here and the lock below, is no orphan any more.
+    SELECT job.id, job.fence
+    FROM taskd.job AS job
+    WHERE job.worker_id IS NOT NULL AND job.state = 'running'
+      AND NOT EXISTS (
+          SELECT 1 FROM taskd.worker AS worker
+          WHERE worker.id = job.worker_id AND worker.died_at IS NULL
+      )
+    ORDER BY job.id
+    LIMIT $1
+), held AS MATERIALIZED (
     SELECT job.id,
            CASE WHEN job.cancel_asked THEN 'cancelled'
                 WHEN job.crashes + 1 >= $2
@@ -72,15 +84,11 @@ WITH held AS MATERIALIZED (
                    'attempt', job.attempt, 'worker', job.worker_id::text, 'started', job.started_at,
                    'ended', clock_timestamp(), 'type', 'WorkerLost',
                    'message', 'the worker that ran this attempt died or lost its lease') AS errors
-    FROM taskd.job AS job
+    FROM orphan
+    JOIN taskd.job AS job ON job.id = orphan.id AND job.fence = orphan.fence
     LEFT JOIN taskd.task AS task ON task.name = job.task
-    WHERE job.worker_id IS NOT NULL AND job.state = 'running'
-      AND NOT EXISTS (
-          SELECT 1 FROM taskd.worker AS worker
-          WHERE worker.id = job.worker_id AND worker.died_at IS NULL
-      )
+    WHERE job.state = 'running'
     ORDER BY job.id
-    LIMIT $1
     FOR UPDATE OF job SKIP LOCKED
 ), ended AS (
     DELETE FROM taskd.job AS job
