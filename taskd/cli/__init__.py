@@ -1,0 +1,153 @@
+"""The command line: one file per noun, imported when its command is called.
+
+Data goes to stdout, everything else to stderr. Errors are one line, and their exit codes those of
+taskd/errors.py; 2 is a wrong command line, 4 a failed check, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from taskd.config import has_password, hide_password
+from taskd.errors import TaskdError
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class Lazy(NamedTuple):
+    """A command that is not imported yet: where it is and what `taskd --help` says of it."""
+
+    module: str
+    name: str
+    help: str
+
+
+# The one list of commands. A test holds the help texts against those of the commands.
+COMMANDS = {
+    "run": Lazy("run", "run", "Run jobs until stopped."),
+    "enqueue": Lazy("enqueue", "enqueue", "Enqueue a job, or many from stdin."),
+    "jobs": Lazy("jobs", "jobs", "List, show, retry and cancel jobs."),
+    "queues": Lazy("queues", "queues", "List, pause and resume queues."),
+    "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
+    "tasks": Lazy("tasks", "tasks", "List the tasks that workers have published."),
+    "stats": Lazy("stats", "stats", "Outcomes, waits and run times of late."),
+    "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
+    "config": Lazy("config", "config", "Print every setting, its value and its source."),
+    "db": Lazy("db", "db", "Migrate, check and reach the database."),
+    "demo": Lazy("demo", "demo", "Watch taskd work, with nothing to set up."),
+}
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is called, and turns errors into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
+            return None
+        command = getattr(import_module(f"taskd.cli.{lazy.module}"), lazy.name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command; whatever it raises becomes a message and an exit code."""
+        try:
+            super().invoke(ctx)
+            sys.stdout.flush()
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the last stop of every error
+            ctx.exit(report(error))
+
+
+def report(error: BaseException) -> int:
+    """Say on stderr what went wrong; the exit code."""
+    if isinstance(error, SystemExit):
+        raise error
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return EXIT_INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # The reader has left, as `head` does. What is still buffered must not be written at exit.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    if isinstance(error, TaskdError):
+        click.echo(f"taskd: {hide_password(str(error))}", err=True)
+        return error.exit_code
+    text = "".join(traceback.format_exception(error))
+    click.echo(hide_password(text), err=True, nl=False)
+    click.echo(
+        f"taskd: this is a mistake in taskd ({type(error).__name__}); "
+        "please report it with the lines above",
+        err=True,
+    )
+    return 1
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from taskd.cli.session import version_line
+
+        click.echo(version_line())
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Without a DSN, taskd starts a PostgreSQL of its own. See `taskd COMMAND --help`.",
+)
+@click.option("--dsn", help="The database; better TASKD_DSN or --dsn-file if it holds a password.")
+@click.option(
+    "--dsn-file", type=click.Path(path_type=Path), help="A file that holds the DSN."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Say more on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version,
+    help="Print the versions of taskd, its schema and what it runs on.",
+)
+@click.pass_context
+def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **place: Any) -> None:
+    """A job queue in the PostgreSQL that you already have, and the daemon that runs the jobs."""
+    from taskd.cli.session import Session
+
+    if place["dsn"] and place["dsn_file"]:
+        raise click.UsageError("give --dsn or --dsn-file, not both")
+    if verbose and quiet:
+        raise click.UsageError("give --verbose or --quiet, not both")
+    if place["dsn"] and has_password(place["dsn"]):
+        click.echo(
+            "taskd: --dsn shows its password in ps; use TASKD_DSN or --dsn-file instead", err=True
+        )
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+    ctx.obj = Session(**place, verbose=verbose, quiet=quiet)
+
+
+def main() -> None:
+    """Entry point of the command `taskd`."""
+    # Paths and arguments may hold any bytes; printing them must not fail on their account.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    cli.main(prog_name="taskd")

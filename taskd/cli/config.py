@@ -1,0 +1,49 @@
+"""`taskd config`: what is set, and where."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from taskd.cli.output import print_rows, text_of
+from taskd.cli.session import Session, json_option, pass_session
+from taskd.config import Settings, hide_password
+
+COLUMNS = {
+    "SETTING": text_of("name"),
+    "VALUE": text_of("value"),
+    "SOURCE": text_of("source"),
+    "HELP": text_of("help"),
+}
+
+
+@click.command()
+@json_option
+@pass_session
+def config(session: Session, as_json: bool) -> None:
+    """Print every setting, its value and its source.
+
+    Passwords are masked. A setting can be given in [tool.taskd] of pyproject.toml, in taskd.toml,
+    as TASKD_<SETTING>, and on the command line; the later wins. Durations are in seconds.
+    """
+    loaded = session.load()
+    rows = [
+        {
+            "name": each.name,
+            "value": _shown(getattr(loaded.settings, each.name), each.metadata["secret"]),
+            "source": loaded.sources[each.name],
+            "variable": f"TASKD_{each.name.upper()}",
+            "help": each.metadata["help"],
+        }
+        for each in fields(Settings)
+    ]
+    print_rows(rows, COLUMNS, as_json=as_json)
+
+
+def _shown(value: Any, secret: bool) -> Any:
+    if value is None or not secret:
+        return list(value) if isinstance(value, tuple) else value
+    # A DSN says more than its password, and that part is wanted here.
+    return hide_password(value) if "://" in value else "***"

@@ -1,0 +1,225 @@
+"""`taskd db`: the schema, and the embedded PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import click
+
+from taskd.cli.output import print_fields, print_json
+from taskd.cli.session import Session, json_option, pass_session, run
+from taskd.config import Loaded, hide_password
+from taskd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from taskd.store.migrations import Migration
+
+PASSWORD_OF_USER = re.compile(r"(?<=://)([^:/@\s]*):([^@\s]*)@")
+PASSWORD_OPTION = re.compile(r"(?i)(?<=[?&])password=([^&\s]*)&?")
+
+
+@click.group()
+def db() -> None:
+    """Migrate, check and reach the database."""
+
+
+@db.command()
+@pass_session
+def migrate(session: Session) -> None:
+    """Apply the migrations that the database lacks. Safe to repeat, and from several places."""
+    from taskd.store import migrations
+
+    async def work() -> list[Migration]:
+        async with session.target() as target:
+            return await migrations.migrate(target.database)
+
+    applied = run(work())
+    for migration in applied:
+        click.echo(f"{migration.number:04d}_{migration.name}")
+    newest = migrations.all_migrations()[-1].number
+    nothing = "" if applied else "; nothing was missing"
+    session.say(f"the schema taskd is at {newest:04d}{nothing}")
+
+
+@db.command()
+@pass_session
+def check(session: Session) -> None:
+    """Exit 0 when the database's schema fits this taskd, else 78."""
+    from taskd.store import migrations
+
+    async def work() -> None:
+        async with session.target() as target:
+            await migrations.check(target.database)
+
+    run(work())
+    click.echo(f"the schema taskd is at {migrations.all_migrations()[-1].number:04d}, as it should")
+
+
+@db.command()
+@click.option("--pending", is_flag=True, help="Only what the configured database lacks.")
+@pass_session
+def sql(session: Session, pending: bool) -> None:
+    """Print the migrations as SQL.
+
+    It also records them as applied. For databases that a DBA changes by hand:
+    taskd db sql | psql -X -v ON_ERROR_STOP=1 ...
+    """
+    from taskd.store import migrations
+    from taskd.store.script import script
+
+    wanted: Sequence[Migration] = migrations.all_migrations()
+    if pending:
+
+        async def work() -> dict[int, str]:
+            async with session.target() as target:
+                return await migrations.applied(target.database)
+
+        done = run(work())
+        wanted = [each for each in wanted if each.number not in done]
+    if wanted:
+        click.echo(script(wanted), nl=False)
+    else:
+        session.say("the database lacks nothing")
+
+
+@db.command()
+@pass_session
+def start(session: Session) -> None:
+    """Start the embedded PostgreSQL, and keep it up.
+
+    Until `taskd db stop`; otherwise it ends soon after its last user.
+    """
+    from taskd import embedded
+    from taskd.store import migrations
+    from taskd.store.database import Database
+
+    server = embedded.keep(_home(session))
+    try:
+        run(migrations.migrate(Database(server.connect_args())))
+        click.echo(server.dsn())
+        session.say(f"PostgreSQL {server.major} stays up; its data is in {server.home}")
+    finally:
+        server.close()
+
+
+@db.command()
+@pass_session
+def stop(session: Session) -> None:
+    """Stop the embedded PostgreSQL, whoever uses it."""
+    from taskd import embedded
+
+    stopped = embedded.stop(_home(session))
+    session.say("stopped" if stopped else "it was not running")
+
+
+@db.command()
+@json_option
+@pass_session
+def status(session: Session, as_json: bool) -> None:
+    """Show where the embedded PostgreSQL is, and if it runs."""
+    from taskd import embedded
+
+    found = embedded.status(_home(session))
+    row = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(found).items()}
+    if as_json:
+        print_json(row)
+    else:
+        print_fields(row)
+
+
+@db.command()
+@click.option("--show-password", is_flag=True, help="Print the password of a configured DSN, too.")
+@pass_session
+def dsn(session: Session, show_password: bool) -> None:
+    """Print the DSN alone, without its password.
+
+    Of the configured database, or of the embedded one, which it starts if need be.
+    """
+    loaded = session.load()
+    if loaded.settings.dsn is not None:
+        configured = loaded.settings.dsn
+        click.echo(configured if show_password else hide_password(configured))
+        return
+    from taskd import embedded
+
+    server = embedded.start(_home(session))
+    try:
+        click.echo(server.dsn())
+        if not embedded.status(server.home).kept:
+            session.say("it ends soon after its last user; `taskd db start` keeps it up")
+    finally:
+        server.close()
+
+
+@db.command(context_settings={"ignore_unknown_options": True})
+@click.argument("psql_options", metavar="[PSQL OPTIONS]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
+    """Open psql on the database.
+
+    What follows is handed to psql: taskd db shell -c 'SELECT 1'
+    """
+    from taskd import embedded
+
+    session = ctx.ensure_object(Session)
+    psql = str(embedded.pg_binary("psql"))
+    configured = session.load().settings.dsn
+    if configured is not None:
+        bare, password = split_password(configured)
+        environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
+        os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
+    server = embedded.start(_home(session))
+    # Ctrl-C is psql's, to drop the line or the statement: this process only holds the server. A
+    # handler, not SIG_IGN, which psql would inherit.
+    handler = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell, psql as it was looked up
+            [psql, *psql_options, "--dbname", server.dsn()], check=False
+        )
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        server.close()
+    ctx.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def split_password(dsn: str) -> tuple[str, str | None]:
+    """The DSN without its password, and the password: a command line is seen by all in ps."""
+    for pattern, replacement in ((PASSWORD_OF_USER, r"\1@"), (PASSWORD_OPTION, "")):
+        match = pattern.search(dsn)
+        if match:
+            return pattern.sub(replacement, dsn).rstrip("?&"), unquote(match[match.lastindex or 0])
+    return dsn, None
+
+
+def _home(session: Session) -> Path:
+    """Where the embedded server lives.
+
+    Raises:
+        ConfigError: another database is configured, or the embedded one is switched off.
+    """
+    from taskd import embedded
+
+    loaded = session.load()
+    _refuse_configured(loaded)
+    return embedded.default_home(loaded.settings.data_dir)
+
+
+def _refuse_configured(loaded: Loaded) -> None:
+    if loaded.settings.dsn is not None:
+        raise ConfigError(
+            f"a DSN is configured ({loaded.sources['dsn']}), so taskd uses that database and "
+            "no embedded one. Unset it to manage the embedded PostgreSQL."
+        )
+    if loaded.settings.embedded == "off":
+        raise ConfigError(
+            f"no DSN is configured, and the embedded PostgreSQL is switched off "
+            f"({loaded.sources['embedded']}). Set TASKD_DSN."
+        )

@@ -1,0 +1,130 @@
+"""What commands print: tables for terminals, tab-separated lines for pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+Row = Mapping[str, Any]
+# Heading -> what the cell of a row says.
+Columns = Mapping[str, Callable[[Row], str]]
+
+CELL_MAX = 60
+GAP = "  "
+# A unit and its seconds, and the unit below with its own.
+UNITS = (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
+
+
+def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
+    """Print a list: an object a line, or a table."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    cells = [[_cell(show(row)) for show in columns.values()] for row in rows]
+    headings = list(columns)
+    if sys.stdout.isatty():
+        _print_table(headings, cells)
+    else:
+        for line in (headings, *cells):
+            click.echo("\t".join(line))
+
+
+def print_json(value: object) -> None:
+    """One JSON value on one line; what JSON has no form for becomes text."""
+    click.echo(msgspec.json.encode(value, enc_hook=str).decode())
+
+
+def print_fields(row: Row) -> None:
+    """One row as `name: value` lines, the values aligned."""
+    width = max(map(len, row), default=0)
+    for name, value in row.items():
+        click.echo(f"{click.style(name, dim=True)}:{' ' * (width - len(name))} {value}")
+
+
+def _print_table(headings: list[str], cells: list[list[str]]) -> None:
+    # The last column may be as long as it likes: nothing stands behind it.
+    short = [[*map(_cut, line[:-1]), line[-1]] for line in cells]
+    columns = list(zip(*short, strict=True)) or [()] * len(headings)
+    padded = [_padded(h, column) for h, column in zip(headings, columns, strict=True)]
+    head, *body = (GAP.join(line).rstrip() for line in zip(*padded, strict=True))
+    click.secho(head, bold=True)
+    for line in body:
+        click.echo(line)
+
+
+def _padded(heading: str, column: Sequence[str]) -> list[str]:
+    """A column with its heading, as wide as its widest cell; numbers and spans to the right."""
+    width = max(map(len, (heading, *column)))
+    numbers = any(column) and all(cell[:1].isdigit() or not cell for cell in column)
+    pad = str.rjust if numbers else str.ljust
+    return [pad(cell, width) for cell in (heading, *column)]
+
+
+def _cut(cell: str) -> str:
+    return cell if len(cell) <= CELL_MAX else cell[: CELL_MAX - 1] + "…"
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its cell: names and messages come from anybody who can enqueue."""
+    return text if text.isprintable() else printable(text.replace("\n", " ").replace("\t", " "))
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer the terminal; line ends and tabs stay."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def text_of(name: str) -> Callable[[Row], str]:
+    """The cell of a column as it is; nothing when it is NULL."""
+    return lambda row: _text(row[name])
+
+
+def span_of(name: str) -> Callable[[Row], str]:
+    """The cell of a column that holds seconds."""
+    return lambda row: span(row[name])
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, datetime):
+        return moment(value)
+    return str(value)
+
+
+def moment(value: datetime | None) -> str:
+    """A point in time, in the zone of the reader."""
+    return "" if value is None else value.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def span(seconds: float | None) -> str:
+    """A length of time in its two largest units: `850ms`, `12s`, `3m 5s`, `2h 10m`, `4d 3h`."""
+    if seconds is None:
+        return ""
+    if seconds < 0:
+        return "-" + span(-seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.3g}ms" if seconds else "0s"
+    if seconds < 10:
+        return f"{seconds:.1f}s".replace(".0s", "s")
+    whole = round(seconds)
+    for unit, size, below, part in UNITS:
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size}{unit}" + (f" {rest}{below}" if rest else "")
+    return f"{whole}s"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 job`, `2,000 jobs`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

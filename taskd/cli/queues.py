@@ -1,0 +1,103 @@
+"""`taskd queues`: see them, pause them, say how long finished jobs are kept."""
+
+from __future__ import annotations
+
+import click
+
+from taskd.cli.output import Row, moment, print_rows, span, span_of, text_of
+from taskd.cli.session import DURATION, QUEUE, Session, json_option, pass_session
+
+# 10 years, as the column's CHECK has it.
+KEEP_S_MAX = 315_360_000
+
+
+def _paused(row: Row) -> str:
+    if not row["paused"]:
+        return ""
+    until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
+    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+
+
+COLUMNS = {
+    "QUEUE": text_of("queue"),
+    "QUEUED": text_of("queued"),
+    "SCHEDULED": text_of("scheduled"),
+    "RUNNING": text_of("running"),
+    "FAILED 24H": text_of("failed_last_day"),
+    "OLDEST DUE": span_of("oldest_due_s"),
+    "WORKERS": text_of("workers"),
+    "PAUSED": _paused,
+}
+
+
+@click.group()
+def queues() -> None:
+    """List, pause and resume queues."""
+
+
+@queues.command("list")
+@json_option
+@pass_session
+def list_(session: Session, as_json: bool) -> None:
+    """List queues: what waits, what runs, what failed in the last day, who serves them."""
+    from taskd.store import reports
+
+    print_rows(session.ask(reports.list_queues), COLUMNS, as_json=as_json)
+
+
+@queues.command()
+@click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
+@click.option("--for", "for_s", type=DURATION, help="Resume by itself after so long.")
+@click.option("--reason", help="Shown by `taskd queues list`.")
+@pass_session
+def pause(
+    session: Session, names: tuple[str, ...], for_s: float | None, reason: str | None
+) -> None:
+    """Stop claiming from queues; what runs goes on. Workers need not be told."""
+    if reason is not None and len(reason.encode()) > 500:
+        raise click.BadParameter("at most 500 bytes", param_hint="--reason")
+    from taskd.store import queues as store
+
+    session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    length = f" for {span(for_s)}" if for_s is not None else " until resumed"
+    session.say(f"paused{length}: {', '.join(names)}")
+
+
+@queues.command()
+@click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
+@pass_session
+def resume(session: Session, names: tuple[str, ...]) -> None:
+    """Claim from paused queues again."""
+    from taskd.store import queues as store
+
+    resumed = session.ask(lambda lane: store.resume(lane, names))
+    for name in names:
+        session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
+
+
+@queues.command()
+@click.argument("name", type=QUEUE)
+@click.option("--done", "done_s", type=DURATION, help="Keep jobs that are done so long.")
+@click.option("--failed", "failed_s", type=DURATION, help="Keep failed and cancelled jobs so long.")
+@json_option
+@pass_session
+def keep(
+    session: Session, name: str, done_s: float | None, failed_s: float | None, as_json: bool
+) -> None:
+    """Say how long a queue keeps its finished jobs; 0 forgets them at once.
+
+    Holds for jobs that finish from now on: `taskd queues keep email --done 7d --failed 30d`.
+    """
+    from taskd.store import reports
+
+    if done_s is None and failed_s is None:
+        raise click.UsageError("give --done, --failed, or both")
+    for option, seconds in (("--done", done_s), ("--failed", failed_s)):
+        if seconds is not None and seconds > KEEP_S_MAX:
+            raise click.BadParameter("at most 3650d", param_hint=option)
+    whole = [None if seconds is None else round(seconds) for seconds in (done_s, failed_s)]
+    row = session.ask(lambda lane: reports.keep_queue(lane, name, *whole))
+    columns = {
+        "QUEUE": text_of("name"), "DONE": span_of("keep_done_s"), "FAILED": span_of("keep_failed_s")
+    }
+    print_rows([row], columns, as_json=as_json)

@@ -1,0 +1,187 @@
+"""What every command needs: the settings, a way to the database, and types of options."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from taskd import config
+from taskd.core.job import check_queue
+from taskd.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from taskd.client import Client, Target
+    from taskd.store.database import Lane
+
+T = TypeVar("T")
+
+# A report may read a long history; a worker's statement never may.
+REPORT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The options given before the command."""
+
+    dsn: str | None = None
+    dsn_file: Path | None = None
+    verbose: bool = False
+    quiet: bool = False
+
+    def load(self, **flags: Any) -> config.Loaded:
+        """The settings from all sources, with the command's own flags on top.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        level = "debug" if self.verbose else "error" if self.quiet else None
+        return config.load(
+            {"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags
+        )
+
+    def say(self, message: str) -> None:
+        """A message for people, on stderr, unless they asked for quiet."""
+        if not self.quiet:
+            click.echo(message, err=True)
+
+    @asynccontextmanager
+    async def target(self) -> AsyncIterator[Target]:
+        """The database: the one that is configured, or the embedded one, started if need be."""
+        from taskd.client import open_target
+
+        target = await open_target(self.load().settings)
+        try:
+            if target.embedded is not None and target.embedded.started:
+                self.say(f"taskd: no DSN is configured; started {target.describe()}")
+            elif self.verbose:
+                self.say(f"taskd: using {target.describe()}")
+            yield target
+        finally:
+            target.close()
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """A client for this database."""
+        from taskd.client import Client
+
+        async with self.target(), Client(settings=self.load().settings) as client:
+            yield client
+
+    def ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
+        """Run `work` with a connection to a database whose schema fits.
+
+        Raises:
+            StoreUnavailable, ConfigError, SchemaError: it cannot be reached, or does not fit.
+        """
+        return run(self._ask(work))
+
+    async def _ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
+        from taskd.store import migrations
+        from taskd.store.database import Database, Lane
+
+        async with self.target() as target:
+            database = Database(
+                target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S
+            )
+            await migrations.check(database)
+            lane = Lane(database, "cli")
+            try:
+                return await work(lane)
+            finally:
+                await lane.close()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; Ctrl-C cancels it."""
+    return asyncio.run(work)
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, written `30s`, `5m`, `2h`, `7d`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read it."""
+        if isinstance(value, float):
+            return value
+        try:
+            return config.parse_duration_s(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Moment(click.ParamType[datetime]):
+    """A point in time with its time zone, as ISO 8601 writes it."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        """Read it."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_moment(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def parse_moment(text: str) -> datetime:
+    """The point in time of `2026-12-01T08:00:00+01:00`.
+
+    Raises:
+        ValueError: it is none, or has no time zone.
+    """
+    example = "write it as 2026-12-01T08:00:00+01:00, or with Z for UTC"
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time; {example}") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; {example}")
+    return moment
+
+
+class QueueName(click.ParamType[str]):
+    """The name of a queue."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check it."""
+        try:
+            return check_queue(str(value))
+        except InvalidJob as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = Duration()
+MOMENT = Moment()
+QUEUE = QueueName()
+JOB_ID = click.IntRange(1, 2**63 - 1)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+pass_session = click.make_pass_decorator(Session)
+
+
+def version_line() -> str:
+    """The versions of what takes part."""
+    from taskd import __version__
+    from taskd.store.migrations import all_migrations
+
+    parts = [f"taskd {__version__}", f"Python {platform.python_version()}"]
+    parts += [f"{name} {version(name)}" for name in ("asyncpg", "uvloop")]
+    return ", ".join([*parts, f"schema {all_migrations()[-1].number:04d}"])

@@ -1,0 +1,105 @@
+"""The mail server of `taskd demo`: keeps every mail as a file, and plays busy now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from taskd.errors import ConfigError
+
+HOST = "127.0.0.1"
+HEAD_BYTES = 16 * 1024
+BUSY = "451 4.3.2 The demo's mail server plays busy (--fail-rate); try again"
+
+_MESSAGE_ID = re.compile(rb"^Message-ID:\s*(<[^>]+>)", re.IGNORECASE | re.MULTILINE)
+
+
+class Folder:
+    """A folder of mails, `00001.eml` and so on; what lies in it already counts too.
+
+    Attributes:
+        copies: how often each mail is there, by Message-ID.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.copies: Counter[str] = Counter()
+        self._number = 0
+        for file in path.glob("*.eml"):
+            if file.stem.isdecimal():
+                self._number = max(self._number, int(file.stem))
+                with file.open("rb") as opened:
+                    self._count(opened.read(HEAD_BYTES))
+
+    @property
+    def duplicates(self) -> int:
+        """Mails beyond the first of their Message-ID."""
+        return self.copies.total() - len(self.copies)
+
+    def add(self, content: bytes) -> Path:
+        """Keep a mail; where."""
+        self._number += 1
+        file = self.path / f"{self._number:05}.eml"
+        file.write_bytes(content)
+        self._count(content[:HEAD_BYTES])
+        return file
+
+    def _count(self, head: bytes) -> None:
+        # A file that a killed run could not finish may have none; its mail was never acknowledged.
+        found = _MESSAGE_ID.search(head)
+        if found:
+            self.copies[found[1].decode("ascii", "replace")] += 1
+
+
+class Sink:
+    """Answers as aiosmtpd asks.
+
+    Args:
+        folder: where the mails go.
+        fail_rate: the share of mails that is put off, 0 to 1.
+    """
+
+    def __init__(self, folder: Folder, fail_rate: float) -> None:
+        self._folder = folder
+        self._fail_rate = fail_rate
+
+    async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
+        """Take a mail, or put it off. It is on file before the answer."""
+        if random.random() < self._fail_rate:
+            return BUSY
+        self._folder.add(envelope.content)
+        return "250 2.0.0 Kept"
+
+
+@asynccontextmanager
+async def serving(folder: Folder, fail_rate: float) -> AsyncIterator[int]:
+    """Run the mail server on a free port of this machine; the port.
+
+    Raises:
+        ConfigError: aiosmtpd is not installed.
+    """
+    try:
+        from aiosmtpd.smtp import SMTP
+    except ImportError:
+        raise ConfigError(
+            "the demo needs the mail server aiosmtpd: pip install 'taskd[demo]'"
+        ) from None
+    # Two lines for every command of every mail would cost more than the mails.
+    logging.getLogger("mail.log").setLevel(logging.ERROR)
+    loop = asyncio.get_running_loop()
+    sink = Sink(folder, fail_rate)
+    server = await loop.create_server(
+        lambda: SMTP(sink, hostname="localhost", loop=loop, enable_SMTPUTF8=True), HOST, 0
+    )
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()

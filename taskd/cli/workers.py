@@ -1,0 +1,41 @@
+"""`taskd workers`: who serves what."""
+
+from __future__ import annotations
+
+import click
+
+from taskd.cli.output import print_rows, span_of, text_of
+from taskd.cli.session import DURATION, Session, json_option, pass_session
+
+COLUMNS = {
+    "ID": text_of("id"),
+    "STATE": text_of("state"),
+    "HOST": text_of("host"),
+    "PID": text_of("pid"),
+    "APP": text_of("app"),
+    "QUEUES": text_of("queues"),
+    "RUNNING": text_of("running"),
+    "BEAT": span_of("beat_age_s"),
+    "UP": span_of("up_s"),
+    "VERSION": text_of("version"),
+}
+
+
+@click.command()
+@click.option(
+    "--dead", "dead_s", type=DURATION, default="1h", show_default=True,
+    help="How long dead workers are listed.",
+)
+@json_option
+@pass_session
+def workers(session: Session, dead_s: float, as_json: bool) -> None:
+    """List workers, live and recently dead.
+
+    A worker is live, draining (it stops), silent (its lease has run out) or dead.
+    """
+    from taskd.store import reports
+
+    rows = session.ask(lambda lane: reports.list_workers(lane, dead_s))
+    print_rows(rows, COLUMNS, as_json=as_json)
+    if not any(row["state"] == "live" for row in rows):
+        session.say("no live worker; start one with `taskd run`")

@@ -1,0 +1,221 @@
+"""`taskd enqueue`."""
+
+import json
+from datetime import datetime
+
+import pytest
+
+MARKER_LIMIT = 256 * 1024
+
+
+def rows(taskd):
+    found = taskd.sql(
+        """
+        SELECT id, queue, task, state, priority, args, run_at, enqueued_at, max_attempts, timeout_s
+        FROM taskd.jobs ORDER BY id
+        """
+    )
+    return [dict(row) | {"args": json.loads(row["args"])} for row in found]
+
+
+def lines(*objects):
+    return "".join(json.dumps(each) + "\n" for each in objects)
+
+
+def test_a_job_with_every_option(taskd):
+    taskd.publish()
+    job_id = taskd.enqueue(
+        "send_report", "to=ada@example.org", "n:=3", "--queue", "reports", "--in", "5m",
+        "--priority", -10, "--max-attempts", 7, "--timeout", "30s",
+    )
+    [row] = rows(taskd)
+    assert row["id"] == job_id
+    assert row["args"] == {"to": "ada@example.org", "n": 3}
+    assert (row["queue"], row["priority"]) == ("reports", -10)
+    assert (row["max_attempts"], row["timeout_s"]) == (7, 30)
+    assert (row["run_at"] - row["enqueued_at"]).total_seconds() == 300
+    assert row["state"] == "scheduled"
+
+
+def test_the_published_task_decides_the_queue_and_checks_the_arguments(taskd):
+    taskd.publish()
+    taskd.enqueue("send_report", "to=ada")
+    assert rows(taskd)[0]["queue"] == "email"
+    assert "'to'" in taskd("enqueue", "send_report", code=2).stderr
+    assert "integer" in taskd("enqueue", "send_report", "to=ada", "n=3", code=2).stderr
+    assert "'send_report'" in taskd("enqueue", "send_reprot", "to=ada", code=2).stderr
+    assert len(rows(taskd)) == 1
+
+
+def test_a_point_in_time(taskd):
+    taskd.enqueue("t", "--queue", "q", "--at", "2046-12-01T08:00:00+01:00")
+    assert rows(taskd)[0]["run_at"] == datetime.fromisoformat("2046-12-01T07:00:00Z")
+
+
+def test_arguments_as_json_and_as_pairs(taskd):
+    given = ["--json", '{"a": [1, {"b": null}]}', "url=http://x?a:=b=c", "e="]
+    taskd.enqueue("t", "--queue", "q", *given)
+    assert rows(taskd)[0]["args"] == {"a": [1, {"b": None}], "url": "http://x?a:=b=c", "e": ""}
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["x:=NaN"], "not JSON"),
+        (["x:=Infinity"], "not JSON"),
+        (["x:={"], "not JSON"),
+        (["x"], "neither"),
+        (["=1"], "neither"),
+        (["x=1", "x:=2"], "twice"),
+        (["--json", "[1]"], "not a JSON object"),
+        (["--json", "{"], "not JSON"),
+        (['x:="a\\u0000b"'], "U+0000"),
+        (["x=" + "y" * MARKER_LIMIT], "the limit is 262,144"),
+        (["x:=1e400000"], ""),
+        (["--priority", "40000"], "priority"),
+        (["--max-attempts", "0"], "max_attempts"),
+        (["--timeout", "0s"], "timeout"),
+        (["--in", "5 weeks"], "not a duration"),
+        (["--in", "1m", "--at", "2046-12-01T08:00:00Z"], "not both"),
+        (["--at", "tomorrow"], "no time"),
+        (["--at", "2046-12-01T08:00:00"], "no time zone"),
+        (["--at", "9999-12-31T23:59:59Z"], "run_at"),
+    ],
+    ids=lambda value: value[0][:12] if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_refused_before_anything_is_written(nowhere, server, args, why, request):
+    nowhere.dsn = request.getfixturevalue("shared_dsn")
+    assert why in nowhere("enqueue", "t", "--queue", "q", *args, code=2).stderr
+    assert nowhere.sql("SELECT count(*) FROM taskd.job")[0][0] == 0
+
+
+@pytest.fixture(scope="module")
+def shared_dsn(server):
+    """One database for all tests that leave it as it is."""
+    name = server.create()
+    yield server.dsn(name)
+    server.drop(name)
+
+
+def test_many_lines(taskd):
+    taskd.publish()
+    text = lines(
+        {"task": "send_report", "args": {"to": "a"}},
+        {"task": "t", "queue": "x", "priority": 1, "delay_s": 60, "max_attempts": 2,
+         "timeout_s": 9.5},
+        {"task": "t", "queue": "x", "in": "2m"},
+        {"task": "t", "queue": "x", "run_at": "2046-12-01T08:00:00Z", "args": {"n": 2**80}},
+    )
+    result = taskd("enqueue", "-", "--ids", stdin="\n" + text + "\n\n")
+    assert result.stdout.split() == ["1", "2", "3", "4"]
+    assert result.stderr == "4 jobs enqueued\n"
+    found = rows(taskd)
+    assert [row["queue"] for row in found] == ["email", "x", "x", "x"]
+    waits = [(row["run_at"] - row["enqueued_at"]).total_seconds() for row in found[:3]]
+    assert waits == [0, 60, 120]
+    assert (found[1]["priority"], found[1]["max_attempts"], found[1]["timeout_s"]) == (1, 2, 9.5)
+    assert found[3]["args"] == {"n": 2**80}
+
+
+def test_options_hold_for_lines_that_do_not_say_them(taskd):
+    text = lines(
+        {"task": "t"}, {"task": "t", "queue": "own", "priority": 5, "delay_s": 0},
+        {"task": "t", "run_at": "2046-12-01T08:00:00Z"},
+    )
+    taskd("enqueue", "-", "--queue", "q", "--priority", 7, "--in", "1h", stdin=text)
+    found = rows(taskd)
+    assert [(row["queue"], row["priority"], row["state"]) for row in found] == [
+        ("q", 7, "scheduled"), ("own", 5, "queued"), ("q", 7, "scheduled"),
+    ]
+    assert found[2]["run_at"].year == 2046
+
+
+def test_nothing_to_enqueue(taskd):
+    assert taskd("enqueue", "-", stdin="").stderr == "0 jobs enqueued\n"
+
+
+def test_a_broken_line_among_ten_thousand(taskd):
+    good = [json.dumps({"task": "t", "queue": "q", "args": {"line": n}}) for n in range(1, 10_001)]
+    good[4999] = '{"task": "t", "queue": "q", "args": {"line": 5000}'
+    error = taskd("enqueue", "-", stdin="\n".join(good), code=2).stderr
+    assert error.startswith("taskd: 4,000 enqueued (lines 1 to 4,000); line 5,000 is not JSON: ")
+    assert error.endswith("; nothing from line 4,001 on was enqueued\n")
+    number = "(args ->> 'line')::integer"
+    [row] = taskd.sql(f"SELECT count(*), min({number}), max({number}) FROM taskd.job")
+    assert tuple(row) == (4000, 1, 4000)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"task": "t", "args": {"x": NaN}}', "not JSON"),
+        ('{"task": "t", "args": {"x": "\\u0000"}}', "U+0000"),
+        ('{"task": "t", "args": {"x": "\\ud800"}}', "not JSON"),
+        (json.dumps({"task": "t", "args": {"x": "y" * 300 * 1024}}), "the limit is 262,144"),
+        ('{"task": "t", "args": [1]}', "not a JSON object"),
+        ('{"task": "t", "args": null}', "not a JSON object"),
+        ('{"task": "t", "argz": {}}', "argz"),
+        ('{"args": {}}', "task"),
+        ("[]", "object"),
+        ("{} {}", ""),
+        ('{"task": ""}', "task name"),
+        ('{"task": "t", "queue": "B B"}', "queue"),
+        ('{"task": "t", "priority": "high"}', "priority"),
+        ('{"task": "t", "priority": 40000}', "priority"),
+        ('{"task": "t", "in": "soon"}', "not a duration"),
+        ('{"task": "t", "in": "1m", "delay_s": 60}', "one of"),
+        ('{"task": "t", "run_at": "2046-12-01T08:00:00"}', "no time zone"),
+        # These only the database refuses.
+        ('{"task": "t", "args": {"x": 1e400000}}', "numeric"),
+        ("x" * 3_000_000, "longer than"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_a_line_that_is_wrong_is_named(nowhere, shared_dsn, line, why):
+    nowhere.dsn = shared_dsn
+    good = '{"task": "t"}'
+    text = f"{good}\n{good}\n{line}\n{good}"
+    error = nowhere("enqueue", "-", "--queue", "q", stdin=text, code=2).stderr
+    assert "line 3" in error
+    assert why in error
+    assert error.endswith("; nothing was enqueued\n")
+    assert nowhere.sql("SELECT count(*) FROM taskd.job")[0][0] == 0
+
+
+def test_a_line_that_does_not_fit_its_task_is_named(taskd):
+    taskd.publish()
+    good = {"task": "send_report", "args": {"to": "a"}}
+    text = lines(*[good] * 1500, {"task": "send_report", "args": {"too": "a"}}, good)
+    error = taskd("enqueue", "-", stdin=text, code=2).stderr
+    begun = "1,000 enqueued (lines 1 to 1,000)"
+    assert error.startswith(f"taskd: {begun}; line 1,501: task send_report")
+    assert taskd.sql("SELECT count(*) FROM taskd.job")[0][0] == 1000
+
+
+def test_bytes_that_are_no_text(taskd):
+    assert "line 1 is not JSON" in taskd("enqueue", "-", stdin=b"\xff\xfe\n", code=2).stderr
+
+
+def test_arguments_beside_stdin_are_refused(nowhere):
+    nowhere("enqueue", "-", "to=ada", code=2)
+    nowhere("enqueue", "-", "--json", "{}", code=2)
+
+
+def test_an_answer_that_never_came_is_told_as_such(taskd):
+    # The server takes the first chunk and then goes away in the middle of the second.
+    taskd.sql(
+        """
+        CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF new.args @> '{"die": true}' THEN
+                PERFORM pg_terminate_backend(pg_backend_pid());
+            END IF;
+            RETURN new;
+        END $$
+        """
+    )
+    taskd.sql("CREATE TRIGGER die BEFORE INSERT ON taskd.job FOR EACH ROW EXECUTE FUNCTION die()")
+    text = lines(*[{"task": "t"}] * 1200, {"task": "t", "args": {"die": True}})
+    error = taskd("enqueue", "-", "--queue", "q", stdin=text, code=69).stderr
+    assert "1,000 enqueued (lines 1 to 1,000); " in error
+    assert "lines 1,001 to 1,201 may or may not have been enqueued" in error

@@ -1,0 +1,123 @@
+"""`taskd jobs`."""
+
+import json
+
+import pytest
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "app.py", line 3\nValueError: \x1b[2Jsuch'
+ERROR = {
+    "attempt": 5, "worker": "12", "started": "2026-01-01T00:00:00Z",
+    "ended": "2026-01-01T00:00:01Z", "type": "ValueError", "message": "no \x1b[2Jsuch",
+    "traceback": TRACEBACK,
+}
+
+
+@pytest.fixture
+def some(taskd):
+    """Jobs 1 queued, 2 scheduled, 3 done, 4 failed, 5 cancelled, 6 running."""
+    for number in range(1, 7):
+        options = ["--in", "1h"] if number == 2 else []
+        queue = "email" if number < 5 else "web"
+        taskd.enqueue("send" if number % 2 else "fetch", "--queue", queue, f"n:={number}", *options)
+    taskd.finish(3, "done")
+    taskd.finish(4, "failed", reason="attempts", errors=json.dumps([ERROR]), attempt=5)
+    taskd.finish(5, "cancelled", reason="by hand")
+    taskd.worker(12, "email")
+    taskd.sql(
+        "UPDATE taskd.job SET state = 'running', worker_id = 12, attempt = 1, started_at = now() "
+        "WHERE id = 6"
+    )
+    return taskd
+
+
+def ids(taskd, *args):
+    return [int(line) for line in taskd("jobs", "list", "--ids", *args).stdout.splitlines()]
+
+
+def test_newest_first(some):
+    assert ids(some) == [6, 5, 4, 3, 2, 1]
+    assert ids(some, "--limit", 2) == [6, 5]
+    assert "more with --limit" in some("jobs", "list", "--limit", 2).stderr
+
+
+def test_filters(some):
+    for args, wanted in [
+        (["--queue", "web"], [6, 5]),
+        (["--task", "send"], [5, 3, 1]),
+        (["--state", "failed"], [4]),
+        (["--state", "failed", "--state", "done", "--state", "queued"], [4, 3, 1]),
+        (["--state", "running"], [6]),
+        (["--since", "1h"], [6, 5, 4, 3, 2, 1]),
+        (["--since", "0s"], []),
+        (["--since", "500ms", "--state", "failed"], []),
+        (["--queue", "none"], []),
+    ]:
+        assert ids(some, *args) == wanted, args
+
+
+def test_a_list_as_lines(some):
+    lines = [line.split("\t") for line in some("jobs", "list").stdout.splitlines()]
+    assert lines[0] == ["ID", "STATE", "QUEUE", "TASK", "ATTEMPT", "AGE", "NOTE"]
+    by_id = {line[0]: line for line in lines[1:]}
+    assert by_id["4"][1:5] == ["failed", "email", "fetch", "5/-"]
+    assert by_id["4"][6] == "attempts"
+    assert by_id["2"][6] in ("in 1h", "in 59m 59s", "in 59m 58s")
+
+
+def test_show_tells_everything(some):
+    [job] = some.json("jobs", "show", 4)
+    assert job["args"] == {"n": 4}
+    assert job["errors"] == [ERROR]
+    assert job["state"] == "failed"
+    text = some("jobs", "show", 4).stdout
+    assert "attempt 5 on worker 12" in text
+    assert 'File "app.py", line 3' in text
+    assert "\x1b" not in text
+    assert some.json("jobs", "show", 6)[0]["host"] == "host1"
+
+
+def test_show_of_an_unknown_job(taskd):
+    assert "no job has the id 77" in taskd("jobs", "show", 77, code=3).stderr
+
+
+def test_retry_by_id(some):
+    assert some("jobs", "retry", 4, 5).stdout.split() == ["4", "5"]
+    assert ids(some, "--state", "queued") == [5, 4, 1]
+
+
+def test_retry_of_what_cannot_be_retried(some):
+    result = some("jobs", "retry", 4, 3, 1, code=1)
+    assert result.stdout.split() == ["4"]
+    assert "job 1 is queued; only failed and cancelled jobs can be retried" in result.stderr
+    assert "job 3 is done" in result.stderr
+    error = some("jobs", "retry", 77, 3, code=3).stderr
+    assert "no job has the id 77" in error
+    assert "job 3 is done" in error
+
+
+def test_retry_by_filter(some):
+    assert some("jobs", "retry", "--state", "failed", "--task", "send").stdout == ""
+    dry = some("jobs", "retry", "--state", "failed", "--state", "cancelled", "--dry-run")
+    assert dry.stdout.split() == ["4", "5"] or dry.stdout.split() == ["5", "4"]
+    assert "2 jobs would be retried" in dry.stderr
+    assert ids(some, "--state", "failed") == [4]
+    result = some("jobs", "retry", "--state", "failed", "--queue", "email", "--since", "1h")
+    assert result.stdout.split() == ["4"]
+    assert result.stderr == "1 job retried\n"
+
+
+def test_cancel(some):
+    result = some("jobs", "cancel", 1, 2, 6, 1, "--reason", "no longer wanted")
+    assert result.stdout.splitlines() == ["1\tcancelled", "2\tcancelled", "6\trunning"]
+    assert some.json("jobs", "show", 1)[0]["reason"] == "no longer wanted"
+    assert some.json("jobs", "show", 6)[0]["cancel_asked"] is True
+
+
+def test_cancel_of_what_cannot_be_cancelled(some):
+    assert "job 3 is done already" in some("jobs", "cancel", 3, code=1).stderr
+    assert "no job has the id 77" in some("jobs", "cancel", 77, 3, code=3).stderr
+
+
+def test_ids_fit_into_a_pipe(some):
+    found = some("jobs", "list", "--state", "failed", "--ids").stdout.split()
+    assert some("jobs", "retry", *found).stdout.split() == found

@@ -1,0 +1,230 @@
+"""The group: help, versions, errors and exit codes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import taskd.cli
+from taskd.cli import COMMANDS, cli, report
+from taskd.errors import ConfigError, SchemaMissing, StoreUnavailable, TaskdError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_of_a_command_what_the_command_says_of_itself(name):
+    if find_spec(f"taskd.cli.{COMMANDS[name].module}") is None:
+        pytest.skip(f"taskd {name} is not built yet")
+    command = cli.get_command(click.Context(cli), name)
+    assert command.get_short_help_str(limit=200) == COMMANDS[name].help
+
+
+def test_help_imports_no_command_and_no_database():
+    code = """
+        import sys, taskd
+        before = set(sys.modules)
+        from taskd.cli import cli
+        cli.main(["--help"], prog_name="taskd", standalone_mode=False)
+        new = set(sys.modules) - before
+        assert not {m for m in new if m.startswith(("asyncpg", "structlog", "taskd.cli."))}, new
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_no_arguments_print_the_help(nowhere):
+    assert "Commands:" in nowhere(code=2).output
+
+
+def test_version(nowhere):
+    text = nowhere("--version").stdout
+    for part in ("taskd ", "Python 3.", "asyncpg 0.", "uvloop 0.", "schema 0"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nothing"],
+        ["--dsn", "postgresql://a@h/x", "--dsn-file", "x", "config"],
+        ["-v", "-q", "config"],
+        ["jobs"],
+        ["jobs", "show"],
+        ["jobs", "show", "x"],
+        ["jobs", "show", "0"],
+        ["jobs", "list", "--limit", "0"],
+        ["jobs", "list", "--since", "a while"],
+        ["jobs", "list", "--queue", "E-Mail!"],
+        ["jobs", "list", "--state", "ready"],
+        ["jobs", "retry"],
+        ["jobs", "retry", "1", "--state", "failed"],
+        ["jobs", "retry", "1", "--queue", "email"],
+        ["jobs", "cancel"],
+        ["queues", "keep", "email"],
+        ["queues", "keep", "email", "--done", "4000d"],
+        ["queues", "pause"],
+        ["stats", "--by", "minute"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_exit_2(nowhere, args):
+    nowhere(*args, code=2)
+
+
+def test_errors_exit_with_the_code_of_their_class(capsys):
+    assert report(ConfigError("x")) == 78
+    assert report(SchemaMissing("x")) == 78
+    assert report(StoreUnavailable("x")) == 69
+    assert report(TaskdError("x")) == 1
+    assert report(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "taskd: x\n" * 4
+
+
+def test_an_unexpected_error_brings_its_traceback_without_passwords(nowhere, monkeypatch):
+    def broken(_name):
+        raise ValueError("postgresql://ada:hunter2@host/db")
+
+    monkeypatch.setattr(taskd.cli, "import_module", broken)
+    result = CliRunner().invoke(cli, ["jobs"])
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert "ValueError" in result.stderr.splitlines()[-1]
+    assert "hunter2" not in result.output
+
+
+def test_a_server_that_is_not_there_is_exit_69(nowhere):
+    nowhere.dsn = "postgresql://taskd@127.0.0.1:1/x"
+    for args in (["jobs", "list"], ["health"], ["db", "migrate"], ["enqueue", "t", "--queue", "q"]):
+        assert "cannot be reached" in nowhere(*args, code=69).stderr
+
+
+def test_a_missing_database_is_exit_78(nowhere, server):
+    nowhere.dsn = server.dsn("taskd_no_such_database")
+    for args in (["jobs", "list"], ["health"], ["db", "check"], ["enqueue", "t", "--queue", "q"]):
+        assert "does not exist. Create it" in nowhere(*args, code=78).stderr
+
+
+def test_a_missing_schema_is_exit_78_and_says_what_to_do(empty):
+    for args in (["jobs", "list"], ["health"], ["db", "check"], ["enqueue", "t", "--queue", "q"]):
+        assert "taskd db migrate" in empty(*args, code=78).stderr
+
+
+def test_a_newer_schema_is_exit_78(taskd):
+    taskd.sql("INSERT INTO taskd.migration (number, name, digest) VALUES (9999, 'x', 'x')")
+    assert "Upgrade taskd" in taskd("jobs", "list", code=78).stderr
+
+
+def test_without_a_dsn_and_with_embedded_off(nowhere):
+    assert "TASKD_DSN" in nowhere("jobs", "list", code=78, TASKD_EMBEDDED="off").stderr
+
+
+def test_a_password_in_a_flag_is_warned_of_and_never_printed(nowhere):
+    dsn = "postgresql://ada:hunter2@127.0.0.1:1/x"
+    for args in (["config"], ["db", "dsn"]):
+        result = nowhere("--dsn", dsn, *args)
+        assert "--dsn-file" in result.stderr.splitlines()[0]
+        assert "ada:***@127.0.0.1" in result.stdout
+    nowhere("--dsn", dsn, "jobs", "list", code=69)
+    nowhere("--dsn", "mysql://ada:hunter2@h/x", "jobs", "list", code=78)
+    nowhere("--dsn", "postgresql://ada:hunter2@h:port/x", "jobs", "list", code=78)
+    assert "ps" not in nowhere("config", TASKD_DSN=dsn).stderr
+
+
+def test_a_dsn_from_a_file(taskd, home):
+    home.joinpath("dsn").write_text(taskd.dsn + "\n")
+    taskd.dsn = None
+    assert taskd.json("--dsn-file", "dsn", "jobs", "list") == []
+    assert "cannot be read" in taskd("--dsn-file", "none", "jobs", "list", code=78).stderr
+
+
+def test_quiet_leaves_data_and_errors(taskd):
+    assert taskd("-q", "workers").stderr == ""
+    assert taskd("workers").stderr != ""
+    assert taskd("-q", "jobs", "show", 1, code=3).stderr != ""
+
+
+READS = [
+    ["jobs", "list"], ["queues", "list"], ["workers"], ["tasks"], ["stats"],
+    ["stats", "--by", "hour"], ["config"], ["jobs", "show", "1"], ["health", "--queue", "email"],
+    ["queues", "keep", "email", "--done", "1d"],
+]
+
+
+def test_every_read_command_prints_json(taskd):
+    taskd.publish()
+    taskd.worker(1, "email")
+    job_id = taskd.enqueue("send_report", "to=ada")
+    taskd.finish(taskd.enqueue("send_report", "to=bob"), "failed", reason="attempts")
+    assert job_id == 1
+    for args in READS:
+        objects = taskd.json(*args)
+        assert objects, args
+        assert all(isinstance(each, dict) for each in objects)
+        # Off a terminal the same goes out as lines without colours.
+        assert "\x1b" not in taskd(*args).stdout
+
+
+# As processes: what main() itself is responsible for.
+
+
+def test_exit_codes_reach_the_shell(process, server, dsn):
+    wanted = {
+        ("--version",): (None, 0),
+        ("jobs", "list", "--json"): (dsn, 0),
+        ("jobs", "show", "77"): (dsn, 3),
+        ("health", "--queue", "email"): (dsn, 4),
+        ("db", "check"): ("postgresql://taskd@127.0.0.1:1/x", 69),
+        ("health",): (server.dsn("taskd_no_such_database"), 78),
+        ("nothing",): (dsn, 2),
+    }
+    running = {args: process(*args, dsn=place) for args, (place, _) in wanted.items()}
+    for args, each in running.items():
+        _, errors = each.communicate()
+        assert each.returncode == wanted[args][1], (args, errors)
+        assert "Traceback" not in errors
+
+
+def test_ctrl_c_is_exit_130_and_says_how_far_it_got(process, dsn):
+    taskd = process("enqueue", "-", "--queue", "q", "--ids", dsn=dsn)
+    for _ in range(1000):
+        taskd.stdin.write('{"task": "t"}\n')
+    taskd.stdin.flush()
+    assert taskd.stdout.readline() == "1\n"
+    taskd.send_signal(signal.SIGINT)
+    _, errors = taskd.communicate()
+    assert taskd.returncode == 130
+    assert "1,000 enqueued (lines 1 to 1,000); interrupted; nothing from line 1,001" in errors
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(process, taskd):
+    lines = (json.dumps({"task": "t", "queue": "q"}) + "\n" for _ in range(5000))
+    taskd("enqueue", "-", stdin="".join(lines))
+    listing = process("jobs", "list", "--limit", "10000", dsn=taskd.dsn)
+    listing.stdout.readline()
+    listing.stdout.close()
+    assert listing.stderr.read() == ""
+    assert listing.wait() == 141
+
+
+def test_a_bulk_whose_ids_nobody_reads_says_how_far_it_got(process, taskd):
+    bulk = process("enqueue", "-", "--queue", "q", "--ids", dsn=taskd.dsn)
+    bulk.stdout.close()
+    for _ in range(2000):
+        bulk.stdin.write('{"task": "t"}\n')
+    with contextlib.suppress(BrokenPipeError):
+        bulk.stdin.close()
+    assert "1,000 enqueued (lines 1 to 1,000); nobody reads the ids" in bulk.stderr.read()
+    assert bulk.wait() == 141
+    assert taskd.sql("SELECT count(*) FROM taskd.job")[0][0] == 1000

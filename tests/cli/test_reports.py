@@ -1,0 +1,166 @@
+"""`taskd queues`, `workers`, `tasks`, `stats`, `health`, `config`."""
+
+import json
+
+
+def by(name, rows):
+    return {row[name]: row for row in rows}
+
+
+def test_queues(taskd):
+    taskd.worker(1, "email", "idle")
+    taskd.worker(2, "email", draining=True)
+    taskd.worker(3, "email", died="1 minute")
+    taskd.enqueue("t", "--queue", "email")
+    taskd.enqueue("t", "--queue", "email", "--in", "1h")
+    taskd.finish(taskd.enqueue("t", "--queue", "web"), "failed")
+    rows = by("queue", taskd.json("queues", "list"))
+    assert sorted(rows) == ["email", "idle", "web"]
+    email = rows["email"]
+    assert (email["queued"], email["scheduled"], email["running"], email["workers"]) == (1, 1, 0, 1)
+    assert email["oldest_due_s"] >= 0
+    assert rows["web"]["failed_last_day"] == 1
+    assert rows["idle"]["oldest_due_s"] is None
+
+
+def test_pausing(taskd):
+    taskd("queues", "pause", "email", "web", "--for", "10m", "--reason", "provider is down")
+    row = by("queue", taskd.json("queues", "list"))["email"]
+    assert row["paused"] is True
+    assert row["pause_reason"] == "provider is down"
+    assert "provider is down" in taskd("queues", "list").stdout
+    resumed = taskd("queues", "resume", "email", "other").stderr
+    assert resumed == "resumed: email\nnot paused: other\n"
+    rows = by("queue", taskd.json("queues", "list"))
+    assert (rows["email"]["paused"], rows["web"]["paused"]) == (False, True)
+    taskd("queues", "pause", "email", "--reason", "x" * 501, code=2)
+
+
+def test_a_pause_that_is_over_is_none(taskd):
+    taskd("queues", "pause", "email", "--for", "1ms")
+    assert by("queue", taskd.json("queues", "list"))["email"]["paused"] is False
+
+
+def test_keeping(taskd):
+    assert taskd.json("queues", "keep", "email", "--done", "1h") == [
+        {"name": "email", "keep_done_s": 3600, "keep_failed_s": 2592000}
+    ]
+    assert taskd.json("queues", "keep", "email", "--failed", "0")[0] == {
+        "name": "email", "keep_done_s": 3600, "keep_failed_s": 0,
+    }
+
+
+def test_workers(taskd):
+    taskd.worker(2**62 + 1, "email", "web")
+    taskd.worker(2, "email", draining=True)
+    taskd.worker(3, "email", lease="-1 minute")
+    taskd.worker(4, "email", died="5 minutes")
+    taskd.worker(5, "email", died="2 days")
+    rows = by("state", taskd.json("workers"))
+    assert sorted(rows) == ["dead", "draining", "live", "silent"]
+    assert rows["live"]["id"] == str(2**62 + 1)
+    assert rows["live"]["queues"] == ["email", "web"]
+    assert len(taskd.json("workers", "--dead", "7d")) == 5
+    assert "no live worker" not in taskd("workers").stderr
+
+
+def test_tasks(taskd):
+    taskd.publish(
+        schema={
+            "type": "object",
+            "properties": {
+                "to": {"type": "string"},
+                "n": {"type": "integer"},
+                "when": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "whom": {"$ref": "#/$defs/Person"},
+                "any": {},
+            },
+            "required": ["to", "whom"],
+        }
+    )
+    [row] = taskd.json("tasks")
+    assert row["args_schema"]["required"] == ["to", "whom"]
+    line = taskd("tasks").stdout.splitlines()[1].split("\t")
+    assert line[:5] == ["send_report", "app", "email", "5", "30s"]
+    for part in ("to: string", "n: integer = ...", "when: date | null = ...",
+                 "tags: array of string = ...", "whom: Person", "any: any = ..."):
+        assert part in line[5].split(", ")
+    assert line[5].startswith("to: string, whom: Person, ")
+
+
+def test_stats(taskd):
+    for state, attempt in (("done", 1), ("done", 2), ("failed", 5), ("cancelled", 1)):
+        taskd.finish(taskd.enqueue("t", "--queue", "email"), state, attempt=attempt)
+    taskd.finish(taskd.enqueue("t", "--queue", "web"), "done")
+    rows = by("queue", taskd.json("stats"))
+    email = rows["email"]
+    assert [email[n] for n in ("done", "failed", "cancelled", "retried")] == [2, 1, 1, 2]
+    assert email["run_p50_s"] == email["run_p95_s"] == 1
+    assert email["wait_p50_s"] == 0
+    assert len(taskd.json("stats", "--queue", "web")) == 1
+    assert taskd.json("stats", "--task", "none") == []
+    assert taskd.json("stats", "--since", "100ms") == []
+    assert all(row["hour"] for row in taskd.json("stats", "--by", "hour"))
+
+
+def test_a_job_that_never_ran_has_no_run_time(taskd):
+    taskd("jobs", "cancel", taskd.enqueue("t", "--queue", "email"))
+    [row] = taskd.json("stats")
+    assert row["cancelled"] == 1
+    assert row["run_p50_s"] is None
+
+
+def test_health(taskd):
+    assert "healthy" in taskd("health").stdout
+    taskd.enqueue("t", "--queue", "email", "--in", "1h")
+    taskd("health")
+    taskd.enqueue("t", "--queue", "email")
+    taskd.enqueue("t", "--queue", "web")
+    taskd.worker(1, "web")
+    taskd.worker(2, "email", draining=True)
+    taskd.worker(3, "email", lease="-1 s")
+    result = taskd("health", "--json", code=4)
+    assert json.loads(result.stdout) == {
+        "healthy": False, "unserved": ["email"], "workers": {"email": 0, "web": 1},
+    }
+    assert "no live worker serves email" in result.stderr
+    taskd("queues", "pause", "email")
+    taskd("health")
+    taskd("queues", "resume", "email")
+    taskd.worker(4, "email")
+    taskd("health")
+
+
+def test_health_sees_what_nobody_promotes(taskd):
+    taskd.enqueue("t", "--queue", "email", "--in", "1h")
+    taskd.sql("UPDATE taskd.job SET run_at = now() - interval '1 minute'")
+    taskd("health", code=4)
+    assert by("queue", taskd.json("queues", "list"))["email"]["oldest_due_s"] >= 60
+
+
+def test_health_of_named_queues(taskd):
+    taskd.worker(1, "email")
+    taskd("health", "--queue", "email")
+    result = taskd("health", "--queue", "email", "--queue", "web", "--queue", "bulk", code=4)
+    assert "serves web, bulk" in result.stderr
+
+
+def test_config(nowhere, home):
+    home.joinpath("taskd.toml").write_text('concurrency = 7\nqueues = ["a:2", "b"]\n')
+    rows = by("name", nowhere.json("config", TASKD_SMTP_PASSWORD="hunter2", TASKD_DRAIN_S="1m",
+                                   DATABASE_URL="postgres://ada:hunter2@h/x"))
+    assert rows["concurrency"]["value"] == 7
+    assert rows["concurrency"]["source"] == "taskd.toml (concurrency)"
+    assert rows["queues"]["value"] == ["a:2", "b"]
+    assert (rows["drain_s"]["value"], rows["drain_s"]["source"]) == (60, "TASKD_DRAIN_S")
+    assert rows["smtp_password"]["value"] == "***"
+    assert rows["dsn"]["value"] == "postgresql://ada:***@h/x"
+    assert rows["dsn"]["source"] == "DATABASE_URL"
+    assert rows["poll_s"]["source"] == "default"
+
+
+def test_config_names_what_is_wrong(nowhere, home):
+    assert "TASKD_CONCURRENCY" in nowhere("config", code=78, TASKD_CONCURRENCY="many").stderr
+    home.joinpath("taskd.toml").write_text("concurency = 7\n")
+    assert "'concurency'" in nowhere("config", code=78).stderr
