@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from taskd.embedded import watcher
 from taskd.embedded.binaries import Binaries, clean_environment, find_binaries
-from taskd.embedded.locks import (
-    POLL_S,
-    Patience,
-    held,
-    log_size,
-    open_owned,
-    opened_lock,
-    try_lock,
-)
+from taskd.embedded.locks import Patience, held, log_size, open_owned
 from taskd.embedded.place import SOCKET, Runner, check_reach, choose_runner, socket_directory
 from taskd.errors import EmbeddedError
 
@@ -55,16 +43,28 @@ def data_major(home: Path) -> int | None:
     try:
         return int((home / "data/PG_VERSION").read_text())
     except FileNotFoundError:
-        if (home / "data").exists():
-            raise EmbeddedError(f"{home / 'data'} is no PostgreSQL data: remove it") from None
         return None
 
 
 def launch(
-    home: Path, start_fd: int, server_fd: int, options: dict[str, str], linger_s: float
+    home: Path, locks: tuple[int, int, int], options: dict[str, str], linger_s: float
 ) -> Path:
-    """Start a server, with server.lock held: whatever the last one left behind is debris."""
+    """Start a server.
+
+    Args:
+        home: its directory.
+        locks: the descriptors of start.lock, server.lock and watch.lock, which this process
+            holds, so that whatever the last server has left behind is debris.
+        options: settings for this run only.
+        linger_s: seconds that the watcher waits after the last user.
+
+    Returns:
+        The directory of the socket.
+    """
+    start_fd, server_fd, watch_fd = locks
     major = data_major(home)
+    if major is None and (home / "data").exists():
+        raise EmbeddedError(f"{home / 'data'} is no PostgreSQL data: move it away")
     binaries = find_binaries(major)
     runner = choose_runner(home)
     check_reach(runner, binaries.directory / "postgres", home / "data")
@@ -74,24 +74,27 @@ def launch(
     # Each of these may hold the pid of a process that has nothing to do with PostgreSQL now.
     for debris in (home / "data/postmaster.pid", host / SOCKET, host / f"{SOCKET}.lock"):
         debris.unlink(missing_ok=True)
+    ids = [str(-1 if i is None else i) for i in (runner.uid, runner.gid)]
+    command = [*runner.prefix, *_postgres(binaries, home, host, options)]
+    arguments = ["watch", str(linger_s), str(host / SOCKET)]
+    spawn(home, arguments, [watch_fd, server_fd], [*ids, *command])
+    return host
+
+
+def _postgres(binaries: Binaries, home: Path, host: Path, options: dict[str, str]) -> list[str]:
+    """The command line: what must hold whatever ALTER SYSTEM says, and the options."""
     quoted = str(host).replace('"', '""')
-    options = {
+    settings = {
         "listen_addresses": "",
         "port": str(PORT),
         "unix_socket_directories": f'"{quoted}"',
         "unix_socket_permissions": "0700",
         **options,
     }
-    command = [*runner.prefix, str(binaries.directory / "postgres"), "-D", str(home / "data")]
-    for name, value in options.items():
+    command = [str(binaries.directory / "postgres"), "-D", str(home / "data")]
+    for name, value in settings.items():
         command += ["-c", f"{name}={value}"]
-    with opened_lock(home / "watch.lock") as watch_fd:
-        while not try_lock(watch_fd, fcntl.LOCK_EX):  # the last server's watcher is just leaving
-            time.sleep(POLL_S)
-        ids = [str(-1 if i is None else i) for i in (runner.uid, runner.gid)]
-        arguments = ["watch", str(linger_s), str(host / SOCKET)]
-        spawn(home, arguments, [watch_fd, server_fd], [*ids, *command])
-    return host
+    return command
 
 
 def _initialise(
@@ -103,14 +106,7 @@ def _initialise(
         shutil.rmtree(fresh)
 
     def run(name: str, *arguments: str, text: str = "") -> None:
-        command = [*runner.prefix, str(binaries.directory / name), *arguments]
-        done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
-            command, input=text, text=True, errors="replace", capture_output=True, check=False,
-            cwd="/", env=clean_environment(), pass_fds=(start_fd,), umask=0o077,
-            user=runner.uid, group=runner.gid, extra_groups=None if runner.uid is None else (),
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise EmbeddedError(f"{name} failed in {home}: {_reason(done.stdout + done.stderr)}")
+        _run(runner, start_fd, [str(binaries.directory / name), *arguments], text)
 
     # `builtin` sorts the same on every machine and glibc; before 17 only C does.
     builtin = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
@@ -118,22 +114,37 @@ def _initialise(
     names = ("--auth=trust", f"--username={USER}", "--no-instructions")
     run("initdb", "-D", str(fresh), "--no-sync", *locale, *names)
     _write_settings(fresh / "postgresql.conf", binaries.major)
-    sql = f"CREATE DATABASE {DATABASE};\n"
-    run("postgres", "--single", "-F", "-D", str(fresh), "postgres", text=sql)
+    # Without exit_on_error a failing statement is status 0 in this mode.
+    single = ("--single", "-F", "-c", "exit_on_error=on", "-D", str(fresh), "postgres")
+    run("postgres", *single, text=f"CREATE DATABASE {DATABASE};\n")
     if durable:
         run("initdb", "-D", str(fresh), "--sync-only")
     fresh.rename(home / "data")
     if durable:
-        with opened_directory(home) as fd:
-            os.fsync(fd)
+        _sync(home)
 
 
-@contextmanager
-def opened_directory(path: Path) -> Iterator[int]:
-    """The directory, open for fsync."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _run(runner: Runner, start_fd: int, command: list[str], text: str) -> None:
+    """Run a program to its end; it inherits start.lock, so that nobody overtakes an orphan."""
+    done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
+        [*runner.prefix, *command],
+        input=text, text=True, errors="replace", capture_output=True, check=False,
+        cwd="/", env=clean_environment(), pass_fds=(start_fd,), umask=0o077,
+        user=runner.uid, group=runner.gid, extra_groups=None if runner.uid is None else (),
+    )  # fmt: skip
+    if done.returncode != 0:
+        reason = _reason(done.stdout + done.stderr)
+        raise EmbeddedError(
+            f"{command[0]} failed to make the database: {reason}; "
+            "set TASKD_DSN to use another PostgreSQL"
+        )
+
+
+def _sync(directory: Path) -> None:
+    """Make a rename in the directory survive a power failure."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield fd
+        os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -173,11 +184,9 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
         raise EmbeddedError(f"the watcher did not start: {log_reason(home, log_from)}")
 
 
-def adopt(home: Path, host: Path, linger_s: float) -> None:
-    """Give the running server a new watcher if its own was killed."""
-    with opened_lock(home / "watch.lock") as watch_fd:
-        if try_lock(watch_fd, fcntl.LOCK_EX):
-            spawn(home, ["adopt", str(linger_s), str(host / SOCKET)], [watch_fd])
+def adopt(home: Path, host: Path, watch_fd: int, linger_s: float) -> None:
+    """Give the running server a new watcher, as its own was killed; watch_fd holds watch.lock."""
+    spawn(home, ["adopt", str(linger_s), str(host / SOCKET)], [watch_fd])
 
 
 def check_programs(home: Path) -> None:
@@ -224,7 +233,7 @@ def log_reason(home: Path, offset: int) -> str:
     """Why it failed, from what the log says since `offset` bytes."""
     log = home / "log"
     with log.open("rb") as file:
-        file.seek(min(offset, log_size(log)))
+        file.seek(offset if offset <= log_size(log) else 0)  # it may have been cut since
         text = file.read(64 * 1024).decode(errors="replace")
     if not text.strip() and shutil.disk_usage(home).free < 1024 * 1024:
         return f"no space is left on the disk of {home}"

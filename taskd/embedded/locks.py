@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from taskd.errors import EmbeddedError
 
 POLL_S = 0.005
+NOTICE_S = 2.0
 
 
 class Patience:
@@ -21,27 +23,34 @@ class Patience:
     take longer than any fixed deadline.
     """
 
-    def __init__(self, log: Path, deadline_s: float) -> None:
+    def __init__(
+        self, log: Path, deadline_s: float, on_wait: Callable[[str], object] | None = None
+    ) -> None:
         self._log = log
         self._deadline_s = deadline_s
+        self._on_wait = on_wait
         self._size = log_size(log)
-        self._end = time.monotonic() + deadline_s
+        self._begin = time.monotonic()
+        self._end = self._begin + deadline_s
 
     def wait(self, what: str) -> None:
-        """Sleep one step.
+        """Sleep one step; after two seconds tell on_wait, once.
 
         Args:
-            what: the sentence to raise with when the deadline has passed.
+            what: the sentence to tell, and to raise with when the deadline has passed.
 
         Raises:
             EmbeddedError: nothing has happened for deadline_s seconds.
         """
-        size = log_size(self._log)
+        now, size = time.monotonic(), log_size(self._log)
         if size != self._size:
             self._size = size
-            self._end = time.monotonic() + self._deadline_s
-        if time.monotonic() >= self._end:
+            self._end = now + self._deadline_s
+        if now >= self._end:
             raise EmbeddedError(f"{what} for {self._deadline_s:g} s; see {self._log}")
+        if self._on_wait is not None and now >= self._begin + NOTICE_S:
+            self._on_wait(f"{what}; waiting (see {self._log})")
+            self._on_wait = None
         time.sleep(POLL_S)
 
 
@@ -81,23 +90,41 @@ def try_lock(fd: int, mode: int) -> bool:
     return True
 
 
-def held(path: Path) -> bool:
-    """Whether somebody holds the lock exclusively."""
-    fd = open_lock(path)
-    try:
-        return not try_lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
-
-
 @contextmanager
 def opened_lock(path: Path) -> Iterator[int]:
-    """The lock file, open; closing gives the lock up unless a child has inherited it."""
-    fd = open_lock(path)
+    """The lock file, open; closing gives the lock up unless a program has inherited it."""
+    with _forking:
+        fd = open_lock(path)
+        _opened.add(fd)
     try:
         yield fd
     finally:
-        os.close(fd)
+        with _forking:
+            _opened.discard(fd)
+            os.close(fd)
+
+
+def held(path: Path) -> bool:
+    """Whether somebody holds the lock exclusively."""
+    with opened_lock(path) as fd:
+        return not try_lock(fd, fcntl.LOCK_SH)
+
+
+# A child that another thread forks meanwhile shares the locks of these descriptors, and would
+# hold start.lock or server.lock as long as it lives. (users.lock is meant to be shared.)
+_opened: set[int] = set()
+_forking = threading.RLock()  # a signal handler may fork too
+
+
+def _close_in_child() -> None:
+    while _opened:
+        os.close(_opened.pop())
+    _forking.release()
+
+
+os.register_at_fork(
+    before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child
+)
 
 
 @contextmanager

@@ -33,8 +33,8 @@ class Runner:
     gid: int | None = None
 
 
-def default_home() -> Path:
-    """The home `pg<major>` in the data directory: TASKD_DATA_DIR, or the user's own.
+def default_home(directory: Path | None = None) -> Path:
+    """The home `pg<major>` in a data directory: the one given, TASKD_DATA_DIR, or the user's own.
 
     TASKD_PG_MAJOR decides the major; else the newest that has data already, so that a newer wheel
     never turns up with an empty database; else that of the binaries.
@@ -42,7 +42,7 @@ def default_home() -> Path:
     Raises:
         EmbeddedError: no data directory is known, or nothing is there and no binaries either.
     """
-    directory = _data_directory()
+    directory = directory.expanduser().absolute() if directory else _data_directory()
     wanted = wanted_major()
     if wanted is None:
         homes = [p.parent.parent.name[2:] for p in directory.glob("pg*/data/PG_VERSION")]
@@ -62,9 +62,11 @@ def _data_directory() -> Path:
         return ROOT_HOME
     try:
         directory = Path.home() / ".local/share/taskd"
-    except RuntimeError as error:  # no HOME and no passwd entry
-        raise EmbeddedError("this user has no home directory: set TASKD_DATA_DIR") from error
-    # A container: root may not make user namespaces, and a closed /root hides the data from
+    except RuntimeError:  # no HOME and no passwd entry
+        directory = Path()
+    if not directory.is_absolute():
+        raise EmbeddedError("this user has no home directory: set TASKD_DATA_DIR, or TASKD_DSN")
+    # A container: root may not make user namespaces, and a closed HOME hides the data from
     # the user that root changes to instead.
     if root and not _namespaces() and _closed_to_others(directory):
         return ROOT_HOME
@@ -75,7 +77,7 @@ def make_home(home: Path) -> None:
     """Make the home and its missing parents 0700; what exists is never changed.
 
     As root they belong to the owner of the first directory that exists, so that one `sudo` run
-    does not lock a user out of his own home.
+    does not lock a user out of his own home; or to the user that root has to change to.
 
     Raises:
         EmbeddedError: the home belongs to another user, or others may write into it.
@@ -83,10 +85,14 @@ def make_home(home: Path) -> None:
     """
     missing = [p for p in (home, *home.parents) if not p.exists()]
     for directory in reversed(missing):
-        owner = directory.parent.stat()
+        above = directory.parent.stat()
         directory.mkdir(mode=0o700, exist_ok=True)
-        if os.geteuid() == 0 and owner.st_uid != 0:
-            os.chown(directory, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        if os.geteuid() == 0:
+            uid, gid = above.st_uid, above.st_gid
+            if uid == 0 and not _namespaces():
+                user = _unprivileged()
+                uid, gid = user.pw_uid, user.pw_gid
+            os.chown(directory, uid, gid, follow_symlinks=False)
     found = home.stat()
     if os.geteuid() not in (0, found.st_uid):
         raise EmbeddedError(f"{home} belongs to {_name(found.st_uid)}: set TASKD_DATA_DIR")
@@ -109,15 +115,10 @@ def choose_runner(home: Path) -> Runner:
     if _namespaces():
         # Not root inside, yet the owner of root's files outside: nobody is made or chmodded.
         return Runner(prefix=_namespaces())
-    if (home / "data").exists():
-        raise EmbeddedError(
-            f"{home} belongs to root, whom PostgreSQL refuses, and this kernel forbids user "
-            "namespaces: chown -R the directory to another user, or set TASKD_DSN"
-        )
-    user = _unprivileged()
-    for path in (home, *home.iterdir()):  # the lock files, which this process has just made
-        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
-    return Runner(uid=user.pw_uid, gid=user.pw_gid)
+    raise EmbeddedError(
+        f"{home} belongs to root, whom PostgreSQL refuses, and this kernel forbids user "
+        "namespaces: chown -R the directory to another user, or set TASKD_DSN"
+    )
 
 
 def check_reach(runner: Runner, *paths: Path) -> None:
@@ -151,12 +152,15 @@ def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
 
 
 def socket_directory(home: Path) -> Path:
-    """The directory of the socket: the home, or one in /tmp if the path would be too long.
+    """The directory of the socket: the home, or one in /tmp if its path would not do.
+
+    Too long a path does not fit into a socket's address; one with a comma is a list of hosts to
+    every client that reads a DSN.
 
     Raises:
         EmbeddedError: somebody has put something else at that place in /tmp.
     """
-    if len(os.fsencode(home / SOCKET)) <= SOCKET_PATH_BYTES:
+    if len(os.fsencode(home / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(home):
         return home
     owner = home.stat()
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
@@ -172,15 +176,18 @@ def socket_directory(home: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner.st_uid or found.st_mode & 0o077:
         raise EmbeddedError(
             f"{directory}, where the socket of {home} must be, is not a private directory of "
-            f"{_name(owner.st_uid)}: remove it, or set TASKD_DATA_DIR to a shorter path"
+            f"{_name(owner.st_uid)}: remove it, or set TASKD_DATA_DIR to a short path"
         )
     return directory
 
 
-@functools.cache
 def _namespaces() -> tuple[str, ...]:
     """The command that enters a user namespace; empty if there is none or it is forbidden."""
-    unshare = shutil.which("unshare")
+    return _probe_namespaces(shutil.which("unshare"))
+
+
+@functools.cache
+def _probe_namespaces(unshare: str | None) -> tuple[str, ...]:
     if unshare is None:
         return ()
     probe = subprocess.run(  # noqa: S603 - no shell, a fixed command

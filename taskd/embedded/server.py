@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,6 +127,7 @@ def start(
     deadline_s: float = 60.0,
     durable: bool = True,
     linger_s: float = LINGER_S,
+    on_wait: Callable[[str], object] | None = None,
 ) -> Server:
     """Start the server, or join the one that runs; the first start makes the data.
 
@@ -138,6 +139,7 @@ def start(
         deadline_s: seconds to wait without progress; recovery after a crash is progress.
         durable: False turns fsync off: for tests. Only the call that starts the server decides.
         linger_s: seconds the server stays after its last user; decided likewise.
+        on_wait: called once, in this thread, with a sentence if it takes longer than two seconds.
 
     Raises:
         EmbeddedError: it cannot be started or joined; one sentence with the reason.
@@ -145,11 +147,12 @@ def start(
     home = _resolved(home)
     with _explained(home):
         make_home(home)
-        patience = Patience(home / "log", deadline_s)
+        patience = Patience(home / "log", deadline_s, on_wait)
         with start_lock(home, patience) as start_fd:
             use = _Use(_share_users(home, patience))
             try:
-                host, started = _bring_up(home, start_fd, patience, durable, linger_s)
+                options = {} if durable else NOT_DURABLE
+                host, started = _bring_up(home, start_fd, patience, options, linger_s)
             except BaseException:
                 use.close()
                 raise
@@ -168,18 +171,12 @@ def keep(home: Path | None = None, *, deadline_s: float = 60.0) -> Server:
         EmbeddedError: as for start().
     """
     server = start(home, deadline_s=deadline_s)
-    home = server.home
-    with (
-        _explained(home),
-        opened_lock(home / "keep.lock") as keep_fd,
-        opened_lock(home / "users.lock") as users_fd,
-    ):
-        fcntl.flock(users_fd, fcntl.LOCK_SH)  # free to take: this process shares it already
-        for _ in range(20):  # status() takes keep.lock for a moment; a holder never gives it up
-            if try_lock(keep_fd, fcntl.LOCK_EX):
-                spawn(home, ["keep"], [users_fd, keep_fd])
-                break
-            time.sleep(POLL_S)
+    try:
+        with _explained(server.home):
+            _hold(server.home)
+    except BaseException:
+        server.close()
+        raise
     return server
 
 
@@ -227,6 +224,17 @@ def stop(home: Path | None = None, deadline_s: float = 30.0) -> bool:
             return True
 
 
+def _hold(home: Path) -> None:
+    """Start a holder, a process that shares users.lock, unless there is one."""
+    with opened_lock(home / "keep.lock") as keep_fd, opened_lock(home / "users.lock") as users_fd:
+        fcntl.flock(users_fd, fcntl.LOCK_SH)  # free to take: this process shares it already
+        for _ in range(20):  # status() takes keep.lock for a moment; a holder never gives it up
+            if try_lock(keep_fd, fcntl.LOCK_EX):
+                spawn(home, ["keep"], [users_fd, keep_fd])
+                return
+            time.sleep(POLL_S)
+
+
 def _resolved(home: Path | None) -> Path:
     home = (home or default_home()).expanduser().resolve()
     if any(ord(c) < 32 for c in str(home)):  # postmaster.pid is read by lines
@@ -267,25 +275,33 @@ def _share_users(home: Path, patience: Patience) -> int:
 
 
 def _bring_up(
-    home: Path, start_fd: int, patience: Patience, durable: bool, linger_s: float
+    home: Path, start_fd: int, patience: Patience, options: dict[str, str], linger_s: float
 ) -> tuple[Path, bool]:
     """Launch or join, with start.lock held; returns the socket's directory and who started it."""
     while True:
         log_from = log_size(home / "log")
-        with opened_lock(home / "server.lock") as server_fd:
-            started = try_lock(server_fd, fcntl.LOCK_EX)
-            if started:
-                options = {} if durable else NOT_DURABLE
-                host = launch(home, start_fd, server_fd, options, linger_s)
-            else:
+        with (
+            opened_lock(home / "server.lock") as server_fd,
+            opened_lock(home / "watch.lock") as watch_fd,
+        ):
+            free = try_lock(server_fd, fcntl.LOCK_EX)
+            unwatched = try_lock(watch_fd, fcntl.LOCK_EX)
+            if free and unwatched:
+                host = launch(home, (start_fd, server_fd, watch_fd), options, linger_s)
+            elif not free:
                 host = socket_directory(home)
+                if unwatched:
+                    adopt(home, host, watch_fd, linger_s)
+        if free and not unwatched:
+            # A watcher is about to end with its server: it must get server.lock to see that.
+            patience.wait(f"the watcher of the embedded PostgreSQL in {home} has not ended")
+        elif wait_ready(home, host, patience):
+            if not free:
                 check_programs(home)
-                adopt(home, host, linger_s)
-        if wait_ready(home, host, patience):
-            return host, started
-        if started:
+            return host, free
+        elif free:
             raise EmbeddedError(f"PostgreSQL did not start: {log_reason(home, log_from)}")
-        # The server that this was about to join has just ended.
+        # Else the server that this was about to join has just ended.
 
 
 def _stop_now(home: Path, host: Path, patience: Patience) -> None:

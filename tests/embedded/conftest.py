@@ -1,4 +1,3 @@
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -7,11 +6,12 @@ import pytest
 from embedded_helpers import FAST, PRIVATE, User, gone, processes, until
 
 from taskd import embedded
+from taskd.embedded import place
 from taskd.errors import EmbeddedError
 
 
 @pytest.fixture
-def users():
+def users(clean_up):  # ends them before that looks for what is left
     """Makes user processes; each ends with the test."""
     made = []
 
@@ -55,10 +55,13 @@ def clean_up():
         embedded.stop(home)
         until(lambda home=home: not processes(home))
         assert gone(home)
+        if home.exists() and (directory := place.socket_directory(home)) != home:
+            directory.rmdir()
+        shutil.rmtree(home, ignore_errors=True)  # 64 MB each
 
 
 @pytest.fixture
-def empty(tmp_path, users, clean_up):
+def empty(tmp_path, clean_up, users):
     """A home in which nothing is yet."""
     home = tmp_path / "pg"
     clean_up(home)

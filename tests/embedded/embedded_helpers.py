@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from taskd import embedded
+from taskd.embedded import place, watcher
+from taskd.embedded.locks import held
 from taskd.embedded.place import closed_directory
 
 REPO = Path(__file__).parents[2]
@@ -48,12 +51,24 @@ def watcher_pid(home):
     return only(home, b"watcher.py\0watch\0")
 
 
+def kill_watcher(home):
+    os.kill(watcher_pid(home), signal.SIGKILL)
+    until(lambda: not held(home / "watch.lock"))
+
+
+def kill_postmaster(home):
+    os.kill(postmaster_pid(home), signal.SIGKILL)
+    until(lambda: watcher.peer_pid(str(home / place.SOCKET)) is None)
+
+
 def postmaster_pid(home):
-    return only(home, b"/postgres\0-D\0", without=b"watcher.py")
+    pid = watcher.peer_pid(str(home / place.SOCKET))
+    assert pid
+    return pid
 
 
-def only(home, part, without=b"\xff"):
-    (pid,) = (p for p, line in processes(home).items() if part in line and without not in line)
+def only(home, part):
+    (pid,) = (p for p, line in processes(home).items() if part in line)
     return pid
 
 

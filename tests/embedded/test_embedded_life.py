@@ -1,16 +1,18 @@
 """Start, join, leave, linger, keep, stop."""
 
 import asyncio
+import gc
 import os
 import subprocess
+import sys
 import threading
 
 import asyncpg
 import psycopg
 import pytest
+from embedded_helpers import FAST, gone, processes, until
 
 from taskd import embedded
-from embedded_helpers import FAST, gone, processes, until
 
 
 async def ask(server, sql="select current_database()"):
@@ -129,16 +131,53 @@ def test_a_forked_child_uses_the_server(home, users):
     until(lambda: gone(home))
 
 
-def test_a_dropped_handle_does_not_leave(home, users):
-    embedded_handle = embedded.start(home, **FAST)
-    use = embedded_handle._use
-    del embedded_handle
-    until(lambda: not processes("user_process.py\0" + str(home)))
-    assert not users(home).hello["started"]
-    use.close()
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from taskd import embedded
+from taskd.embedded import launch
+
+def fork_meanwhile(home):
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    return choose_runner(home)
+
+choose_runner, launch.choose_runner = launch.choose_runner, fork_meanwhile
+embedded.start(Path(sys.argv[1]), durable=False)
+print("started", flush=True)
+time.sleep(60)
+"""
 
 
-def test_nothing_is_inherited_by_a_program_that_a_user_runs(home, users, start):
+def test_a_child_forked_during_a_start_holds_no_lock_but_that_of_a_user(empty):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+    user = subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(empty)], env=env, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert user.stdout.readline() == "started\n"
+        user.kill()
+        embedded.start(empty, deadline_s=5).close()
+        assert not gone(empty)
+        assert embedded.stop(empty, deadline_s=5)
+        assert gone(empty)
+    finally:
+        os.killpg(user.pid, 9)
+        user.communicate()
+
+
+def test_a_dropped_handle_does_not_leave(home, start):
+    dropped = embedded.start(home, **FAST)
+    fd = dropped._use._fd
+    del dropped
+    gc.collect()
+    os.close(fd)  # would raise if the collector had closed it
+    until(lambda: gone(home))
+
+
+def test_a_program_that_a_user_runs_does_not_use_the_server(home, start):
     server = start()
     sleeper = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
@@ -222,7 +261,7 @@ async def test_how_clients_connect(home, start, monkeypatch):
     for name, value in PG_VARIABLES.items():
         monkeypatch.setenv(name, value)
     assert await ask(server) == "taskd"
-    with await psycopg.AsyncConnection.connect(server.dsn()) as connection:
+    async with await psycopg.AsyncConnection.connect(server.dsn()) as connection:
         row = await (await connection.execute("select current_database()")).fetchone()
     assert row == ("taskd",)
 
