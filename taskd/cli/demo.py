@@ -19,7 +19,7 @@ import msgspec
 
 from taskd import events
 from taskd.cli.session import Session, pass_session
-from taskd.cli.sink import HOST, Folder, serving
+from taskd.cli.sink import HOST, MARKER, Folder, serving
 from taskd.core.backoff import Fixed
 from taskd.core.job import NewJob
 from taskd.core.registry import Registry
@@ -43,15 +43,33 @@ LOOK_EVERY_S = 1.0
 
 
 @click.command()
-@click.option("--jobs", type=click.IntRange(1, 1_000_000), default=1000, show_default=True,
-              help="Mails to enqueue.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    help="Mails to enqueue.",
+)
 @click.option("--until-empty", is_flag=True, help="End when all is done.")
-@click.option("--concurrency", type=click.IntRange(1, 10_000), metavar="N",
-              help="Mails that are sent at the same time.  [default: 100]")
-@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path),
-              help="Where delivered mails go; a new folder by default.")
-@click.option("--fail-rate", type=click.FloatRange(0.0, 1.0), default=0.02, show_default=True,
-              help="Share of mails that the mail server puts off, so that retries are seen.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Mails that are sent at the same time.  [default: 100]",
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where delivered mails go; a new folder by default.",
+)
+@click.option(
+    "--fail-rate",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.02,
+    show_default=True,
+    help="Share of mails that the mail server puts off, so that retries are seen.",
+)
 @pass_session
 def demo(session: Session, /, **options: Any) -> None:
     """Watch taskd work, with nothing to set up.
@@ -66,9 +84,13 @@ def demo(session: Session, /, **options: Any) -> None:
 
 
 async def _demo(
-    session: Session, jobs: int, until_empty: bool, concurrency: int | None,
-    folder: Path | None, fail_rate: float,
-) -> int:  # fmt: skip
+    session: Session,
+    jobs: int,
+    until_empty: bool,
+    concurrency: int | None,
+    folder: Path | None,
+    fail_rate: float,
+) -> int:
     from taskd.store import demo as stored
     from taskd.store import migrations
     from taskd.store.reports import count_serving
@@ -79,7 +101,7 @@ async def _demo(
         await migrations.check(target.database)
         left = await stored.left(lane, QUEUE)
         _refuse_to_divert(left, settings, target)
-        kept = Folder(_folder(folder, left))
+        kept = _folder(folder, left)
         async with serving(kept, fail_rate) as port:
             run = Run(session, kept, [job.id for job in left if job.folder], fail_rate)
             run.introduce(target, port, await count_serving(lane, QUEUE))
@@ -108,14 +130,14 @@ def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Targe
         )
 
 
-def _folder(given: Path | None, left: Sequence[LeftJob]) -> Path:
+def _folder(given: Path | None, left: Sequence[LeftJob]) -> Folder:
     """Where mails go: as told, or where an earlier run put them, or somewhere new."""
-    if given is not None:
-        return given.absolute()
-    for job in left:
-        if job.folder and Path(job.folder).is_dir():
-            return Path(job.folder)
-    return Path(tempfile.mkdtemp(prefix="taskd-demo-"))
+    earlier = [Path(job.folder) for job in left if job.folder]
+    path = given or next((each for each in earlier if (each / MARKER).is_file()), None)
+    try:
+        return Folder((path or Path(tempfile.mkdtemp(prefix="taskd-demo-"))).absolute())
+    except OSError as error:
+        raise ConfigError(f"the folder for the mails cannot be used: {error}") from None
 
 
 def _mails(count: int, folder: Path) -> Iterator[NewJob]:
@@ -140,9 +162,15 @@ async def _enqueue(lane: Lane, mails: Iterator[NewJob]) -> list[int]:
 
 def _demo_settings(settings: Settings, port: int) -> Settings:
     return replace(
-        settings, queues=(QUEUE,), smtp_host=HOST, smtp_port=port, smtp_tls="off", smtp_user=None,
-        smtp_password=None, smtp_sender=SENDER,
-    )  # fmt: skip
+        settings,
+        queues=(QUEUE,),
+        smtp_host=HOST,
+        smtp_port=port,
+        smtp_tls="off",
+        smtp_user=None,
+        smtp_password=None,
+        smtp_sender=SENDER,
+    )
 
 
 class Run:
@@ -170,9 +198,7 @@ class Run:
         elif others:
             say(f"beware        another worker serves the queue {QUEUE} and sends its share itself")
 
-    async def work(
-        self, settings: Settings, target: Target, lane: Lane, until_empty: bool
-    ) -> int:
+    async def work(self, settings: Settings, target: Target, lane: Lane, until_empty: bool) -> int:
         """Deliver, show the progress, and sum up; the exit code."""
         from taskd.tasks.send_email import Mailer
         from taskd.worker import Worker
@@ -182,9 +208,13 @@ class Run:
         registry = Registry()
         registry.add(mailer.task(backoff=Fixed(RETRY_S)))
         worker = Worker(
-            settings, registry, target.database, app=BUILT_IN_APP, until_empty=until_empty,
+            settings,
+            registry,
+            target.database,
+            app=BUILT_IN_APP,
+            until_empty=until_empty,
             on_close=[mailer.aclose],
-        )  # fmt: skip
+        )
         unsubscribe = events.subscribe(self._listen)
         watching = [asyncio.create_task(self._show_progress(), name="demo:progress")]
         if not until_empty:

@@ -16,6 +16,8 @@ from taskd.errors import ConfigError
 
 HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
+# Lies in every folder of a demo. A path that a row of the database names is used only with it.
+MARKER = ".taskd-demo"
 BUSY = "451 4.3.2 The demo's mail server plays busy (--fail-rate); try again"
 
 _MESSAGE_ID = re.compile(rb"^Message-ID:\s*(<[^>]+>)", re.IGNORECASE | re.MULTILINE)
@@ -26,10 +28,14 @@ class Folder:
 
     Attributes:
         copies: how often each mail is there, by Message-ID.
+
+    Raises:
+        OSError: it cannot be made or written to.
     """
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
+        (path / MARKER).touch()
         self.path = path
         self.copies: Counter[str] = Counter()
         self._number = 0
@@ -75,7 +81,10 @@ class Sink:
         """Take a mail, or put it off. It is on file before the answer."""
         if random.random() < self._fail_rate:
             return BUSY
-        self._folder.add(envelope.content)
+        try:
+            self._folder.add(envelope.content)
+        except OSError as error:
+            return f"452 4.3.1 The mail cannot be kept: {error.strerror}"
         return "250 2.0.0 Kept"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import asyncpg
@@ -20,7 +20,6 @@ from taskd.store.translate import is_gone, translated
 
 CONNECT_TIMEOUT_S = 5.0
 # A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
-KEEPALIVE = ((socket.SO_KEEPALIVE, 1),)
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
 
@@ -32,13 +31,19 @@ class Database:
         connect_args: what asyncpg.connect takes (a `dsn`, or host, user, database ...).
         statement_timeout_s: seconds that one statement may take on the server; the client gives
             up a little later, so that the server's verdict usually arrives.
+        revive: brings a server of our own back when nobody answers at its address; blocking.
     """
 
     def __init__(
-        self, connect_args: Mapping[str, Any], *, statement_timeout_s: float = 5.0
+        self,
+        connect_args: Mapping[str, Any],
+        *,
+        statement_timeout_s: float = 5.0,
+        revive: Callable[[], None] | None = None,
     ) -> None:
         self.connect_args = dict(connect_args)
         self.statement_timeout_s = statement_timeout_s
+        self._revive = revive
 
     async def connect(self, purpose: str, **settings: str) -> asyncpg.Connection:
         """A new connection whose `application_name` is `taskd <purpose>`.
@@ -60,14 +65,23 @@ class Database:
             "client_min_messages": "error",
         } | settings
         with translated():
-            connection = await asyncpg.connect(
-                **({"target_session_attrs": "read-write"} | self.connect_args),
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=self.statement_timeout_s + 2.0,
-                server_settings=server_settings,
-            )
+            try:
+                connection = await self._connect(server_settings)
+            except (ConnectionRefusedError, FileNotFoundError):
+                if self._revive is None:
+                    raise
+                await asyncio.to_thread(self._revive)
+                connection = await self._connect(server_settings)
         _keep_alive(connection)
         return connection
+
+    async def _connect(self, server_settings: dict[str, str]) -> asyncpg.Connection:
+        return await asyncpg.connect(
+            **({"target_session_attrs": "read-write"} | self.connect_args),
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=self.statement_timeout_s + 2.0,
+            server_settings=server_settings,
+        )
 
     @contextlib.asynccontextmanager
     async def connection(self, purpose: str, **settings: str) -> AsyncIterator[asyncpg.Connection]:

@@ -7,11 +7,13 @@ import email
 import email.policy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -19,6 +21,7 @@ import asyncpg
 from taskd.cli import demo, sink
 from taskd.config import Settings
 from taskd.core.registry import Registry
+from taskd.store.demo import LeftJob
 from taskd.tasks.send_email import Mailer
 
 
@@ -36,9 +39,14 @@ def run_demo(
     dsn: str | None, home: Path, *options: str, code: int = 0
 ) -> subprocess.CompletedProcess[str]:
     ended = subprocess.run(
-        command(*options), env=environment(dsn, home), cwd=home, capture_output=True, text=True,
-        timeout=55, check=False,
-    )  # fmt: skip
+        command(*options),
+        env=environment(dsn, home),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended
 
@@ -75,9 +83,11 @@ def test_retries_are_seen(dsn: str, home: Path) -> None:
 async def test_kill_it_and_run_it_again(dsn: str, home: Path, sql: Any) -> None:
     process = await asyncio.create_subprocess_exec(
         *command("--jobs", "400", "--concurrency", "5", "--until-empty"),
-        env=environment(dsn, home), cwd=home,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        env=environment(dsn, home),
+        cwd=home,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     while await sql.fetchval("SELECT count(*) FROM taskd.job_history") < 20:
         await asyncio.sleep(0.02)
     process.kill()
@@ -96,9 +106,11 @@ async def test_it_goes_on_until_ctrl_c(dsn: str, home: Path, sql: Any) -> None:
     folder = home / "mails"
     process = await asyncio.create_subprocess_exec(
         *command("--jobs", "5", "--dir", str(folder)),
-        env=environment(dsn, home), cwd=home,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        env=environment(dsn, home),
+        cwd=home,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     assert process.stdout is not None
     while b"try next" not in await process.stdout.readline():
         pass
@@ -128,6 +140,32 @@ def test_without_the_mail_server(dsn: str, home: Path) -> None:
     (home / "aiosmtpd" / "__init__.py").write_text("raise ImportError")
     ended = run_demo(dsn, home, "--jobs", "5", "--until-empty", code=78)
     assert "pip install 'taskd[demo]'" in ended.stderr
+
+
+def test_a_folder_that_cannot_be(dsn: str, home: Path) -> None:
+    (home / "file").touch()
+    ended = run_demo(dsn, home, "--jobs", "5", "--dir", str(home / "file" / "x"), code=78)
+    assert "cannot be used" in ended.stderr
+
+
+def test_it_writes_only_where_a_demo_has_written(tmp_path: Path) -> None:
+    earlier, foreign = tmp_path / "earlier", tmp_path / "foreign"
+    foreign.mkdir()
+    sink.Folder(earlier)
+    left = [LeftJob(n, "send_email", path) for n, path in enumerate((None, str(foreign), "/gone"))]
+    fresh = demo._folder(None, left).path
+    assert fresh.name.startswith("taskd-demo-")
+    shutil.rmtree(fresh)
+    left.append(LeftJob(9, "send_email", str(earlier)))
+    assert demo._folder(None, left).path == earlier
+    assert demo._folder(foreign, left).path == foreign
+
+
+async def test_a_full_disk_is_no_reason_to_fail_a_mail(tmp_path: Path) -> None:
+    folder = sink.Folder(tmp_path / "mails")
+    shutil.rmtree(folder.path)
+    envelope = SimpleNamespace(content=b"Subject: Hi\r\n\r\n")
+    assert (await sink.Sink(folder, 0.0).handle_DATA(None, None, envelope)).startswith("452 ")
 
 
 def test_every_shipped_mail_can_be_sent(tmp_path: Path) -> None:

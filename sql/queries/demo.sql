@@ -1,0 +1,29 @@
+-- `taskd demo`: what an earlier run has left, and how this run went. Nothing here writes.
+
+-- The live jobs of a queue, by job_claim and the small live table. `folder` is a mark of the demo: jobs
+-- without it are somebody's own.
+
+-- name: demo_left(queue text)
+SELECT id, task::text, args #>> '{headers,X-Demo-Folder}' AS folder
+FROM taskd.job
+WHERE queue = $1
+ORDER BY id;
+
+-- name: demo_live(ids bigint[])
+SELECT count(*) AS live FROM taskd.job WHERE id = ANY ($1::bigint[]);
+
+-- The rows know better than the run's own events, which end when a process is killed. The wait is
+-- that of the last attempt.
+
+-- name: demo_outcome(ids bigint[])
+SELECT count(*) FILTER (WHERE state = 'done') AS done,
+       count(*) FILTER (WHERE state = 'failed') AS failed,
+       count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
+       count(*) FILTER (WHERE finished_at IS NULL) AS live,
+       coalesce(sum(greatest(attempt - 1, 0)), 0)::bigint AS retries,
+       coalesce(date_part('epoch', max(finished_at) - min(started_at)), 0) AS span_s,
+       percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (
+           ORDER BY greatest(date_part('epoch', started_at - run_at), 0)) AS wait_s,
+       array_agg(result ->> 'message_id') FILTER (WHERE state = 'done') AS message_ids
+FROM taskd.jobs
+WHERE id = ANY ($1::bigint[]);

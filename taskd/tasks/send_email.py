@@ -1,0 +1,229 @@
+"""The built-in task `send_email`: one mail over SMTP.
+
+What the server says about the mail decides: accepted is done, 5xx fails the job, and 4xx, a broken
+connection or silence bring it back by the task's backoff. What it says about us (greeting,
+STARTTLS, login) never fails a mail: settings get repaired, and a failed mail would be lost.
+
+A mail for several recipients is sent to all of them or, while somebody can only be served later
+(4xx), to nobody: it is called off before its content is sent and comes back as a whole, so that
+nobody gets it twice. At the job's last attempt those whom the server accepts get it, and the result
+names the others. An enqueuer who wants recipients to stand alone enqueues a job for each.
+
+Delivery is at least once: when the connection breaks after the content was sent, nobody can know
+whether the server took it. The Message-ID is the same in all attempts of a job, so that mail
+servers and readers can tell duplicates apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from typing import Annotated, Any
+
+import aiosmtplib
+from msgspec import Meta
+
+from taskd.config import Settings
+from taskd.core import backoff as backoffs
+from taskd.core.context import Context
+from taskd.core.job import PAYLOAD_BYTES_MAX
+from taskd.core.outcome import Fail
+from taskd.core.task import MAX_ATTEMPTS_DEFAULT, Task
+from taskd.errors import ConfigError
+from taskd.tasks.mail import (
+    RECIPIENTS_MAX,
+    SUBJECT_CHARS_MAX,
+    Mail,
+    Mailbox,
+    compose,
+    parse_mailbox,
+)
+from taskd.tasks.smtp import Connection, Pool
+
+QUEUE = "email"
+MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
+TIMEOUT_S = 300.0
+# A server that answers late has often taken the mail already: giving up early makes duplicates.
+CONTENT_TIMEOUT_S = 120.0
+# 5xx answers that speak of our login or encryption, whenever they come.
+_ABOUT_US = frozenset({530, 534, 535, 538})
+
+Addresses = (
+    Annotated[str, Meta(max_length=1000)]
+    | Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(max_length=RECIPIENTS_MAX)]
+)
+Subject = Annotated[str, Meta(max_length=SUBJECT_CHARS_MAX)]
+Text = Annotated[str, Meta(max_length=PAYLOAD_BYTES_MAX)]
+
+
+class MailDeferred(Exception):
+    """The server will not take the mail now; it may later."""
+
+
+class Mailer:
+    """Makes the task, and keeps its connections.
+
+    Raises:
+        ConfigError: the sender's address is wrong.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._sender = _sender(settings)
+        self._pool = Pool(settings)
+
+    def task(self, *, backoff: backoffs.Backoff = backoffs.DEFAULT) -> Task[..., Any]:
+        """The task, with a backoff of one's own if need be."""
+
+        async def send_email(
+            ctx: Context,
+            to: Addresses,
+            subject: Subject,
+            body: Text,
+            html: Text | None = None,
+            cc: Addresses | None = None,
+            bcc: Addresses | None = None,
+            reply_to: str | None = None,
+            headers: dict[str, str] | None = None,
+        ) -> dict[str, Any]:
+            """Send one mail.
+
+            Args:
+                ctx: the attempt.
+                to: one address (`ada@example.org`, `Ada Lovelace <ada@example.org>`) or a list.
+                subject: at most 998 characters.
+                body: the text.
+                html: the same as HTML, for readers that show it.
+                cc: further recipients, shown.
+                bcc: further recipients, not shown.
+                reply_to: where answers go.
+                headers: further headers by name.
+
+            Returns:
+                `message_id`, and `refused`: the server's answer by address, for recipients that
+                it did not take.
+
+            Raises:
+                Fail: the mail is not fit to be sent, or the server refused it for good.
+                MailDeferred, aiosmtplib.SMTPException, OSError: later may be better.
+            """
+            mail = compose(
+                sender=self._sender,
+                message_id=self._message_id(ctx, to, subject, body),
+                to=to,
+                subject=subject,
+                body=body,
+                html=html,
+                cc=cc,
+                bcc=bcc,
+                reply_to=reply_to,
+                headers=headers,
+            )
+            refused = await self._send(mail, last=ctx.attempt >= ctx.max_attempts)
+            return {"message_id": mail.message_id, "refused": refused}
+
+        return Task(
+            send_email,
+            queue=QUEUE,
+            max_attempts=MAX_ATTEMPTS,
+            timeout_s=TIMEOUT_S,
+            backoff=backoff,
+        )
+
+    async def aclose(self) -> None:
+        """Close the kept connections."""
+        await self._pool.aclose()
+
+    async def _send(self, mail: Mail, *, last: bool) -> dict[str, str]:
+        async with self._pool.connection() as connection:
+            refused = await _deliver(connection, mail, last=last)
+        if refused is None:
+            async with self._pool.connection(fresh=True) as connection:
+                refused = await _deliver(connection, mail, last=last)
+        return refused or {}
+
+    def _message_id(self, ctx: Context, *content: str | list[str]) -> str:
+        # Jobs of two databases may share a key, but hardly also what they say.
+        made_of = repr((ctx.idempotency_key, *content)).encode("utf-8", "backslashreplace")
+        digest = hashlib.sha256(made_of).hexdigest()[:32]
+        return f"<{digest}@{self._sender.address.rpartition('@')[2]}>"
+
+
+async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[str, str] | None:
+    """Who was refused, and how; None when a kept connection turned out to be of no use.
+
+    That shows at the first command: nothing was sent, so it must not cost the job an attempt.
+    """
+    connection.clean = False
+    smtp = connection.smtp
+    try:
+        await smtp.mail(mail.sender)
+    except aiosmtplib.SMTPException as error:
+        if connection.reused:
+            return None
+        if isinstance(error, aiosmtplib.SMTPSenderRefused):
+            await _call_off(connection)
+            raise _judged(error, f"the sender {mail.sender}") from error
+        raise
+    try:
+        refused = await _name_recipients(smtp, mail, last=last)
+        await smtp.data(mail.content, timeout=CONTENT_TIMEOUT_S)
+    except aiosmtplib.SMTPDataError as error:
+        await _call_off(connection)
+        raise _judged(error, "the mail") from error
+    except (MailDeferred, Fail):
+        await _call_off(connection)
+        raise
+    connection.clean = True
+    return refused
+
+
+async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> dict[str, str]:
+    """Those that the server does not take, when the others shall have the mail nevertheless."""
+    failed: dict[str, str] = {}
+    deferred: dict[str, str] = {}
+    for recipient in mail.recipients:
+        try:
+            await smtp.rcpt(recipient)
+        except aiosmtplib.SMTPRecipientRefused as error:
+            where = failed if _is_final(error.code) else deferred
+            where[recipient] = f"{error.code} {error.message}"
+    nobody = len(failed) + len(deferred) == len(mail.recipients)
+    if deferred and (nobody or not last):
+        others = "" if nobody else "; nobody has got the mail yet"
+        raise MailDeferred(f"the server defers {_listed(deferred)}{others}")
+    if nobody:
+        raise Fail(f"the server refuses {_listed(failed)}")
+    return failed | deferred
+
+
+async def _call_off(connection: Connection) -> None:
+    """Make the connection ready for the next mail, if it can be."""
+    try:
+        await connection.smtp.rset()
+    except aiosmtplib.SMTPException:
+        return
+    connection.clean = True
+
+
+def _judged(error: aiosmtplib.SMTPResponseException, what: str) -> Exception:
+    """What an answer means for the job."""
+    answer = f"{what}: {error.code} {error.message}"
+    if _is_final(error.code):
+        return Fail(f"the server refuses {answer}")
+    return MailDeferred(f"the server defers {answer}")
+
+
+def _is_final(code: int) -> bool:
+    return 500 <= code <= 599 and code not in _ABOUT_US
+
+
+def _listed(answers: dict[str, str]) -> str:
+    return "; ".join(f"{address}: {answer}" for address, answer in answers.items())
+
+
+def _sender(settings: Settings) -> Mailbox:
+    text = settings.smtp_sender or f"taskd@{socket.gethostname()}"
+    try:
+        return parse_mailbox(text, "smtp_sender")
+    except Fail as error:
+        raise ConfigError(f"{error.reason}; set TASKD_SMTP_SENDER to an address") from None
