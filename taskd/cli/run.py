@@ -74,7 +74,7 @@ def run(session: Session, /, queues: tuple[str, ...], until_empty: bool, **flags
 
 
 async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
-    from taskd import events, tasks
+    from taskd import aclose_default, configure, events, tasks
     from taskd.client import open_target
     from taskd.core.registry import Registry
     from taskd.worker import Worker
@@ -84,6 +84,8 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     events.configure(
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
     )
+    # Handlers that enqueue mean this worker's database, also when a flag named it.
+    configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
     if not len(registry):
@@ -104,6 +106,7 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     try:
         code = await worker.run()
     finally:
+        await aclose_default()
         # As process 1 of a container our end kills the server: let it stop cleanly first.
         target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
     if worker.report.left is not None:

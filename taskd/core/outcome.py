@@ -7,6 +7,7 @@ writes; whether the row still belongs to this attempt is decided there.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +186,8 @@ def _result_json(value: Any) -> str:
         if len(text.encode()) > RESULT_BYTES_MAX:
             text = msgspec.json.encode({"unstored": f"result of {len(text)} bytes"}).decode()
         if "\\u0000" in text:
-            text = text.replace("\\u0000", "\\u2400")
+            # PostgreSQL cannot store it; after an odd run of backslashes only, else it is text.
+            text = re.sub(r"((?<!\\)(?:\\\\)*)\\u0000", r"\1\\u2400", text)
     except Exception as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
         kind = failure.clean(type(value).__qualname__, 200)
         return msgspec.json.encode({"unstored": f"{kind}: {type(error).__qualname__}"}).decode()
@@ -253,7 +255,7 @@ def _due_later_s(delay_s: object) -> float:
     """The delay as seconds above zero: an attempt that ended is not queued again at once."""
     try:
         return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return backoff.DEFAULT.base_s
 
 

@@ -25,7 +25,7 @@ from taskd.core.job import (
     check_queue,
     check_task_name,
 )
-from taskd.core.outcome import Verdict
+from taskd.core.outcome import Snooze, Verdict
 from taskd.errors import InvalidArgs
 
 P = ParamSpec("P")
@@ -55,7 +55,8 @@ class Task(Generic[P, R]):
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
-            that have no JSON form, a parameter named `conn`).
+            that have no JSON form, a parameter named `conn`); the handler is no plain function;
+            `backoff` or `on_error` hold something else than policies and verdicts.
         InvalidJob: name or queue outside their limits.
         ValueError: attempts or timeout outside their limits.
     """
@@ -71,17 +72,16 @@ class Task(Generic[P, R]):
         backoff: backoffs.Backoff = backoffs.DEFAULT,
         on_error: Mapping[type[BaseException], Rule] | None = None,
     ) -> None:
+        _check_handler(handler)
         self.handler = handler
-        self.name = check_task_name(name or handler.__name__)
+        self.name = check_task_name(handler.__name__ if name is None else name)
         self.queue = check_queue(queue)
-        if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
-            raise ValueError(f"task {self.name}: max_attempts is not 1 to {MAX_ATTEMPTS_LIMIT}")
-        if timeout_s is not None and not 0.001 <= timeout_s <= TIMEOUT_S_MAX:
-            raise ValueError(f"task {self.name}: timeout_s is not 0.001 to {TIMEOUT_S_MAX:g}")
+        _check_limits(self.name, max_attempts, timeout_s)
         self.max_attempts = max_attempts
         self.timeout_s = timeout_s
         self.backoff = backoff
         self.on_error = dict(on_error or {})
+        _check_policies(self.name, backoff, self.on_error)
         self.is_async = inspect.iscoroutinefunction(handler)
         self.__doc__ = handler.__doc__
         self.__name__ = handler.__name__
@@ -141,6 +141,43 @@ class Task(Generic[P, R]):
         return NewJob(self.name, self.encode(*args, **kwargs), queue=self.queue)
 
 
+def _check_handler(handler: Callable[..., Any]) -> None:
+    if not inspect.isroutine(handler):
+        raise TypeError(f"a task's handler is a function, not {handler!r}; wrap it in one")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise TypeError(f"task {handler.__name__}: a handler that yields would never run")
+
+
+def _check_limits(task: str, max_attempts: int, timeout_s: float | None) -> None:
+    whole = isinstance(max_attempts, int) and not isinstance(max_attempts, bool)
+    if not whole or not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
+        raise ValueError(
+            f"task {task}: max_attempts {max_attempts!r} is not 1 to {MAX_ATTEMPTS_LIMIT}"
+        )
+    if timeout_s is None:
+        return
+    if not isinstance(timeout_s, int | float) or not 0.001 <= timeout_s <= TIMEOUT_S_MAX:
+        raise ValueError(
+            f"task {task}: timeout_s {timeout_s!r} is not 0.001 to {TIMEOUT_S_MAX:.0f} seconds"
+        )
+
+
+def _check_policies(
+    task: str, backoff: backoffs.Backoff, on_error: Mapping[type[BaseException], Rule]
+) -> None:
+    # A wrong one would otherwise show when the first attempt fails.
+    if not isinstance(backoff, backoffs.Backoff):
+        raise TypeError(f"task {task}: backoff {backoff!r} is no policy; use Custom(function)")
+    for kind, rule in on_error.items():
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError(f"task {task}: on_error: {kind!r} is no exception class")
+        if rule is Snooze:
+            raise TypeError(f"task {task}: on_error: Snooze needs its delay, as in Snooze(60)")
+        named = isinstance(rule, type) and issubclass(rule, Verdict)
+        if not named and not isinstance(rule, Verdict | backoffs.Backoff):
+            raise TypeError(f"task {task}: on_error: {rule!r} is neither a verdict nor a backoff")
+
+
 def encode_args(task: str, args: Mapping[str, Any]) -> str:
     """The JSON text of arguments by name, for a task whose signature is not known here.
 
@@ -149,13 +186,15 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
     """
     try:
         payload = msgspec.json.encode(args)
+        # msgspec writes NaN and infinities as null, which an optional argument would accept.
+        odd = b"null" in payload and _has_odd_float(msgspec.to_builtins(args))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgs(f"task {task}: {error}") from None
-    if not payload.startswith(b"{"):
-        raise InvalidArgs(f"task {task}: the arguments are a dict by name, not {args!r:.100}")
-    # msgspec writes NaN and infinities as null, which an optional argument would accept.
-    if b"null" in payload and _has_odd_float(msgspec.to_builtins(args)):
+    if odd:
         raise InvalidArgs(f"task {task}: NaN and infinities have no JSON form")
+    if not payload.startswith(b"{"):
+        kind = type(args).__name__
+        raise InvalidArgs(f"task {task}: the arguments are a mapping by name, not a {kind}")
     return payload.decode()
 
 

@@ -130,6 +130,7 @@ class Lane:
         self._settings = settings
         self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
+        self._statements: set[asyncio.Task[Any]] = set()
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """Run the named statement; its rows.
@@ -140,6 +141,8 @@ class Lane:
             ValueRefused: a value was refused; nothing was written.
         """
         task = asyncio.create_task(self._fetch(name, args), name=f"statement:{name}")
+        self._statements.add(task)
+        task.add_done_callback(self._statements.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -178,7 +181,12 @@ class Lane:
             self._connection = None
 
     async def close(self) -> None:
-        """Close politely, else at once."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
+        """Close politely; with a statement in flight at once, and whoever waits for it is told."""
+        connection, self._connection = self._connection, None
+        if self._statements:
+            if connection is not None:
+                connection.terminate()
+            for each in self._statements:
+                each.cancel()
+        elif connection is not None:
             await close(connection)

@@ -1,0 +1,324 @@
+"""The client: enqueues jobs and changes waiting ones, with an event loop and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Self, TypeVar, Unpack
+
+from taskd import config
+from taskd.client.background import BackgroundLoop
+from taskd.client.producing import JobOptions, given, produce, produce_named
+from taskd.client.target import Target, open_target
+from taskd.config import Settings
+from taskd.core.job import JobState, NewJob, check_queue
+from taskd.core.outcome import clean_reason
+from taskd.core.task import encode_args
+from taskd.errors import InvalidJob
+from taskd.store import jobs as stored_jobs
+from taskd.store import queues as stored_queues
+from taskd.store.connections import fetches, fetches_sync
+from taskd.store.jobs import Fetches
+from taskd.store.pool import Pool
+
+T = TypeVar("T")
+
+
+class Client:
+    """A way to the database for producers; opened at first use, or by `async with`.
+
+    Every event loop that uses it gets connections of its own, which are closed with the loop.
+    Without `conn`, a method uses one of them, and its statement is a transaction of its own. With
+    `conn`, the caller's connection (asyncpg or psycopg), the job is part of the caller's
+    transaction: nobody sees it and no worker wakes before the commit.
+
+    Args:
+        dsn: the PostgreSQL to use. Without `settings`, nothing else is read from anywhere.
+        settings: all settings. With neither, `config.load()` reads files and the environment.
+        pool_max: connections per event loop.
+    """
+
+    def __init__(
+        self, dsn: str | None = None, *, settings: Settings | None = None, pool_max: int = 10
+    ) -> None:
+        if dsn is not None:
+            settings = replace(settings or Settings(), dsn=dsn, dsn_file=None)
+        self._settings = settings
+        self._pool_max = pool_max
+        self._target: Target | None = None
+        self._begin()
+        _clients.add(self)
+
+    def _begin(self) -> None:
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._closers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self._background: BackgroundLoop | None = None
+        self._background_lock = threading.Lock()
+
+    def _leave_to_parent(self) -> None:
+        # Kept, not dropped: a destructor would act on sockets and an epoll set of the parent's.
+        self._inherited = (self._pools, self._closers, self._background)
+        self._begin()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect now, so that a wrong setting shows here.
+
+        Raises:
+            ConfigError: there is no usable DSN.
+            StoreUnavailable, PermissionDenied: the database does not answer, or refuses.
+        """
+        await (await self._pool()).open()
+
+    async def close(self) -> None:
+        """Close the connections of this event loop and of the sync methods; leave the database.
+
+        Those of other event loops are closed when their loop ends. The client may be used again.
+        """
+        loop = asyncio.get_running_loop()
+        if loop in self._closers:
+            await self._closers[loop].aclose()
+        if self._background is None:
+            self.close_sync()
+        else:
+            await asyncio.to_thread(self.close_sync)  # it waits for the thread
+
+    def close_sync(self) -> None:
+        """The same for code without an event loop: ends the background thread."""
+        with self._background_lock:
+            background, self._background = self._background, None
+        if background is not None:
+            background.stop()
+        target, self._target = self._target, None
+        if target is not None:
+            target.close()
+
+    # Enqueueing.
+
+    async def enqueue(self, job: NewJob, *, conn: object = None) -> int:
+        """Enqueue a job; its id. A job without a queue goes where its published task says.
+
+        Raises:
+            UnknownTask, InvalidArgs: the job names no queue, and its task is not published, or
+                its arguments do not fit.
+            InvalidJob: PostgreSQL refuses a value; nothing was written.
+            StoreUnavailable: PostgreSQL cannot be reached, or broke off: then the job may have been
+                written.
+            SchemaMissing: the database has no schema taskd.
+            TypeError: conn is no connection that taskd knows.
+        """
+        return (await produce(await self._on(conn), [job]))[0]
+
+    async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[int]:
+        """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.
+
+        The jobs may come from a generator, which is read as it goes. With `conn` all of them are
+        part of its transaction. Without, every thousand (every 8 MiB) is a transaction of its own:
+        after an error, earlier thousands are enqueued.
+
+        Raises:
+            As enqueue().
+        """
+        return await produce(await self._on(conn), jobs)
+
+    async def enqueue_named(
+        self,
+        task: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        conn: object = None,
+        **options: Unpack[JobOptions],
+    ) -> int:
+        """Enqueue a job of a task that is not imported here; its id.
+
+        What workers have published decides the queue and checks the arguments. A task that
+        nobody has published needs `queue`, and its arguments go unchecked.
+
+        Args:
+            task: the task's name.
+            args: its arguments by name; anything that has a JSON form.
+            conn: the caller's connection.
+            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, as in NewJob.
+
+        Raises:
+            As enqueue().
+        """
+        job = NewJob(task, encode_args(task, args or {}), **given(options))
+        return await produce_named(await self._on(conn), job)
+
+    def enqueue_sync(self, job: NewJob, *, conn: object = None) -> int:
+        """As enqueue(), for code without an event loop; `conn` is a psycopg.Connection.
+
+        Raises:
+            RuntimeError: called in an event loop without `conn`: it would block the loop.
+        """
+        return self.enqueue_many_sync([job], conn=conn)[0]
+
+    def enqueue_many_sync(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[int]:
+        """As enqueue_many(), for code without an event loop; `conn` is a psycopg.Connection.
+
+        Without `conn`, a generator is read in the client's background thread.
+
+        Raises:
+            RuntimeError: called in an event loop without `conn`: it would block the loop.
+        """
+        if conn is not None:
+            return _finished(produce(fetches_sync(conn), jobs))
+        self._refuse_in_loop("enqueue() or enqueue_many()")
+        return self._in_background(self.enqueue_many(jobs))
+
+    def enqueue_named_sync(
+        self,
+        task: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        conn: object = None,
+        **options: Unpack[JobOptions],
+    ) -> int:
+        """As enqueue_named(), for code without an event loop; `conn` is a psycopg.Connection.
+
+        Raises:
+            RuntimeError: called in an event loop without `conn`: it would block the loop.
+        """
+        if conn is not None:
+            job = NewJob(task, encode_args(task, args or {}), **given(options))
+            return _finished(produce_named(fetches_sync(conn), job))
+        self._refuse_in_loop("enqueue_named()")
+        return self._in_background(self.enqueue_named(task, args, **options))
+
+    # By hand.
+
+    async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
+        """Cancel waiting jobs, ask running ones to stop; where each is now.
+
+        `cancelled` was waiting; `running` learns of it within two seconds. Finished and unknown
+        jobs are missing in the answer.
+        """
+        return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
+
+    async def retry(self, ids: Iterable[int]) -> list[int]:
+        """Bring failed and cancelled jobs back to their queues; the ids of those that came."""
+        return await stored_jobs.retry(await self._pool(), list(ids))
+
+    async def pause(
+        self, queues: Iterable[str], for_s: float | None = None, reason: str = ""
+    ) -> list[str]:
+        """Stop workers from claiming jobs of these queues; their names. Running jobs go on.
+
+        Args:
+            queues: names; a queue that does not exist yet is paused as well.
+            for_s: seconds after which it resumes by itself; None: when resume() is called.
+            reason: shown to whoever asks why nothing runs.
+
+        Raises:
+            InvalidJob: a name is no queue name, or `for_s` is not above zero.
+        """
+        if for_s is not None and not 0 < for_s < float("inf"):
+            raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
+        names = [check_queue(name) for name in queues]
+        return await stored_queues.pause(
+            await self._pool(), names, for_s, clean_reason(reason) or None
+        )
+
+    async def resume(self, queues: Iterable[str]) -> list[str]:
+        """Let workers claim from these queues again; the names of those that were paused."""
+        return await stored_queues.resume(await self._pool(), [check_queue(q) for q in queues])
+
+    # Connections.
+
+    async def _on(self, conn: object) -> Fetches:
+        return await self._pool() if conn is None else fetches(conn)
+
+    async def _pool(self) -> Pool:
+        """The pool of the running loop."""
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            target = await self._opened()
+            pool = self._pools.get(loop)
+        if pool is None:
+            self._drop_closed_loops()
+            pool = self._pools[loop] = Pool(target.database, size_max=self._pool_max)
+            self._closers[loop] = closer = self._close_with(loop)
+            await anext(closer)
+        return pool
+
+    def _drop_closed_loops(self) -> None:
+        # Only loops that were closed without closing their async generators are still here.
+        for loop in [loop for loop in self._pools if loop.is_closed()]:
+            del self._pools[loop], self._closers[loop]
+
+    async def _close_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        # A loop tells nobody that it ends, but whoever runs it well (asyncio.run, uvloop, pytest)
+        # first closes the async generators that were started on it: so this one closes the pool.
+        try:
+            yield
+        finally:
+            self._closers.pop(loop, None)
+            pool = self._pools.pop(loop, None)
+            if pool is not None:
+                await pool.close()
+
+    async def _opened(self) -> Target:
+        if self._target is not None:
+            return self._target
+        target = await open_target(self._settings or config.load().settings)
+        # The embedded server takes a moment: another loop may have been faster.
+        kept = self._target or target
+        if kept is not target:
+            target.close()
+        self._target = kept
+        return kept
+
+    def _refuse_in_loop(self, instead: str) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise RuntimeError(
+            f"this would block the event loop that runs here: await {instead} instead, "
+            "or give a psycopg.Connection as conn"
+        )
+
+    def _in_background(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        with self._background_lock:
+            if self._background is None:
+                self._background = BackgroundLoop()
+            background = self._background
+        return background.run(coroutine)
+
+
+def _finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never suspends, as over a sync connection."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a sync connection suspended")
+
+
+# A child made by fork shares its parent's sockets, but not the loops and threads behind them.
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._leave_to_parent()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

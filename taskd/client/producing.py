@@ -1,0 +1,162 @@
+"""Enqueueing over anything that runs statements: batches, and tasks that are not imported here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import msgspec
+
+from taskd.core.job import NewJob
+from taskd.errors import InvalidArgs, UnknownTask
+from taskd.store import jobs as stored_jobs
+from taskd.store import tasks as stored_tasks
+from taskd.store.jobs import Fetches
+
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
+
+BATCH_JOBS = 1000
+# A statement is built in memory on both sides, and the server has its time limit.
+BATCH_CHARACTERS = 8 * 1024 * 1024
+MESSAGE_CHARACTERS = 300
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a job, as `NewJob` describes them; None, or not given: the task's own."""
+
+    queue: str | None
+    priority: int | None
+    run_at: datetime | None
+    delay_s: float | None
+    max_attempts: int | None
+    timeout_s: float | None
+
+
+def given(options: JobOptions) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+async def produce(on: Fetches, jobs: Iterable[NewJob]) -> list[int]:
+    """Insert jobs, a statement per thousand (or 8 MiB); their ids, in the order of the jobs.
+
+    Raises:
+        UnknownTask: a job names no queue, and nobody has published its task.
+        InvalidArgs: a job names no queue, and its arguments do not fit the published task.
+    """
+    ids: list[int] = []
+    for batch in _batches(jobs):
+        ids += await stored_jobs.enqueue(on, await _placed(on, batch))
+    return ids
+
+
+async def produce_named(on: Fetches, job: NewJob) -> int:
+    """Insert a job whose arguments are checked against the published task, if there is one.
+
+    Raises:
+        UnknownTask: the job names no queue, and nobody has published its task.
+        InvalidArgs: its arguments do not fit the published task.
+    """
+    published = await stored_tasks.find(on, [job.task])
+    if job.queue is None or job.task in published:
+        job = await _place(on, job, published.get(job.task))
+    return (await stored_jobs.enqueue(on, [job]))[0]
+
+
+def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
+    batch: list[NewJob] = []
+    characters = 0
+    for job in jobs:
+        if len(batch) == BATCH_JOBS or (batch and characters + len(job.args) > BATCH_CHARACTERS):
+            yield batch
+            batch, characters = [], 0
+        batch.append(job)
+        characters += len(job.args)
+    if batch:
+        yield batch
+
+
+async def _placed(on: Fetches, jobs: list[NewJob]) -> list[NewJob]:
+    """The jobs, each with a queue."""
+    homeless = {job.task for job in jobs if job.queue is None}
+    if not homeless:
+        return jobs
+    published = await stored_tasks.find(on, homeless)
+    return [
+        job if job.queue is not None else await _place(on, job, published.get(job.task))
+        for job in jobs
+    ]
+
+
+async def _place(on: Fetches, job: NewJob, task: stored_tasks.PublishedTask | None) -> NewJob:
+    if task is None:
+        raise UnknownTask(await _unknown(on, job.task))
+    _check_args(job, task.args_schema)
+    return job if job.queue is not None else replace(job, queue=task.queue)
+
+
+async def _unknown(on: Fetches, task: str) -> str:
+    near = difflib.get_close_matches(task, await stored_tasks.names(on), n=3)
+    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return (
+        f"no worker has published a task named {task!r}, and no queue was named.{meant} "
+        "Start a worker that knows the task, or say which queue."
+    )
+
+
+def _check_args(job: NewJob, args_schema: str) -> None:
+    from jsonschema.exceptions import best_match
+
+    try:
+        args = msgspec.json.decode(job.args)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidArgs(f"task {job.task}: the arguments are not JSON: {error}") from None
+    odd = best_match(_validator(args_schema).iter_errors(args))
+    if odd is not None:
+        at = f" - at `{odd.json_path}`" if odd.absolute_path else ""
+        raise InvalidArgs(f"task {job.task}: {odd.message[:MESSAGE_CHARACTERS]}{at}")
+
+
+@lru_cache(maxsize=256)
+def _validator(args_schema: str) -> Validator:
+    import jsonschema
+
+    schema = msgspec.json.decode(args_schema)
+    return jsonschema.Draft202012Validator(schema, format_checker=_formats())
+
+
+@lru_cache(maxsize=1)
+def _formats() -> Any:
+    """The formats that msgspec writes into a schema, checked as the worker will read them."""
+    import datetime as dt
+    import decimal
+    import uuid
+
+    import jsonschema
+
+    checker = jsonschema.FormatChecker(formats=())
+    kinds = {
+        "date-time": dt.datetime,
+        "date": dt.date,
+        "time": dt.time,
+        "duration": dt.timedelta,
+        "uuid": uuid.UUID,
+        "decimal": decimal.Decimal,
+    }
+    for name, kind in kinds.items():
+        checker.checkers[name] = (_converts(kind), msgspec.ValidationError)
+    return checker
+
+
+def _converts(kind: type) -> Any:
+    def check(value: object) -> bool:
+        if isinstance(value, str):
+            msgspec.convert(value, kind)
+        return True
+
+    return check

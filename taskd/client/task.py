@@ -1,0 +1,188 @@
+"""Tasks that can be enqueued, and `@task`, which makes and registers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from taskd.client.default import default_client
+from taskd.client.producing import JobOptions, given
+from taskd.core import backoff as backoffs
+from taskd.core import registry as registries
+from taskd.core import task as core
+from taskd.core.context import Context
+from taskd.core.job import NewJob
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S_co = TypeVar("S_co", covariant=True)
+
+
+class Enqueues(Generic[P]):
+    """Something that makes jobs out of typed arguments, and enqueues them."""
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job as a value, for `client.enqueue_many` or to change it first.
+
+        Raises:
+            InvalidArgs: the arguments do not fit the handler's signature, or have no JSON form.
+        """
+        raise NotImplementedError
+
+    @overload
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> int: ...
+
+    # A type checker cannot add `conn` to the handler's parameters, so that with it the arguments
+    # are checked when this runs only; `client.enqueue(task.job(...), conn=tx)` has both.
+    @overload
+    async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> int: ...
+
+    async def enqueue(self, *args: Any, conn: object = None, **kwargs: Any) -> int:
+        """Enqueue a job with these arguments; its id.
+
+        Args:
+            args: the handler's arguments, checked against its signature.
+            conn: a connection of the caller's (asyncpg, psycopg.AsyncConnection): the job becomes
+                part of its transaction. Without it, the default client's own connection.
+            kwargs: the handler's arguments.
+
+        Raises:
+            InvalidArgs: they do not fit, are not JSON, or take over 256 KiB.
+            InvalidJob: an option is outside its limits.
+            StoreUnavailable: PostgreSQL cannot be reached; if it broke off, the job may be there.
+        """
+        return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
+
+    @overload
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> int: ...
+
+    @overload
+    def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> int: ...
+
+    def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> int:
+        """As enqueue(), for code without an event loop; `conn` is a psycopg.Connection.
+
+        Raises:
+            RuntimeError: called in an event loop without `conn`: it would block the loop.
+        """
+        return default_client().enqueue_sync(self.job(*args, **kwargs), conn=conn)
+
+
+class Task(core.Task[P, R], Enqueues[P]):
+    """A handler under a stable name; calling it runs the handler, `enqueue` makes a job of it."""
+
+    def options(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+        max_attempts: int | None = None,
+        timeout_s: float | None = None,
+    ) -> WithOptions[P]:
+        """The task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
+
+        Args:
+            queue: where the job goes.
+            priority: smaller first, -32768 to 32767; 100 by default.
+            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
+            delay_s: not before that many seconds from now.
+            max_attempts: 1 to 1000.
+            timeout_s: seconds of one attempt.
+        """
+        chosen = JobOptions(
+            queue=queue,
+            priority=priority,
+            run_at=run_at,
+            delay_s=delay_s,
+            max_attempts=max_attempts,
+            timeout_s=timeout_s,
+        )
+        return WithOptions(self, given(chosen))
+
+
+class WithOptions(Enqueues[P]):
+    """A task together with options for its jobs; made by `Task.options`."""
+
+    def __init__(self, task: Task[P, Any], options: Mapping[str, Any]) -> None:
+        self.task = task
+        self._options = options
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job of the task with these options, as a value.
+
+        Raises:
+            InvalidArgs: the arguments do not fit the handler's signature, or have no JSON form.
+            InvalidJob: an option is outside its limits.
+        """
+        return replace(self.task.job(*args, **kwargs), **self._options)
+
+
+class WithContext(Protocol[P, S_co]):
+    """A handler whose first parameter is named `ctx`: any other name is an argument of the job."""
+
+    def __call__(self, ctx: Context, *args: P.args, **kwargs: P.kwargs) -> S_co:
+        """Run an attempt."""
+
+
+class Decorator(Protocol):
+    """What `@task(...)` with options returns."""
+
+    @overload
+    def __call__(self, handler: WithContext[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]: ...
+
+
+@overload
+def task(handler: WithContext[P, R], /) -> Task[P, R]: ...
+
+
+@overload
+def task(handler: Callable[P, R], /) -> Task[P, R]: ...
+
+
+@overload
+def task(
+    *,
+    name: str | None = None,
+    queue: str = core.QUEUE_DEFAULT,
+    max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
+    backoff: backoffs.Backoff = backoffs.DEFAULT,
+    on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> Decorator: ...
+
+
+def task(
+    handler: Callable[..., Any] | None = None,
+    /,
+    *,
+    registry: registries.Registry = registries.DEFAULT,
+    **options: Any,
+) -> Any:
+    """Make a function the handler of a task: `@task` or `@task(queue="email", timeout_s=30)`.
+
+    Args:
+        handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
+            parameter `ctx` receives the attempt's Context and is no argument of the job.
+        registry: where the task is registered.
+        options: name, queue, max_attempts, timeout_s, backoff, on_error: see taskd.core.task.Task.
+
+    Raises:
+        TypeError: the signature cannot be checked.
+        ValueError: another handler has that name; attempts or timeout are outside their limits.
+        InvalidJob: name or queue are outside their limits.
+    """
+
+    def register(handler: Callable[..., Any]) -> Task[..., Any]:
+        made: Task[..., Any] = Task(handler, **options)
+        registry.add(made)
+        return made
+
+    return register if handler is None else register(handler)

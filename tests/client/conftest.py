@@ -1,0 +1,96 @@
+"""Clients, tasks, a listener, and connections of the caller's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+
+from taskd.client import Client, set_default_client, task
+from taskd.core.registry import Registry
+from taskd.store import workers
+from taskd.store.database import Lane
+
+ROW = "SELECT * FROM taskd.job WHERE id = $1"
+
+
+class Listener:
+    """Hears the channels of queues; `rung()` says which, up to now."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._heard: list[str] = []
+        self._echo: asyncio.Queue[str] = asyncio.Queue()
+
+    async def listen(self, *queues: str) -> None:
+        for queue in queues:
+            await self._connection.add_listener(f"taskd_{queue}", self._hear)
+        await self._connection.add_listener("echo", lambda *_: self._echo.put_nowait("echo"))
+
+    def _hear(self, _connection: Any, _pid: int, channel: str, _payload: str) -> None:
+        self._heard.append(channel.removeprefix("taskd_"))
+
+    async def rung(self) -> list[str]:
+        # Notifications arrive in the order of the commits: whatever came before is here then.
+        await self._connection.execute("NOTIFY echo")
+        await self._echo.get()
+        heard, self._heard = self._heard, []
+        return heard
+
+
+@pytest.fixture
+async def client(dsn: str) -> AsyncIterator[Client]:
+    async with Client(dsn) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_default_client() -> Iterator[None]:
+    yield
+    set_default_client(Client())
+
+
+@pytest.fixture
+async def listener(dsn: str) -> AsyncIterator[Listener]:
+    connection = await asyncpg.connect(dsn)
+    made = Listener(connection)
+    await made.listen("default", "email")
+    yield made
+    await connection.close()
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def send(registry: Registry) -> Any:
+    @task(queue="email", registry=registry)
+    async def send(to: str, copies: int = 1) -> None: ...
+
+    return send
+
+
+@pytest.fixture
+async def published(lane: Lane, registry: Registry, send: Any) -> Registry:
+    await workers.publish(lane, "app", registry, ["email"])
+    return registry
+
+
+@pytest.fixture
+async def psycopg_async(dsn: str) -> AsyncIterator[Any]:
+    connection = await psycopg.AsyncConnection.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def psycopg_sync(dsn: str) -> Iterator[Any]:
+    connection = psycopg.connect(dsn)
+    yield connection
+    connection.close()

@@ -1,0 +1,153 @@
+"""Producers that do not use the client: taskd.enqueue(...) from SQL, and rows written by hand."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd.core.registry import Registry
+
+
+async def enqueue(sql: Any, call: str) -> int:
+    job_id: int = await sql.fetchval(f"SELECT taskd.enqueue({call})")
+    return job_id
+
+
+async def test_sql_enqueues_with_the_queue_of_the_published_task(
+    sql: Any, published: Registry
+) -> None:
+    job_id = await enqueue(sql, """'send', '{"to": "x"}'""")
+    row = await sql.fetchrow("SELECT * FROM taskd.job WHERE id = $1", job_id)
+    assert (row["queue"], row["task"], row["state"]) == ("email", "send", "queued")
+    assert (row["priority"], row["max_attempts"], row["timeout_s"]) == (100, None, None)
+    assert json.loads(row["args"]) == {"to": "x"}
+
+
+async def test_sql_sets_every_option(sql: Any) -> None:
+    job_id = await enqueue(
+        sql,
+        "'other', queue => 'bulk', priority => -3, max_attempts => 4, timeout_s => 2.5,"
+        " run_at => '2100-01-01 00:00+00'",
+    )
+    row = await sql.fetchrow("SELECT * FROM taskd.job WHERE id = $1", job_id)
+    assert (row["queue"], row["priority"], row["max_attempts"]) == ("bulk", -3, 4)
+    assert (row["timeout_s"], row["state"], row["run_at"].year) == (2.5, "scheduled", 2100)
+    assert json.loads(row["args"]) == {}
+
+
+async def test_sql_delays_a_job(sql: Any) -> None:
+    job_id = await enqueue(sql, "'other', queue => 'q', delay_s => 90")
+    row = await sql.fetchrow(
+        "SELECT state, run_at - enqueued_at AS delay FROM taskd.job WHERE id = $1", job_id
+    )
+    assert (row["state"], row["delay"]) == ("scheduled", timedelta(seconds=90))
+
+
+async def test_a_delay_that_is_over_is_queued(sql: Any) -> None:
+    job_id = await enqueue(sql, "'other', queue => 'q', run_at => '2020-01-01'")
+    assert await sql.fetchval("SELECT state FROM taskd.job WHERE id = $1", job_id) == "queued"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("'send'", 'task "send" needs the argument "to"'),
+        ("""'send', '{"to": "x", "cc": "y"}'""", 'task "send" has no argument "cc"'),
+        ("'nobody'", 'no worker has published a task named "nobody" and no queue was named'),
+        ("'x', '[1]', queue => 'q'", "must be a JSON object"),
+        ("'x', NULL, queue => 'q'", "must be a JSON object"),
+        ("""'x', ('{"a": "' || repeat('x', 300000) || '"}')::jsonb, queue => 'q'""", "262144"),
+    ],
+)
+async def test_sql_refuses_what_does_not_fit_and_says_why(
+    sql: Any, published: Registry, call: str, says: str
+) -> None:
+    with pytest.raises(asyncpg.PostgresError, match=says):
+        await enqueue(sql, call)
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
+
+
+async def test_an_unknown_task_with_a_queue_is_taken(sql: Any) -> None:
+    assert await enqueue(sql, """'nobody', '{"any": 1}', queue => 'q'""") > 0
+
+
+async def test_its_notification_arrives_only_at_the_commit(sql: Any, listener: Any) -> None:
+    async with sql.transaction():
+        await enqueue(sql, "'a', queue => 'email'")
+        assert await listener.rung() == []
+    assert await listener.rung() == ["email"]
+
+
+async def test_a_rollback_takes_job_and_notification_back(sql: Any, listener: Any) -> None:
+    transaction = sql.transaction()
+    await transaction.start()
+    await enqueue(sql, "'a', queue => 'email'")
+    await transaction.rollback()
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
+    assert await listener.rung() == []
+
+
+async def test_a_search_path_does_not_lead_it_astray(sql: Any) -> None:
+    await sql.execute("CREATE SCHEMA evil; CREATE TABLE evil.job (id int); SET search_path = evil")
+    assert await enqueue(sql, "'a', queue => 'q'") > 0
+
+
+LIMITS = [
+    ("queue", "'it''s'"),
+    ("queue", "repeat('q', 49)"),
+    ("queue", "''"),
+    ("queue", "'Email'"),
+    ("queue", "E'a\\n'"),
+    ("task", "''"),
+    ("task", "repeat('t', 201)"),
+    ("max_attempts", "0"),
+    ("max_attempts", "1001"),
+    ("max_attempts", "70000"),
+    ("priority", "40000"),
+    ("priority", "-40000"),
+    ("run_at", "timestamptz '9999-01-01 00:00+00'"),
+    ("run_at", "timestamptz 'infinity'"),
+    ("run_at", "timestamptz '-infinity'"),
+    ("timeout_s", "0"),
+    ("timeout_s", "-1"),
+    ("timeout_s", "double precision 'NaN'"),
+    ("timeout_s", "double precision 'Infinity'"),
+    ("args", "'[]'"),
+    ("args", "'5'"),
+    ("args", '\'{"a": "\\u0000"}\''),
+    ("args", '\'{"a": "\\ud800"}\''),
+    ("args", "'{\"a\": NaN}'"),
+    ("args", "('{\"a\": \"' || repeat('x', 300000) || '\"}')::jsonb"),
+]
+DEFAULTS = {"queue": "'q'", "task": "'t'", "args": "'{}'"}
+
+
+@pytest.mark.parametrize(("column", "value"), LIMITS)
+async def test_the_database_refuses_what_the_client_refuses(
+    sql: Any, column: str, value: str
+) -> None:
+    columns = DEFAULTS | {column: value}
+    names, values = ", ".join(columns), ", ".join(columns.values())
+    with pytest.raises(asyncpg.PostgresError):
+        await sql.execute(f"INSERT INTO taskd.job ({names}) VALUES ({values})")
+    call = ", ".join(f"{name} => {given}" for name, given in columns.items())
+    with pytest.raises(asyncpg.PostgresError):
+        await enqueue(sql, call)
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
+
+
+async def test_a_row_with_the_defaults_alone_is_a_job(sql: Any) -> None:
+    await sql.execute("INSERT INTO taskd.job (queue, task) VALUES ('q', 't')")
+    assert await sql.fetchval("SELECT state FROM taskd.job") == "queued"
+
+
+async def test_a_row_cannot_be_born_finished_or_ownerless(sql: Any) -> None:
+    for state in ("done", "failed", "cancelled", "running"):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await sql.execute(
+                f"INSERT INTO taskd.job (queue, task, state) VALUES ('q', 't', '{state}')"
+            )

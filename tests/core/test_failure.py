@@ -1,0 +1,121 @@
+"""What is kept of an exception: always small, always storable, whatever the exception does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from taskd.core.failure import ERROR_BYTES_MAX, Failure, clean, describe
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:  # noqa: BLE001 - any exception is the point
+        return caught
+
+
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no message either")
+
+
+class HostileRepr(Exception):
+    def __init__(self) -> None:
+        super().__init__(self)
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+def chained(links: int) -> BaseException:
+    error: BaseException = ValueError("first")
+    for number in range(links):
+        try:
+            raise LookupError(f"link {number}") from error
+        except LookupError as caught:
+            error = caught
+    return error
+
+
+def recursing() -> BaseException:
+    def deeper() -> None:
+        deeper()
+
+    try:
+        deeper()
+    except RecursionError as error:
+        return error
+    raise AssertionError
+
+
+ODD = {
+    "plain": ValueError("wrong"),
+    "empty": ValueError(),
+    "long": ValueError("x" * 1_000_000),
+    "nul": ValueError("a\x00b"),
+    "surrogate": ValueError("a\ud800b"),
+    "newlines": ValueError("\n" * 50_000),
+    "quotes": ValueError('"\\' * 50_000),
+    "wide": ValueError("\U0001f600" * 50_000),
+    "hostile": Hostile(),
+    "hostile repr": HostileRepr(),
+    "chain": chained(2000),
+    "recursion": recursing(),
+    "group": ExceptionGroup("many", [ValueError(str(n)) for n in range(1000)]),
+    "long name": type("N" * 5000, (Exception,), {})("x"),
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt(),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_any_exception_becomes_small_and_storable(name: str) -> None:
+    text = describe(raised(ODD[name])).to_json()
+    assert len(text.encode()) <= ERROR_BYTES_MAX * 1.25
+    kept = json.loads(text)
+    assert kept.keys() == {"type", "message", "traceback"}
+    for value in kept.values():
+        assert "\x00" not in value
+        value.encode()  # no lone surrogate
+
+
+def test_type_message_and_the_line_that_raised_are_kept() -> None:
+    kept = describe(raised(LookupError("no such account")))
+    assert (kept.type, kept.message) == ("LookupError", "no such account")
+    assert "in raised" in kept.traceback
+    assert kept.traceback.rstrip().endswith("LookupError: no such account")
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    kept = describe(chained(4))
+    assert "link 3" in kept.traceback
+
+
+def test_a_hostile_exception_still_has_its_type() -> None:
+    assert describe(raised(Hostile())).type == "Hostile"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "kept"),
+    [
+        ("abc", 10, "abc"),
+        ("abcdefghijk", 10, "abcdefg\u2026"),
+        ("\u00fc\u00fc\u00fc\u00fc\u00fc\u00fc", 10, "\u00fc\u00fc\u00fc\u2026"),
+        ("a\x00b", 10, "a\u2400b"),
+        ("a\ud800b", 20, "a\\ud800b"),
+        ("", 10, ""),
+    ],
+)
+def test_cleaning_a_text(text: str, limit: int, kept: str) -> None:
+    assert clean(text, limit) == kept
+    assert len(clean(text, limit).encode()) <= limit
+
+
+def test_a_failure_without_a_traceback_is_written_as_it_is() -> None:
+    assert json.loads(Failure("TimedOut", "too long").to_json()) == {
+        "type": "TimedOut",
+        "message": "too long",
+        "traceback": "",
+    }

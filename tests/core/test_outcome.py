@@ -1,0 +1,244 @@
+"""settle: what becomes of a job after each way in which its attempt can end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from taskd.core.backoff import Custom, Fixed
+from taskd.core.job import Job, JobState
+from taskd.core.outcome import (
+    ABANDONED_DELAY_S,
+    RESULT_BYTES_MAX,
+    UNKNOWN_TASK_DELAY_S,
+    Ack,
+    Cancel,
+    CancelAsked,
+    Fail,
+    Happened,
+    Interrupted,
+    NotStarted,
+    Raised,
+    Retry,
+    Returned,
+    Snooze,
+    TaskUnknown,
+    TimedOut,
+    attempts_spent,
+    settle,
+)
+from taskd.core.task import Task
+
+DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
+SCHEDULED, QUEUED = JobState.SCHEDULED, JobState.QUEUED
+
+
+def job(attempt: int = 1, max_attempts: int | None = None) -> Job:
+    return Job(7, 3, "send", "{}", attempt, max_attempts, None, 100, 0, 0.0, 0.0, "q", 99)
+
+
+async def send() -> None: ...
+
+
+def task(**options: Any) -> Task[..., Any]:
+    return Task(send, **({"max_attempts": 3, "backoff": Fixed(60)} | options))
+
+
+def settled(happened: Happened, *, attempt: int = 1, **options: Any) -> Ack:
+    return settle(job(attempt), task(**options), happened)
+
+
+ERROR = ValueError("wrong")
+
+
+@pytest.mark.parametrize(
+    ("happened", "state", "delay_s", "refund", "has_error"),
+    [
+        (Returned(None), DONE, 0, False, False),
+        (Raised(ERROR), SCHEDULED, 60, False, True),
+        (Raised(Retry()), SCHEDULED, 60, False, True),
+        (Raised(Retry(5)), SCHEDULED, 5, False, True),
+        (Raised(Snooze(30)), SCHEDULED, 30, True, False),
+        (Raised(Cancel("not needed")), CANCELLED, 0, False, False),
+        (Raised(Fail("hopeless")), FAILED, 0, False, True),
+        (Raised(SystemExit(1)), SCHEDULED, 60, False, True),
+        (Raised(KeyboardInterrupt()), SCHEDULED, 60, False, True),
+        (TimedOut(30), SCHEDULED, 60, False, True),
+        (TimedOut(30, abandoned=True), SCHEDULED, 60, False, True),
+        (Interrupted(), QUEUED, 0, True, False),
+        (Interrupted(abandoned=True), SCHEDULED, ABANDONED_DELAY_S, False, False),
+        (CancelAsked(), CANCELLED, 0, False, False),
+        (NotStarted(), QUEUED, 0, True, False),
+        (TaskUnknown(), SCHEDULED, UNKNOWN_TASK_DELAY_S, True, False),
+    ],
+)
+def test_each_end_of_an_attempt(
+    happened: Happened, state: JobState, delay_s: float, refund: bool, has_error: bool
+) -> None:
+    ack = settled(happened)
+    assert (ack.id, ack.worker_id, ack.fence) == (7, 99, 3)
+    assert (ack.state, ack.delay_s, ack.refund) == (state, delay_s, refund)
+    assert (ack.error is not None) == has_error
+    assert ack.interrupted == isinstance(happened, Interrupted)
+
+
+@pytest.mark.parametrize("happened", [Raised(ERROR), Raised(Retry(5)), TimedOut(30)])
+def test_the_last_attempt_fails_the_job(happened: Happened) -> None:
+    assert settled(happened, attempt=2).state is SCHEDULED
+    ack = settled(happened, attempt=3)
+    assert ack.state is FAILED
+    assert ack.reason
+
+
+@pytest.mark.parametrize(
+    "happened", [Raised(Snooze(5)), Interrupted(), NotStarted(), TaskUnknown()]
+)
+def test_what_is_refunded_never_fails_a_job(happened: Happened) -> None:
+    assert settled(happened, attempt=3).state in (SCHEDULED, QUEUED)
+
+
+def test_the_jobs_own_limit_goes_before_the_tasks() -> None:
+    assert settle(job(1, max_attempts=1), task(), Raised(ERROR)).state is FAILED
+    assert settle(job(3, max_attempts=4), task(), Raised(ERROR)).state is SCHEDULED
+
+
+@pytest.mark.parametrize(("attempt", "spent"), [(1, False), (3, False), (4, True)])
+def test_attempts_are_spent_beyond_the_limit(attempt: int, spent: bool) -> None:
+    assert attempts_spent(job(attempt), task()) is spent
+    assert attempts_spent(job(attempt, max_attempts=4), task()) is False
+
+
+def test_reasons_say_what_happened() -> None:
+    assert settled(Raised(ERROR), attempt=3).reason == "ValueError: wrong"
+    assert settled(Raised(Fail("hopeless"))).reason == "hopeless"
+    assert settled(Raised(Fail())).reason == "the handler gave up"
+    assert settled(Raised(Cancel("not needed"))).reason == "not needed"
+    assert settled(CancelAsked()).reason == "cancel asked"
+    assert "30 s" in (settled(TimedOut(30), attempt=3).reason or "")
+    assert "ignored" in (settled(TimedOut(30, abandoned=True), attempt=3).reason or "")
+
+
+@pytest.mark.parametrize("reason", ["x" * 10_000, "a\x00b", "a\ud800b"])
+def test_reasons_fit_their_column(reason: str) -> None:
+    for verdict in (Cancel(reason), Fail(reason)):
+        kept = settled(Raised(verdict)).reason or ""
+        assert 0 < len(kept.encode()) <= 500
+        assert "\x00" not in kept
+
+
+# Results.
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        (None, None),
+        (5, 5),
+        ("x", "x"),
+        ({"a": [1, None]}, {"a": [1, None]}),
+        (False, False),
+        ([], []),
+        ("a\x00b", "a\u2400b"),
+        ("\\u0000", "\\u0000"),
+        ("\\\x00", "\\\u2400"),
+        ({1, 2}, [1, 2]),
+        (1j, "1j"),
+    ],
+)
+def test_what_a_handler_returns_is_its_result(value: Any, result: Any) -> None:
+    ack = settled(Returned(value))
+    assert ack.state is DONE
+    assert (None if ack.result is None else json.loads(ack.result)) == result
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def deep() -> Any:
+    value: Any = None
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [Unprintable(), "\ud800", deep(), "x" * (RESULT_BYTES_MAX + 1)])
+def test_a_result_that_cannot_be_stored_does_not_undo_the_work(value: Any) -> None:
+    ack = settled(Returned(value))
+    assert ack.state is DONE
+    assert "unstored" in json.loads(ack.result or "")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [(Cancel("x"), CANCELLED), (Fail("x"), FAILED), (Snooze(5), SCHEDULED), (Retry(5), SCHEDULED)],
+)
+def test_a_returned_verdict_is_taken_as_raised(verdict: Any, state: JobState) -> None:
+    assert settled(Returned(verdict)).state is state
+
+
+# Rules.
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "delay_s"),
+    [
+        (KeyError("x"), FAILED, 0),  # its own class
+        (IndexError("x"), SCHEDULED, 5),  # through LookupError
+        (ConnectionError("x"), SCHEDULED, 7),  # through OSError: a backoff of its own
+        (TypeError("x"), CANCELLED, 0),
+        (ValueError("x"), SCHEDULED, 60),  # no rule
+    ],
+)
+def test_the_most_specific_rule_decides(error: Exception, state: JobState, delay_s: float) -> None:
+    rules = {LookupError: Retry(5), KeyError: Fail, OSError: Fixed(7), TypeError: Cancel("no")}
+    ack = settled(Raised(error), on_error=rules)
+    assert (ack.state, ack.delay_s) == (state, delay_s)
+
+
+def test_a_rule_that_fails_the_job_gives_the_error_as_reason() -> None:
+    assert settled(Raised(KeyError("x")), on_error={KeyError: Fail}).reason == "KeyError: 'x'"
+
+
+def test_a_raised_verdict_goes_before_the_rules() -> None:
+    assert settled(Raised(Snooze(5)), on_error={Exception: Fail}).delay_s == 5
+
+
+# Delays.
+
+
+def broken(attempt: int) -> float:
+    raise LookupError
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Custom(broken),
+        Custom(lambda attempt: "soon"),
+        Custom(lambda attempt: None),  # type: ignore[arg-type,return-value]
+        Custom(lambda attempt: float("nan")),
+        Custom(lambda attempt: float("inf")),
+        Fixed(-5),
+    ],
+)
+def test_a_broken_backoff_costs_a_delay_and_not_the_job(policy: Any) -> None:
+    ack = settled(Raised(ERROR), backoff=policy)
+    assert ack.state is SCHEDULED
+    assert 0 < ack.delay_s <= 30 * 86400
+
+
+@pytest.mark.parametrize("delay_s", [0, -1, float("nan"), float("inf"), "soon", None, 10**400])
+def test_any_delay_of_a_verdict_is_later_than_now(delay_s: Any) -> None:
+    for verdict in (Snooze(delay_s), Retry(delay_s)):
+        ack = settled(Raised(verdict))
+        assert ack.state is SCHEDULED
+        assert 0 < ack.delay_s <= 30 * 86400
+
+
+def test_a_job_whose_task_is_gone_is_settled_by_its_own_limits() -> None:
+    assert settle(job(1, max_attempts=2), None, Raised(ERROR)).state is SCHEDULED
+    assert settle(job(1), None, Raised(ERROR)).state is FAILED

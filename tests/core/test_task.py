@@ -1,0 +1,394 @@
+"""Tasks: which handlers are accepted, and how arguments become JSON and come back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from taskd.core.backoff import Custom, Fixed
+from taskd.core.outcome import Cancel, Fail, Retry, Snooze
+from taskd.core.registry import Registry
+from taskd.core.task import Task, encode_args
+from taskd.errors import InvalidArgs, InvalidJob
+
+if TYPE_CHECKING:
+    from nowhere import OnlyForCheckers
+
+
+async def send(to: str, copies: int = 1) -> None: ...
+
+
+def made(handler: Callable[..., Any], **options: Any) -> Task[..., Any]:
+    return Task(handler, **options)
+
+
+# Handlers.
+
+
+def test_the_defaults_of_a_task() -> None:
+    task = made(send)
+    assert (task.name, task.queue, task.max_attempts, task.timeout_s) == (
+        "send",
+        "default",
+        20,
+        3600,
+    )
+    assert (task.is_async, task.takes_context) == (True, False)
+
+
+def test_calling_a_task_runs_its_handler() -> None:
+    def double(number: int) -> int:
+        """Twice."""
+        return 2 * number
+
+    task = made(double)
+    assert (task(21), task.__doc__, task.__name__, task.is_async) == (42, "Twice.", "double", False)
+
+
+def test_ctx_is_no_argument_of_the_job() -> None:
+    def handler(ctx: Any, to: str) -> None: ...
+
+    task = made(handler)
+    assert task.takes_context
+    assert task.encode(to="x") == '{"to":"x"}'
+    with pytest.raises(InvalidArgs):
+        task.encode(ctx=1, to="x")
+
+
+def test_annotations_that_are_not_decoded_may_exist_for_checkers_only() -> None:
+    def handler(ctx: OnlyForCheckers, to: str) -> OnlyForCheckers: ...
+
+    assert made(handler).encode("x") == '{"to":"x"}'
+
+
+def test_a_method_can_be_a_handler() -> None:
+    class Mailer:
+        def send(self, to: str) -> str:
+            return to
+
+    assert made(Mailer().send)(to="x") == "x"
+
+
+def variadic(*args: int) -> None: ...
+def keywords(**kwargs: int) -> None: ...
+def positional(a: int, /) -> None: ...
+def connected(conn: Any) -> None: ...
+def context_last(a: int, ctx: Any) -> None: ...
+def untypable(a: Registry) -> None: ...
+def unreadable(a: OnlyForCheckers) -> None: ...
+def ambiguous(a: dict[str, int] | dict[str, str]) -> None: ...
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> Any:
+    yield 1
+
+
+class Callish:
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        variadic,
+        keywords,
+        positional,
+        connected,
+        context_last,
+        untypable,
+        unreadable,
+        ambiguous,
+        generator,
+        async_generator,
+        functools.partial(send, to="x"),
+        Callish(),
+        "send",
+        5,
+    ],
+)
+def test_handlers_that_cannot_be_checked_or_run_are_refused(handler: Any) -> None:
+    with pytest.raises(TypeError):
+        made(handler)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"name": ""}, InvalidJob),
+        ({"name": "a\n"}, InvalidJob),
+        ({"queue": "E"}, InvalidJob),
+        ({"max_attempts": 0}, ValueError),
+        ({"max_attempts": 1001}, ValueError),
+        ({"max_attempts": 2.5}, ValueError),
+        ({"max_attempts": True}, ValueError),
+        ({"timeout_s": 0}, ValueError),
+        ({"timeout_s": float("nan")}, ValueError),
+        ({"timeout_s": "30s"}, ValueError),
+        ({"timeout_s": 1e9}, ValueError),
+        ({"backoff": 5}, TypeError),
+        ({"backoff": lambda attempt: 5}, TypeError),
+        ({"on_error": {"KeyError": Fail}}, TypeError),
+        ({"on_error": {KeyError: 5}}, TypeError),
+        ({"on_error": {KeyError: KeyError}}, TypeError),
+        ({"on_error": {KeyError: Snooze}}, TypeError),
+    ],
+)
+def test_options_that_would_only_fail_later_are_refused_at_once(
+    options: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        made(send, **options)
+
+
+def test_options_that_fit() -> None:
+    rules = {KeyError: Fail, OSError: Retry(5), ValueError: Fixed(60), Exception: Cancel("no")}
+    task = made(
+        send,
+        name="other",
+        queue="q",
+        max_attempts=1,
+        timeout_s=None,
+        on_error=rules,
+        backoff=Custom(lambda attempt: attempt),
+    )
+    assert (task.name, task.queue, task.timeout_s, task.on_error) == ("other", "q", None, rules)
+
+
+# Arguments.
+
+
+class Point(msgspec.Struct):
+    x: float
+    label: str | None = None
+
+
+@dataclasses.dataclass
+class Line:
+    ends: list[Point]
+    width: float | None = None
+
+
+def typed(
+    when: datetime | None = None,
+    key: uuid.UUID | None = None,
+    price: Decimal | None = None,
+    line: Line | None = None,
+    nested: list[list[int]] | None = None,
+    mode: Literal["fast", "slow"] = "fast",
+    small: Annotated[int, msgspec.Meta(le=10)] = 0,
+    anything: Any = None,
+    *,
+    blob: bytes = b"",
+) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"when": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"when": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"key": uuid.UUID(int=5)},
+        {"price": Decimal("1.10")},
+        {"blob": b"\x00\xff"},
+        {"line": Line([Point(1.0, "a"), Point(2.5)], 0.5)},
+        {"nested": [[1], [], [2, 3]]},
+        {"mode": "slow"},
+        {"small": 10},
+        {"anything": {"a": [1, None, 2.5, "x", {}]}},
+        {"anything": 10**30},
+        {"anything": "\\u0000 \u2028 \U0001f600"},
+        {},
+    ],
+)
+def test_arguments_come_back_as_they_were(given: dict[str, Any]) -> None:
+    task = made(typed)
+    text = task.encode(**given)
+    assert json.loads(text).keys() == given.keys()  # defaults are left to the running code
+    decoded = task.decode(text)
+    assert {name: decoded[name] for name in given} == given
+    assert decoded.keys() == task.decode("{}").keys()
+
+
+def cyclic() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def deep() -> Any:
+    value: Any = None
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"when": "tomorrow"},
+        {"key": "x"},
+        {"price": "a lot"},
+        {"nested": [1]},
+        {"nested": [["1"]]},
+        {"mode": "medium"},
+        {"small": 11},
+        {"small": "1"},
+        {"small": 1.5},
+        {"small": None},
+        {"line": {"ends": [{"x": "1"}]}},
+        {"line": {"width": 1}},
+        {"unknown": 1},
+        {"anything": object()},
+        {"anything": float("nan")},
+        {"anything": [float("inf")]},
+        {"anything": {"a": float("-inf")}},
+        {"line": Line([Point(float("nan"))])},
+        {"line": Line([], float("nan"))},
+        {"anything": Point(float("nan"))},
+        {"anything": "\ud800"},
+        {"anything": {"\ud800": 1}},
+        {"anything": cyclic()},
+        {"anything": deep()},
+        {"anything": {(1, 2): 3}},
+        {"anything": 1j},
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgs, match="task typed"):
+        made(typed).encode(**given)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        ((1,), {}),
+        (("a", 1, 2), {}),
+        (("a",), {"to": "b"}),
+        (("a",), {"copise": 2}),
+        ((), {"to": None}),
+    ],
+)
+def test_calls_that_do_not_fit_the_signature_are_refused(args: Any, kwargs: Any) -> None:
+    with pytest.raises(InvalidArgs):
+        made(send).encode(*args, **kwargs)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"to": 1}', '{"t": "x"}', "{}", "\ud800"])
+def test_rows_that_do_not_fit_any_more_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgs, match="task send"):
+        made(send).decode(text)
+
+
+def test_positional_arguments_are_stored_by_name() -> None:
+    assert made(send).encode("x", 2) == '{"to":"x","copies":2}'
+
+
+def test_a_default_is_the_very_object_of_the_signature() -> None:
+    marker = object()
+
+    def handler(first: Any = marker, second: list[int] | None = None) -> None: ...
+
+    assert made(handler).decode("{}")["first"] is marker
+
+
+def test_an_oversized_payload_is_refused_when_the_job_is_made() -> None:
+    with pytest.raises(InvalidArgs, match="reference"):
+        made(send).job(to="x" * 300 * 1024)
+
+
+def test_a_nul_is_refused_when_the_job_is_made() -> None:
+    with pytest.raises(InvalidArgs, match=r"U\+0000"):
+        made(send).job(to="a\x00b")
+
+
+def test_a_job_carries_the_queue_and_leaves_the_rest_to_the_running_task() -> None:
+    job = made(send, queue="q", max_attempts=3, timeout_s=5).job("x")
+    assert (job.task, job.queue, job.args) == ("send", "q", '{"to":"x"}')
+    assert (job.max_attempts, job.timeout_s, job.priority) == (None, None, 100)
+
+
+# What is published.
+
+
+def test_the_schema_names_every_argument_and_those_that_are_required() -> None:
+    schema = json.loads(made(send).args_schema)
+    assert schema["type"] == "object"
+    assert schema["properties"].keys() == {"to", "copies"}
+    assert schema["required"] == ["to"]
+    assert schema["additionalProperties"] is False
+
+
+def test_the_schema_of_nested_types_stands_on_its_own() -> None:
+    schema = json.loads(made(typed).args_schema)
+    assert schema["$defs"].keys() == {"Line", "Point"}
+    assert "#/$defs/Line" in json.dumps(schema["properties"]["line"])
+
+
+def test_the_signature_changes_with_the_arguments_alone() -> None:
+    def other(to: str, copies: int = 5) -> None: ...
+    def wider(to: str, copies: int = 1, cc: str = "") -> None: ...
+
+    same = made(other, name="send", queue="q", max_attempts=2)
+    assert made(send).signature_hash == same.signature_hash
+    assert made(send).signature_hash != made(wider, name="send").signature_hash
+
+
+# Arguments by name, without a signature.
+
+
+def test_untyped_arguments_are_written_as_json() -> None:
+    assert encode_args("t", {"a": datetime(2026, 1, 1, tzinfo=UTC), "b": [None]}) == (
+        '{"a":"2026-01-01T00:00:00Z","b":[null]}'
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [[1], "x", 5, None, {"a": float("nan")}, {"a": object()}, {"a": deep()}, {"a": "\ud800"}],
+)
+def test_untyped_arguments_without_a_json_form_are_refused(args: Any) -> None:
+    with pytest.raises(InvalidArgs, match="task t"):
+        encode_args("t", args)
+
+
+# The registry.
+
+
+def test_a_registry_finds_tasks_by_name() -> None:
+    registry = Registry()
+    task = made(send)
+    registry.add(task)
+    assert registry.get("send") is task
+    assert registry.get("sent") is None
+    assert registry.nearest("sent") == ["send"]
+    assert (registry.names(), len(registry), list(registry)) == (["send"], 1, [task])
+    assert "send" in registry
+
+
+def test_two_handlers_of_one_name_are_refused_and_both_are_named() -> None:
+    registry = Registry()
+    registry.add(made(send))
+    with pytest.raises(ValueError, match=r"test_task\.send and .*test_task\.typed"):
+        registry.add(made(typed, name="send"))
+
+
+def test_a_reloaded_module_replaces_its_own_tasks() -> None:
+    registry = Registry()
+    registry.add(made(send))
+    again = made(send, queue="q")
+    registry.add(again)
+    assert registry.get("send") is again
