@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from taskd import config
 from taskd.client.background import BackgroundLoop
-from taskd.client.producing import JobOptions, given, produce, produce_named
+from taskd.client.producing import JobOptions, given, produce
 from taskd.client.target import Target, open_target
 from taskd.config import Settings
 from taskd.core.job import JobState, NewJob, check_queue
@@ -158,7 +158,7 @@ class Client:
             As enqueue().
         """
         job = NewJob(task, encode_args(task, args or {}), **given(options))
-        return await produce_named(await self._on(conn), job)
+        return await self.enqueue(job, conn=conn)
 
     def enqueue_sync(self, job: NewJob, *, conn: object = None) -> int:
         """As enqueue(), for code without an event loop; `conn` is a psycopg.Connection.
@@ -196,7 +196,7 @@ class Client:
         """
         if conn is not None:
             job = NewJob(task, encode_args(task, args or {}), **given(options))
-            return _finished(produce_named(fetches_sync(conn), job))
+            return self.enqueue_sync(job, conn=conn)
         self._refuse_in_loop("enqueue_named()")
         return self._in_background(self.enqueue_named(task, args, **options))
 

@@ -45,27 +45,17 @@ def given(options: JobOptions) -> dict[str, Any]:
 async def produce(on: Fetches, jobs: Iterable[NewJob]) -> list[int]:
     """Insert jobs, a statement per thousand (or 8 MiB); their ids, in the order of the jobs.
 
+    Arguments that were not checked against a signature here are checked against what workers have
+    published about the task; a task that nobody has published needs a queue, and goes unchecked.
+
     Raises:
         UnknownTask: a job names no queue, and nobody has published its task.
-        InvalidArgs: a job names no queue, and its arguments do not fit the published task.
+        InvalidArgs: a job's arguments do not fit the published task.
     """
     ids: list[int] = []
     for batch in _batches(jobs):
         ids += await stored_jobs.enqueue(on, await _placed(on, batch))
     return ids
-
-
-async def produce_named(on: Fetches, job: NewJob) -> int:
-    """Insert a job whose arguments are checked against the published task, if there is one.
-
-    Raises:
-        UnknownTask: the job names no queue, and nobody has published its task.
-        InvalidArgs: its arguments do not fit the published task.
-    """
-    published = await stored_tasks.find(on, [job.task])
-    if job.queue is None or job.task in published:
-        job = await _place(on, job, published.get(job.task))
-    return (await stored_jobs.enqueue(on, [job]))[0]
 
 
 def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
@@ -82,13 +72,15 @@ def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
 
 
 async def _placed(on: Fetches, jobs: list[NewJob]) -> list[NewJob]:
-    """The jobs, each with a queue."""
-    homeless = {job.task for job in jobs if job.queue is None}
-    if not homeless:
+    """The jobs, each with a queue and with arguments that somebody has checked."""
+    asked = {job.task for job in jobs if job.queue is None or not job.checked}
+    if not asked:
         return jobs
-    published = await stored_tasks.find(on, homeless)
+    published = await stored_tasks.find(on, asked)
     return [
-        job if job.queue is not None else await _place(on, job, published.get(job.task))
+        job
+        if job.queue is not None and (job.checked or job.task not in published)
+        else await _place(on, job, published.get(job.task))
         for job in jobs
     ]
 
@@ -96,7 +88,8 @@ async def _placed(on: Fetches, jobs: list[NewJob]) -> list[NewJob]:
 async def _place(on: Fetches, job: NewJob, task: stored_tasks.PublishedTask | None) -> NewJob:
     if task is None:
         raise UnknownTask(await _unknown(on, job.task))
-    _check_args(job, task.args_schema)
+    if not job.checked:
+        _check_args(job, task.args_schema)
     return job if job.queue is not None else replace(job, queue=task.queue)
 
 

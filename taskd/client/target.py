@@ -82,7 +82,12 @@ async def _embedded(settings: Settings) -> Target:
     from taskd.store import migrations
 
     server = await asyncio.to_thread(_start, settings.data_dir)
-    database = Database(server.connect_args(), statement_timeout_s=settings.statement_timeout_s)
+    database = Database(
+        server.connect_args(),
+        statement_timeout_s=settings.statement_timeout_s,
+        # Killed, it is started again by whoever misses it first; the address stays the same.
+        revive=lambda: _start(settings.data_dir).close(),
+    )
     try:
         if server.started:
             events.embedded_started(str(server.home), server.major)

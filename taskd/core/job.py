@@ -126,6 +126,8 @@ class NewJob:
         delay_s: not before that many seconds after the enqueuing transaction began.
         max_attempts: 1 to 1000; None leaves it to the running task's option.
         timeout_s: seconds of one attempt; None leaves it to the running task's option.
+        checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
+            they are checked against the published task when they are enqueued.
 
     Raises:
         InvalidJob: an option is outside its limits.
@@ -140,6 +142,7 @@ class NewJob:
     delay_s: float | None = None
     max_attempts: int | None = None
     timeout_s: float | None = None
+    checked: bool = False
 
     def __post_init__(self) -> None:
         check_task_name(self.task)

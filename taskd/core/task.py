@@ -138,7 +138,7 @@ class Task(Generic[P, R]):
         Raises:
             InvalidArgs: the arguments do not fit the signature.
         """
-        return NewJob(self.name, self.encode(*args, **kwargs), queue=self.queue)
+        return NewJob(self.name, self.encode(*args, **kwargs), queue=self.queue, checked=True)
 
 
 def _check_handler(handler: Callable[..., Any]) -> None:
