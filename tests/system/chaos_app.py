@@ -1,0 +1,152 @@
+"""The load of the chaos test: handlers that work, fail, misbehave and kill, and tell the judge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from taskd import Context, Fixed, task
+from tests.system.recorder import Recorder
+
+LEDGER = "CREATE TABLE judge.ledger (job bigint NOT NULL)"  # no key: a second entry must show
+SOON = Fixed(0.1, jitter=0.5)
+
+recorder = Recorder(os.environ.get("TASKD_DSN", ""))
+
+
+class Odd(BaseException):
+    """No Exception at all."""
+
+
+class Unspeakable(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+# Made anew each time: a raised exception keeps its traceback and its context.
+ODDITIES: dict[str, Callable[[], BaseException]] = {
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "StopAsyncIteration": StopAsyncIteration,
+    "BaseException": lambda: Odd("odd"),
+    "unspeakable": Unspeakable,
+    "NUL": lambda: ValueError("before\x00after"),
+    "surrogate": lambda: ValueError("\ud800"),
+}
+
+
+def oddity(kind: str) -> BaseException:
+    """An exception of that kind."""
+    return ODDITIES[kind]()
+
+
+async def _says(ctx: Context, phase: str) -> None:
+    await recorder.write(ctx.job_id, ctx.attempt, ctx.fence, phase)
+
+
+@task(queue="fast")
+async def instant(ctx: Context) -> None:
+    """Nothing to do."""
+    await _says(ctx, "start")
+    await _says(ctx, "done")
+
+
+@task(queue="mixed")
+async def waits(ctx: Context, ms: int) -> None:
+    """Waits for something else."""
+    await _says(ctx, "start")
+    await asyncio.sleep(ms / 1000)
+    await _says(ctx, "done")
+
+
+@task(queue="mixed")
+def works_in_thread(ctx: Context, ms: int) -> None:
+    """Blocks a thread."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    time.sleep(ms / 1000)
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+@task(queue="fast", backoff=SOON)
+async def flaky(ctx: Context, fails: int) -> None:
+    """Fails some times, then succeeds."""
+    await _says(ctx, "start")
+    if ctx.attempt <= fails:
+        await _says(ctx, "raised")
+        raise RuntimeError(f"attempt {ctx.attempt}")
+    await _says(ctx, "done")
+
+
+@task(queue="fast", backoff=SOON, max_attempts=2)
+async def hopeless(ctx: Context) -> None:
+    """Fails for good."""
+    await _says(ctx, "start")
+    await _says(ctx, "raised")
+    raise RuntimeError("never")
+
+
+@task(queue="fast", backoff=SOON)
+async def odd(ctx: Context, kind: str) -> None:
+    """Raises what nobody expects, once."""
+    await _says(ctx, "start")
+    if ctx.attempt == 1:
+        await _says(ctx, "raised")
+        raise oddity(kind)
+    await _says(ctx, "done")
+
+
+@task(queue="mixed", backoff=SOON)
+def odd_in_thread(ctx: Context, kind: str) -> None:
+    """The same in a thread."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    if ctx.attempt == 1:
+        recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "raised")
+        raise oddity(kind)
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+@task(queue="fast", backoff=SOON)
+async def books(ctx: Context) -> None:
+    """An effect that must happen exactly once: it commits together with the completion."""
+    await _says(ctx, "start")
+    async with (await _pool()).acquire() as connection:
+        await _says(ctx, "done")
+        async with connection.transaction():
+            await connection.execute("INSERT INTO judge.ledger VALUES ($1)", ctx.job_id)
+            await ctx.complete(connection)
+
+
+@task(queue="mixed")
+async def pill(ctx: Context) -> None:
+    """Kills its process."""
+    await _says(ctx, "start")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_opening: list[asyncio.Task[Any]] = []
+
+
+async def _pool() -> Any:
+    """The app's own connections, made by the first who needs them."""
+    if not _opening:
+        _opening.append(asyncio.create_task(_open_pool()))
+    return await asyncio.shield(_opening[0])
+
+
+async def _open_pool() -> Any:
+    return await asyncpg.create_pool(
+        os.environ["TASKD_DSN"],
+        min_size=1,
+        max_size=2,
+        server_settings={"application_name": "judge app"},
+    )

@@ -1,0 +1,295 @@
+"""The judge: an exact history of every job, and the checks I1 to I12 over it.
+
+    judge = Judge(dsn)
+    await judge.install()          # triggers, in the test's own database
+    ...                            # run workers, kill them (`judge.kill(pid)` notes it and does it)
+    verdict = await judge.check(enqueued=ids)
+    verdict.require()              # raises with the whole report
+
+| check | what it finds |
+| --- | --- |
+| I1 | an enqueued job without exactly one final state: lost, stuck, twice |
+| I2 | a `done` that never ran |
+| I3 | a transition that is not in `TRANSITIONS`, a queued suspect, a rewritten history |
+| I4 | a fence that is not one claim's alone; a `done` that its own run did not earn |
+| I5 | the same, written by a worker from which the job had been taken; a worker dug up |
+| I6 | two runs of one job at a time, other than behind a paused, cut-off or stubborn first run |
+| I7 | a run that no failure, rescue, interrupt or lost claim explains; a rescue from the living |
+| I8 | an attempt count that is not claims minus refunds |
+| I9 | a claim before `run_at` |
+| I11 | a ledger that does not hold one entry per `done` |
+| I12 | what is left behind: sessions, open transactions, advisory locks |
+
+Handlers write `start` and `done` or `raised` through `tests.system.recorder`; without them say
+`check(records=False)`, and the checks that need them are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from taskd.core.job import TRANSITIONS
+
+SQL = Path(__file__).with_name("judge.sql")
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One kind of breach of one check: how often, and the first few cases."""
+
+    check: str
+    what: str
+    count: int
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        cases = "".join(f"\n       {case}" for case in self.examples)
+        return f"  {self.check:<4} {self.what}: {self.count:,}{cases}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What happened, in numbers. Seconds are the worst case, None when there was none.
+
+    Attributes:
+        failed_unrun: failed without a single start: each of its workers died before it began.
+        starts: runs of handlers.
+        repeated: starts behind a run that was cut short by a crash or a stop.
+    """
+
+    jobs: int
+    done: int
+    failed: int
+    failed_unrun: int
+    cancelled: int
+    forgotten: int
+    claims: int
+    starts: int
+    repeated: int
+    rescues: int
+    kills: int
+    kill_to_burial_s: float | None
+    burial_to_rescue_s: float | None
+    burial_to_claim_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the judge found. `ok` when there is no breach at all."""
+
+    figures: Figures
+    breaches: tuple[Breach, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.breaches
+
+    @property
+    def failed_checks(self) -> set[str]:
+        """The names of the checks that found something: {"I4", "I7"}."""
+        return {breach.check for breach in self.breaches}
+
+    def count(self, *whats: str) -> int:
+        """How many breaches of these kinds."""
+        return sum(breach.count for breach in self.breaches if breach.what in whats)
+
+    @property
+    def lost(self) -> int:
+        return self.count("lost")
+
+    @property
+    def stuck(self) -> int:
+        return self.count("stuck")
+
+    @property
+    def stale_writes(self) -> int:
+        return self.count("stale write")
+
+    @property
+    def unexplained_runs(self) -> int:
+        return self.count("unexplained")
+
+    @property
+    def duplicate_ratio(self) -> float:
+        """Runs that nobody asked for (cut short by a crash or a stop), per job."""
+        return self.figures.repeated / self.figures.jobs if self.figures.jobs else 0.0
+
+    def require(self) -> None:
+        """Raise AssertionError with the report unless everything is in order."""
+        if not self.ok:
+            raise AssertionError(f"the judge found breaches\n{self}")
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                field.name.removesuffix("_s").replace("_", " "),
+                _shown(getattr(self.figures, field.name)),
+            )
+            for field in fields(self.figures)
+        ]
+        rows += [
+            ("duplicate ratio", f"{self.duplicate_ratio:.5f}"),
+            ("lost", str(self.lost)),
+            ("stuck", str(self.stuck)),
+            ("stale writes accepted", str(self.stale_writes)),
+            ("unexplained extra runs", str(self.unexplained_runs)),
+        ]
+        lines = [f"  {name:<24}{value:>14}" for name, value in rows]
+        return "\n".join([*lines, *map(str, self.breaches)])
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if isinstance(value, float) else f"{value:,}"
+
+
+class Judge:
+    """Watches one database. Holds no connection between calls.
+
+    Args:
+        dsn: of the test's own, migrated database; the role must own the schema taskd.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+
+    async def install(self, *, strict: bool = False) -> None:
+        """Put the triggers in place, before any job is there.
+
+        Args:
+            strict: an unlawful transition raises in the statement that makes it; otherwise
+                it is written down for `check`.
+        """
+        moves = [(before.value if before else "-", after.value) for before, after in TRANSITIONS]
+        async with self._connected() as connection, connection.transaction():
+            await connection.execute(SQL.read_text(encoding="utf-8"))
+            await connection.executemany("INSERT INTO judge.allowed VALUES ($1, $2)", moves)
+            await connection.execute("INSERT INTO judge.mode VALUES ($1)", strict)
+
+    async def kill(self, pid: int) -> None:
+        """Kill a process with SIGKILL, and note when."""
+        await self._run("INSERT INTO judge.kill (pid) VALUES ($1)", pid)
+        os.kill(pid, signal.SIGKILL)
+
+    async def stop(self, pid: int) -> None:
+        """Stop a process with SIGSTOP until `resume`, and note when."""
+        await self.note_pause(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    async def resume(self, pid: int) -> None:
+        """Let a stopped process go on."""
+        await self.note_return(pid)
+        os.kill(pid, signal.SIGCONT)
+
+    async def note_pause(self, pid: int) -> None:
+        """From now on the worker is stopped or cut off: others may run its jobs meanwhile."""
+        await self._run("INSERT INTO judge.pause (pid) VALUES ($1)", pid)
+
+    async def note_return(self, pid: int) -> None:
+        """The worker is back; within five seconds it must know what it lost."""
+        await self._run(
+            "UPDATE judge.pause SET until = clock_timestamp() WHERE pid = $1 AND until IS NULL", pid
+        )
+
+    async def check(
+        self,
+        *,
+        enqueued: Iterable[int] = (),
+        waiting: Iterable[int] = (),
+        rolled_back: Iterable[int] = (),
+        left_behind: Iterable[int] = (),
+        ledger: tuple[str, Sequence[int]] | None = None,
+        sessions: int = 0,
+        records: bool = True,
+    ) -> Verdict:
+        """Judge everything up to now.
+
+        Args:
+            enqueued: ids that a producer was given; each must have been born.
+            waiting: jobs that are meant to be unfinished.
+            rolled_back: jobs whose claims a failover took back; a run without a claim is lawful.
+            left_behind: jobs whose handlers ignore their cancellation and outlive their attempt.
+            ledger: a task and the job id of each entry that its effects left: one per job done.
+            sessions: connections of taskd that may still be open.
+            records: whether handlers write records.
+        """
+        async with self._connected() as connection:
+            said = {
+                "enqueued": enqueued,
+                "waiting": waiting,
+                "rolled back": rolled_back,
+                "left behind": left_behind,
+            }
+            await connection.execute("TRUNCATE judge.said")
+            for what, ids in said.items():
+                await connection.execute(
+                    "INSERT INTO judge.said SELECT unnest($1::bigint[]), $2", list(ids), what
+                )
+            await connection.execute("SELECT judge.build()", timeout=600)
+            rows = await connection.fetch(BREACHES, records, EXAMPLES, timeout=600)
+            figures = Figures(
+                **await connection.fetchrow("SELECT * FROM judge.figures", timeout=600)
+            )
+            wrong = await connection.fetch(LEDGER, *ledger) if ledger else []
+            open_now = await connection.fetchval(SESSIONS)
+        breaches = [Breach(row[0], row[1], row[2], tuple(row[3])) for row in rows]
+        if wrong:
+            cases = tuple(
+                f"job {row['job']}: {row['state']}, {row['entries']} entries"
+                for row in wrong[:EXAMPLES]
+            )
+            breaches.append(Breach("I11", "ledger", len(wrong), cases))
+        if open_now > sessions:
+            breaches.append(Breach("I12", "session", open_now, (f"{sessions} may be open",)))
+        return Verdict(figures, tuple(breaches))
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
+        connection = await asyncpg.connect(
+            self.dsn,
+            server_settings={"application_name": "judge", "jit": "off", "work_mem": "128MB"},
+        )
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def _run(self, text: str, *args: Any) -> None:
+        async with self._connected() as connection:
+            await connection.execute(text, *args)
+
+
+BREACHES = """
+SELECT "check", what, count(*),
+       (array_agg(coalesce('job ' || job || ': ', '') || detail ORDER BY job))[1:$2]
+FROM judge.breach
+WHERE NOT by_records OR $1
+GROUP BY "check", what
+ORDER BY substr("check", 2)::integer, what
+"""
+
+LEDGER = """
+SELECT coalesce(past.id, booked.job) AS job, coalesce(past.state, 'not done') AS state,
+       coalesce(booked.entries, 0) AS entries
+FROM (SELECT id, state::text FROM taskd.job_history WHERE task = $1 AND state = 'done') AS past
+FULL JOIN (
+    SELECT job, count(*) AS entries FROM unnest($2::bigint[]) AS job GROUP BY job
+) AS booked ON booked.job = past.id
+WHERE booked.entries IS DISTINCT FROM 1 OR past.id IS NULL
+ORDER BY 1
+"""
+
+SESSIONS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'taskd %' AND pid <> pg_backend_pid()
+"""

@@ -1,0 +1,532 @@
+-- The judge's memory and its law, installed into a test's database beside taskd's own schema.
+--
+-- Statement triggers with transition tables write down every change of a job inside the transaction that
+-- makes it, so the history is exactly what was committed: no more, no less, in the
+-- order in which each job's row was locked. Nothing is judged by row-at-a-time code: 200,000 jobs take seconds.
+
+CREATE SCHEMA judge;
+
+-- What is lawful: filled from taskd.core.job.TRANSITIONS; `-` is where jobs come from.
+CREATE TABLE judge.allowed (
+    old_state text NOT NULL,
+    new_state text NOT NULL,
+    PRIMARY KEY (old_state, new_state)
+);
+
+-- One row: whether the guards raise at once or only write down.
+CREATE TABLE judge.mode (strict boolean NOT NULL);
+
+-- kind: born, changed, gone (taskd.job); kept, taken, rewritten (taskd.job_history).
+CREATE TABLE judge.event (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    kind text NOT NULL,
+    job bigint NOT NULL,
+    old_state text, new_state text,
+    old_worker bigint, worker bigint,
+    old_fence integer, fence integer,
+    old_attempt smallint, attempt smallint,
+    old_crashes smallint, crashes smallint,
+    old_interrupts smallint, interrupts smallint,
+    old_run_at timestamptz, run_at timestamptz,
+    started_at timestamptz,
+    queue text,
+    backend integer NOT NULL DEFAULT pg_backend_pid(),
+    txid xid8 NOT NULL DEFAULT pg_current_xact_id()
+);
+CREATE INDEX event_job_txid ON judge.event (job, txid);
+
+CREATE TABLE judge.violation (
+    "check" text NOT NULL, what text NOT NULL, job bigint, detail text NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Own copy: taskd forgets its workers after some days.
+CREATE TABLE judge.worker (
+    id bigint PRIMARY KEY, pid integer NOT NULL, registered_at timestamptz NOT NULL, died_at timestamptz
+);
+
+-- What handlers write over a connection of their own: `start`, then `done` or `raised` just before they end.
+CREATE TABLE judge.record (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    job bigint NOT NULL,
+    attempt integer,
+    fence integer,                       -- NULL: the handler does not know it
+    pid integer NOT NULL,
+    phase text NOT NULL CHECK (phase IN ('start', 'done', 'raised'))
+);
+
+-- What the test did, by the database's clock.
+CREATE TABLE judge.kill (pid integer NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE TABLE judge.pause (
+    pid integer NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp(), until timestamptz
+);
+-- What the test says about jobs: `enqueued` (its producer was told so), `waiting` (meant to be
+-- unfinished), `rolled back` (a failover took claims of it back), `left behind` (its handler ignores its
+-- cancellation, and may still run when the next attempt begins).
+CREATE TABLE judge.said (job bigint NOT NULL, what text NOT NULL, PRIMARY KEY (what, job));
+
+
+-- The witnesses.
+
+-- The strict mode's voice; called after each statement's violations are written.
+CREATE FUNCTION judge.object(hits bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    words text;
+BEGIN
+    IF hits > 0 AND (SELECT strict FROM judge.mode) THEN
+        SELECT format('%s %s: job %s: %s', "check", what, job, detail) INTO words
+        FROM judge.violation ORDER BY at DESC LIMIT 1;
+        RAISE EXCEPTION 'the judge objects: %', words;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION judge.see_birth() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    hits bigint;
+BEGIN
+    WITH seen AS (
+        INSERT INTO judge.event (kind, job, new_state, worker, fence, attempt, crashes, interrupts,
+                                 run_at, started_at, queue)
+        SELECT 'born', id, state, worker_id, fence, attempt, crashes, interrupts, run_at, started_at, queue
+        FROM new_rows
+        RETURNING *
+    )
+    INSERT INTO judge.violation ("check", what, job, detail)
+    SELECT 'I3', 'transition', seen.job,
+           format('%s -> %s, fence %s', coalesce(past.old_state, '-'), seen.new_state, seen.fence)
+    FROM seen
+    LEFT JOIN LATERAL (
+        SELECT e.old_state, e.old_fence FROM judge.event AS e
+        WHERE e.job = seen.job AND e.txid = seen.txid AND e.kind = 'taken'
+        ORDER BY e.seq DESC LIMIT 1
+    ) AS past ON true
+    WHERE seen.fence <> coalesce(past.old_fence, 0)
+       OR NOT EXISTS (SELECT 1 FROM judge.allowed AS a
+                      WHERE a.old_state = coalesce(past.old_state, '-') AND a.new_state = seen.new_state);
+    GET DIAGNOSTICS hits = ROW_COUNT;
+    PERFORM judge.object(hits);
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION judge.see_change() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    hits bigint;
+BEGIN
+    WITH seen AS (
+        INSERT INTO judge.event (kind, job, old_state, new_state, old_worker, worker, old_fence, fence,
+                                 old_attempt, attempt, old_crashes, crashes, old_interrupts, interrupts,
+                                 old_run_at, run_at, started_at, queue)
+        SELECT 'changed', n.id, o.state, n.state, o.worker_id, n.worker_id, o.fence, n.fence,
+               o.attempt, n.attempt, o.crashes, n.crashes, o.interrupts, n.interrupts,
+               o.run_at, n.run_at, n.started_at, n.queue
+        FROM old_rows AS o JOIN new_rows AS n ON n.id = o.id
+        WHERE (o.state, o.worker_id, o.fence, o.attempt, o.crashes, o.interrupts)
+              IS DISTINCT FROM (n.state, n.worker_id, n.fence, n.attempt, n.crashes, n.interrupts)
+        RETURNING *
+    )
+    INSERT INTO judge.violation ("check", what, job, detail)
+    SELECT 'I3', 'transition', job, format('%s -> %s', old_state, new_state)
+    FROM seen
+    WHERE (old_state <> new_state OR old_worker IS DISTINCT FROM worker OR old_fence <> fence)
+      AND NOT EXISTS (SELECT 1 FROM judge.allowed AS a
+                      WHERE a.old_state = seen.old_state AND a.new_state = seen.new_state)
+    UNION ALL
+    SELECT 'I4', 'fence', job, format('%s -> %s: fence %s -> %s', old_state, new_state, old_fence, fence)
+    FROM seen
+    WHERE fence <> old_fence
+          + (new_state = 'running' AND (old_state <> 'running' OR worker <> old_worker))::integer
+    UNION ALL
+    SELECT 'I3', 'suspect', job, format('queued with %s crashes', crashes)
+    FROM seen
+    WHERE new_state = 'queued' AND crashes > 0;
+    GET DIAGNOSTICS hits = ROW_COUNT;
+    PERFORM judge.object(hits);
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION judge.see_departure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO judge.event (kind, job, old_state, old_worker, old_fence, old_attempt, old_crashes,
+                             old_interrupts, old_run_at, started_at, queue)
+    SELECT 'gone', id, state, worker_id, fence, attempt, crashes, interrupts, run_at, started_at, queue
+    FROM old_rows;
+    RETURN NULL;
+END
+$$;
+
+-- The departure is always seen first: its statement feeds the one that keeps the row.
+CREATE FUNCTION judge.see_end() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    hits bigint;
+BEGIN
+    WITH seen AS (
+        INSERT INTO judge.event (kind, job, new_state, worker, fence, attempt, crashes, interrupts,
+                                 run_at, started_at, queue)
+        SELECT 'kept', id, state, worker_id, fence, attempt, crashes, interrupts, run_at, started_at, queue
+        FROM new_rows
+        RETURNING *
+    )
+    INSERT INTO judge.violation ("check", what, job, detail)
+    -- An outcome for a job that does not run can only be that of a run which lost it.
+    SELECT 'I3', CASE WHEN live.old_state IN ('scheduled', 'queued') THEN 'stale write' ELSE 'transition' END,
+           seen.job,
+           format('%s -> %s, fence %s -> %s', coalesce(live.old_state, '?'), seen.new_state,
+                  coalesce(live.old_fence::text, '?'), seen.fence)
+    FROM seen
+    LEFT JOIN LATERAL (
+        SELECT e.old_state, e.old_fence FROM judge.event AS e
+        WHERE e.job = seen.job AND e.txid = seen.txid AND e.kind = 'gone'
+        ORDER BY e.seq DESC LIMIT 1
+    ) AS live ON true
+    WHERE live.old_fence IS DISTINCT FROM seen.fence
+       OR NOT EXISTS (SELECT 1 FROM judge.allowed AS a
+                      WHERE a.old_state = live.old_state AND a.new_state = seen.new_state);
+    GET DIAGNOSTICS hits = ROW_COUNT;
+    PERFORM judge.object(hits);
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION judge.see_taking() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO judge.event (kind, job, old_state, old_worker, old_fence, old_attempt, old_crashes,
+                             old_interrupts, old_run_at, started_at, queue)
+    SELECT 'taken', id, state, worker_id, fence, attempt, crashes, interrupts, run_at, started_at, queue
+    FROM old_rows;
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION judge.see_rewriting() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    hits bigint;
+BEGIN
+    INSERT INTO judge.violation ("check", what, job, detail)
+    SELECT 'I3', 'transition', id, format('the history row (%s) was changed', state) FROM old_rows;
+    GET DIAGNOSTICS hits = ROW_COUNT;
+    PERFORM judge.object(hits);
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION judge.see_worker() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO judge.worker VALUES (NEW.id, NEW.pid, clock_timestamp(), NEW.died_at);
+    ELSIF OLD.died_at IS NULL THEN
+        UPDATE judge.worker SET died_at = NEW.died_at WHERE id = NEW.id;
+    ELSIF NEW.died_at IS DISTINCT FROM OLD.died_at THEN
+        INSERT INTO judge.violation VALUES ('I5', 'burial', NULL, format('worker %s was dug up', NEW.id));
+        PERFORM judge.object(1);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER judge_birth AFTER INSERT ON taskd.job
+    REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_birth();
+CREATE TRIGGER judge_change AFTER UPDATE ON taskd.job
+    REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION judge.see_change();
+CREATE TRIGGER judge_departure AFTER DELETE ON taskd.job
+    REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_departure();
+CREATE TRIGGER judge_end AFTER INSERT ON taskd.job_history
+    REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_end();
+CREATE TRIGGER judge_taking AFTER DELETE ON taskd.job_history
+    REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_taking();
+CREATE TRIGGER judge_rewriting AFTER UPDATE ON taskd.job_history
+    REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_rewriting();
+CREATE TRIGGER judge_worker AFTER INSERT OR UPDATE OF died_at ON taskd.worker
+    FOR EACH ROW EXECUTE FUNCTION judge.see_worker();
+
+
+-- The case: derived from the above by judge.build(), read by the views below.
+
+-- One row per transition. Leaving taskd.job and entering the history in one transaction is one step, and
+-- so is a retry by hand; leaving without a trace is `forgotten` (retention 0).
+CREATE TABLE judge.step (
+    seq bigint, at timestamptz, job bigint, old_state text, new_state text,
+    old_worker bigint, worker bigint, old_fence integer, fence integer,
+    old_attempt smallint, attempt smallint, old_crashes smallint, crashes smallint,
+    old_interrupts smallint, interrupts smallint, old_run_at timestamptz, run_at timestamptz,
+    started_at timestamptz, queue text
+);
+CREATE INDEX step_job_seq ON judge.step (job, seq);
+
+-- One row per claim, with what ended it: done, failed, cancelled, forgotten, rescue, interrupt, release, snooze,
+-- retry, burn (back at once although the attempt counted), stolen (claimed from its owner); NULL: nothing yet.
+CREATE TABLE judge.claim (
+    seq bigint, n bigint, job bigint, fence integer, worker bigint, at timestamptz, run_at timestamptz,
+    closed_at timestamptz, closed_as text
+);
+CREATE INDEX claim_job ON judge.claim (job, seq);
+
+-- One row per start of a handler, with its claim (NULL: it had none).
+CREATE TABLE judge.run (
+    seq bigint, job bigint, pid integer, started_at timestamptz, ended_at timestamptz, outcome text,
+    claim bigint, claim_n bigint, until timestamptz
+);
+CREATE INDEX run_job ON judge.run (job, seq);
+CREATE INDEX run_claim ON judge.run (claim);
+
+CREATE FUNCTION judge.build() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    TRUNCATE judge.step, judge.claim, judge.run;
+    ANALYZE judge.event, judge.record, judge.worker;
+
+    WITH numbered AS MATERIALIZED (
+        SELECT *, row_number() OVER (PARTITION BY kind, job, txid ORDER BY seq) AS n
+        FROM judge.event WHERE kind <> 'changed'
+    )
+    INSERT INTO judge.step
+    SELECT seq, at, job, old_state, new_state, old_worker, worker, old_fence, fence, old_attempt, attempt,
+           old_crashes, crashes, old_interrupts, interrupts, old_run_at, run_at, started_at, queue
+    FROM judge.event WHERE kind = 'changed'
+    UNION ALL
+    SELECT a.seq, a.at, a.job, a.old_state, coalesce(z.new_state, 'forgotten'), a.old_worker, NULL,
+           a.old_fence, coalesce(z.fence, a.old_fence), a.old_attempt, coalesce(z.attempt, a.old_attempt),
+           a.old_crashes, coalesce(z.crashes, a.old_crashes),
+           a.old_interrupts, coalesce(z.interrupts, a.old_interrupts),
+           a.old_run_at, coalesce(z.run_at, a.old_run_at), a.started_at, a.queue
+    FROM numbered AS a
+    LEFT JOIN numbered AS z ON z.kind = 'kept' AND z.job = a.job AND z.txid = a.txid AND z.n = a.n
+    WHERE a.kind = 'gone'
+    UNION ALL
+    SELECT z.seq, z.at, z.job, coalesce(a.old_state, '-'), z.new_state, NULL, z.worker,
+           coalesce(a.old_fence, z.fence), z.fence, coalesce(a.old_attempt, z.attempt), z.attempt,
+           coalesce(a.old_crashes, z.crashes), z.crashes, coalesce(a.old_interrupts, z.interrupts),
+           z.interrupts, a.old_run_at, z.run_at, z.started_at, z.queue
+    FROM numbered AS z
+    LEFT JOIN numbered AS a ON a.kind = 'taken' AND a.job = z.job AND a.txid = z.txid AND a.n = z.n
+    WHERE z.kind = 'born';
+    ANALYZE judge.step;
+
+    INSERT INTO judge.claim
+    SELECT seq, row_number() OVER (PARTITION BY job ORDER BY seq), job, fence, worker, started_at, run_at,
+           next_at, closed_as
+    FROM (
+        SELECT *, lead(at) OVER after AS next_at, lead(CASE
+                   WHEN old_state <> 'running' THEN 'stolen'
+                   WHEN crashes > old_crashes THEN 'rescue'
+                   WHEN new_state = 'running' THEN 'stolen'
+                   WHEN new_state IN ('done', 'failed', 'cancelled', 'forgotten') THEN new_state
+                   WHEN interrupts > old_interrupts THEN 'interrupt'
+                   WHEN attempt < old_attempt AND run_at = old_run_at THEN 'release'
+                   WHEN attempt < old_attempt THEN 'snooze'
+                   WHEN run_at <> old_run_at THEN 'retry'
+                   ELSE 'burn'
+               END) OVER after AS closed_as
+        FROM judge.step
+        WINDOW after AS (PARTITION BY job ORDER BY seq)
+    ) AS s
+    WHERE new_state = 'running';
+    ANALYZE judge.claim;
+
+    INSERT INTO judge.run
+    SELECT s.seq, s.job, s.pid, s.at, s.ended_at, s.outcome, c.seq, c.n,
+           -- A run without an end record ended with its process, or when its claim did.
+           coalesce(s.ended_at, least(k.at, c.died_at, c.closed_at))
+    FROM (
+        SELECT *, CASE WHEN lead(phase) OVER next <> 'start' THEN lead(at) OVER next END AS ended_at,
+               nullif(lead(phase) OVER next, 'start') AS outcome
+        FROM judge.record
+        WINDOW next AS (PARTITION BY job, pid, fence ORDER BY seq)
+    ) AS s
+    LEFT JOIN LATERAL (
+        SELECT claim.seq, claim.n, claim.closed_at, worker.died_at
+        FROM judge.claim AS claim JOIN judge.worker AS worker ON worker.id = claim.worker
+        WHERE claim.job = s.job AND worker.pid = s.pid AND claim.at <= s.at
+          AND claim.fence = coalesce(s.fence, claim.fence)
+        ORDER BY claim.seq DESC LIMIT 1
+    ) AS c ON true
+    LEFT JOIN LATERAL (
+        SELECT min(kill.at) AS at FROM judge.kill AS kill WHERE kill.pid = s.pid AND kill.at >= s.at
+    ) AS k ON true
+    WHERE s.phase = 'start';
+    ANALYZE judge.run;
+END
+$$;
+
+
+-- The law.
+
+CREATE VIEW judge.last AS
+    SELECT DISTINCT ON (job) * FROM judge.step ORDER BY job, seq DESC;
+
+CREATE VIEW judge.doubly_kept AS
+    SELECT id AS job, count(*) AS rows FROM taskd.jobs GROUP BY id HAVING count(*) > 1;
+
+-- Done, but not by the end of its own run: somebody else's outcome was accepted for it. `rescued`: that of a
+-- worker from which the job had been taken.
+CREATE VIEW judge.stale_write AS
+    SELECT claim.job, claim.fence, claim.closed_at,
+           EXISTS (
+               SELECT 1 FROM judge.claim AS earlier JOIN judge.run ON run.claim = earlier.seq
+               WHERE earlier.job = claim.job AND earlier.seq < claim.seq
+                 AND earlier.closed_as = 'rescue' AND run.outcome = 'done'
+           ) AS rescued
+    FROM judge.claim AS claim
+    WHERE claim.closed_as IN ('done', 'forgotten')
+      AND NOT EXISTS (
+          SELECT 1 FROM judge.run
+          WHERE run.claim = claim.seq AND run.ended_at <= claim.closed_at
+            AND (run.outcome = 'done' OR claim.closed_as = 'forgotten')
+      )
+      AND EXISTS (SELECT 1 FROM judge.run WHERE run.job = claim.job);
+
+-- Why a run that was not its job's first is not explained.
+CREATE VIEW judge.unexplained AS
+    SELECT run.job, 'it ran without a claim' AS why
+    FROM judge.run AS run
+    WHERE run.claim IS NULL
+      AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = run.job AND said.what = 'rolled back')
+    UNION ALL
+    SELECT job, format('it started %s times under one claim', count(*))
+    FROM judge.run WHERE claim IS NOT NULL GROUP BY job, claim HAVING count(*) > 1
+    UNION ALL
+    SELECT run.job, format('it ran again although its run before ended as %s (handler: %s)',
+                           coalesce(before.closed_as, 'nothing'), coalesce(past.outcome, 'no end'))
+    FROM judge.run AS run
+    JOIN judge.claim AS before ON before.job = run.job AND before.n = run.claim_n - 1
+    JOIN judge.run AS past ON past.claim = before.seq
+    WHERE run.claim_n > 1
+      AND (before.closed_as IS NULL OR before.closed_as IN ('release', 'stolen', 'burn')
+           OR (before.closed_as = 'retry' AND past.outcome = 'done' AND past.ended_at <= before.closed_at))
+    UNION ALL
+    SELECT claim.job, format('it was rescued from worker %s, which lived', claim.worker)
+    FROM judge.claim AS claim JOIN judge.worker AS worker ON worker.id = claim.worker
+    WHERE claim.closed_as = 'rescue' AND coalesce(worker.died_at > claim.closed_at, true);
+
+CREATE VIEW judge.overlap AS
+    SELECT a.job, a.pid, b.pid AS other_pid, b.started_at, a.until
+    FROM judge.run AS a
+    JOIN judge.run AS b ON b.job = a.job AND b.started_at > a.started_at AND b.started_at < a.until;
+
+CREATE VIEW judge.miscounted AS
+    SELECT last.job, last.attempt, sums.claims, sums.refunds
+    FROM judge.last AS last
+    JOIN (
+        SELECT job, count(*) FILTER (WHERE new_state = 'running') AS claims,
+               count(*) FILTER (WHERE old_state = 'running' AND attempt = old_attempt - 1) AS refunds
+        FROM judge.step GROUP BY job
+    ) AS sums ON sums.job = last.job
+    WHERE last.attempt <> sums.claims - sums.refunds;
+
+-- Every breach. `by_records`: known only when handlers write records.
+CREATE VIEW judge.breach AS
+    SELECT "check", what, job, detail, false AS by_records FROM judge.violation
+    UNION ALL
+    SELECT 'I1', 'lost', said.job, 'its producer was told that it was enqueued; it never was', false
+    FROM judge.said AS said
+    WHERE said.what = 'enqueued' AND NOT EXISTS (SELECT 1 FROM judge.last WHERE last.job = said.job)
+    UNION ALL
+    SELECT 'I1', 'lost', job, format('%s in the history, but there is no such row', new_state), false
+    FROM judge.last AS last
+    WHERE new_state <> 'forgotten'
+      AND NOT EXISTS (
+          SELECT 1 FROM taskd.jobs WHERE jobs.id = last.job AND jobs.state = last.new_state
+      )
+    UNION ALL
+    SELECT 'I1', 'lost', job, format('it left queue %s, which keeps everything, without a trace', queue), false
+    FROM judge.last AS last
+    WHERE new_state = 'forgotten'
+      AND NOT EXISTS (
+          SELECT 1 FROM taskd.queue WHERE name = last.queue AND (keep_done_s = 0 OR keep_failed_s = 0)
+      )
+    UNION ALL
+    SELECT 'I1', 'twice', job, format('%s rows', rows), false FROM judge.doubly_kept
+    UNION ALL
+    SELECT 'I1', 'stuck', job, format('%s since %s', new_state, at), false
+    FROM judge.last AS last
+    WHERE new_state IN ('scheduled', 'queued', 'running')
+      AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = last.job AND said.what = 'waiting')
+    UNION ALL
+    SELECT 'I2', 'never ran', job, 'done without a single start', true
+    FROM judge.claim AS claim
+    WHERE closed_as = 'done' AND NOT EXISTS (SELECT 1 FROM judge.run WHERE run.job = claim.job)
+    UNION ALL
+    SELECT 'I4', 'two claims', job, format('fence %s was handed out %s times', fence, count(*)), false
+    FROM judge.claim GROUP BY job, fence HAVING count(*) > 1
+    UNION ALL
+    SELECT CASE WHEN rescued THEN 'I5' ELSE 'I4' END, 'stale write', job,
+           format('fence %s closed at %s before its own run said done', fence, closed_at), true
+    FROM judge.stale_write
+    UNION ALL
+    SELECT 'I6', 'overlap', job,
+           format('pid %s started it at %s while pid %s ran it until %s', other_pid, started_at, pid, until),
+           true
+    FROM judge.overlap AS o
+    WHERE NOT EXISTS (
+        SELECT 1 FROM judge.pause AS p
+        WHERE p.pid = o.pid AND o.started_at >= p.at
+          -- From its return to the first beat, which tells it that it was buried.
+          AND o.until <= coalesce(p.until, 'infinity') + interval '5 seconds'
+    )
+      AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = o.job AND said.what = 'left behind')
+    UNION ALL
+    SELECT 'I7', 'unexplained', job, why, true FROM judge.unexplained
+    UNION ALL
+    SELECT 'I8', 'attempt', job, format('attempt %s after %s claims and %s refunds', attempt, claims, refunds),
+           false
+    FROM judge.miscounted
+    UNION ALL
+    SELECT 'I8', 'attempt', job, 'it came back at once, and the attempt was burned', false
+    FROM judge.step
+    WHERE old_state = 'running' AND new_state IN ('scheduled', 'queued') AND run_at = old_run_at
+      AND attempt = old_attempt AND crashes = old_crashes
+      AND NOT (interrupts > old_interrupts AND old_interrupts >= 10)
+    UNION ALL
+    SELECT 'I9', 'early', job, format('started at %s, due at %s', at, run_at), false
+    FROM judge.claim WHERE at < run_at
+    UNION ALL
+    SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+      AND state LIKE 'idle in transaction%'
+    UNION ALL
+    SELECT 'I12', 'advisory lock', NULL, format('held by pid %s', pid), false
+    FROM pg_locks
+    WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND pid <> pg_backend_pid();
+
+CREATE VIEW judge.figures AS
+    SELECT
+        (SELECT count(*) FROM judge.last) AS jobs,
+        (SELECT count(*) FROM judge.last WHERE new_state = 'done') AS done,
+        (SELECT count(*) FROM judge.last WHERE new_state = 'failed') AS failed,
+        -- Visibly failed, so no breach; but nobody ever tried.
+        (SELECT count(*) FROM judge.last
+         WHERE new_state = 'failed'
+           AND NOT EXISTS (SELECT 1 FROM judge.run WHERE run.job = last.job)) AS failed_unrun,
+        (SELECT count(*) FROM judge.last WHERE new_state = 'cancelled') AS cancelled,
+        (SELECT count(*) FROM judge.last WHERE new_state = 'forgotten') AS forgotten,
+        (SELECT count(*) FROM judge.claim) AS claims,
+        (SELECT count(*) FROM judge.run) AS starts,
+        (SELECT count(*) FROM judge.claim WHERE closed_as = 'rescue') AS rescues,
+        (SELECT count(*) FROM judge.kill) AS kills,
+        -- Runs that nobody asked for: the one before was cut short, or its end was never written.
+        (SELECT count(*) FROM judge.run
+         JOIN judge.claim AS before ON before.job = run.job AND before.n = run.claim_n - 1
+         WHERE before.closed_as IN ('rescue', 'interrupt')
+           AND EXISTS (SELECT 1 FROM judge.run AS past WHERE past.claim = before.seq)) AS repeated,
+        (SELECT max(date_part('epoch', buried.died_at - kill.at))
+         FROM judge.kill AS kill
+         CROSS JOIN LATERAL (
+             SELECT died_at FROM judge.worker
+             WHERE worker.pid = kill.pid AND worker.registered_at <= kill.at
+             ORDER BY registered_at DESC LIMIT 1
+         ) AS buried) AS kill_to_burial_s,
+        (SELECT max(date_part('epoch', claim.closed_at - worker.died_at))
+         FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
+         WHERE claim.closed_as = 'rescue') AS burial_to_rescue_s,
+        (SELECT max(date_part('epoch', next.at - worker.died_at))
+         FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
+         JOIN judge.claim AS next ON next.job = claim.job AND next.n = claim.n + 1
+         WHERE claim.closed_as = 'rescue') AS burial_to_claim_s;
