@@ -1,0 +1,87 @@
+"""taskd in the side-by-side harness: `driver.py CMD JSON`; setup, seed, worker, enqueue or paced.
+
+It uses the harness's `common.py` (its folder in BENCH_COMMON) and the database in BENCH_DSN.
+Nothing is switched off that a user has on by default; logs at info go to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+sys.path.insert(0, os.environ["BENCH_COMMON"])
+
+import common  # type: ignore[import-not-found]
+
+from taskd import Client, events
+from taskd.config import Settings
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.store import migrations
+from taskd.store.database import Database
+from taskd.worker import Worker
+
+QUEUE = "bench"
+
+
+async def noop(i: int) -> None:
+    common.hit(i)
+    if common.Rec.sleep:
+        await asyncio.sleep(common.Rec.sleep)
+
+
+TASK: Task[..., None] = Task(noop, name="noop", queue=QUEUE)
+
+
+def database() -> Database:
+    return Database({"dsn": common.DSN})
+
+
+async def setup(_options: dict) -> None:
+    await migrations.migrate(database())
+
+
+async def seed(options: dict) -> None:
+    async with Client(common.DSN) as client:
+        await client.enqueue_many(TASK.job(i) for i in range(options["n"]))
+
+
+async def worker(options: dict) -> None:
+    common.Rec.sleep = options.get("sleep", 0.0)
+    events.configure()
+    registry = Registry()
+    registry.add(TASK)
+    made = Worker(Settings(queues=(QUEUE,)), registry, database(), app="bench")
+    running = asyncio.create_task(made.run(), name="worker")
+    await asyncio.wait(
+        {running, asyncio.create_task(made.ready.wait())}, return_when="FIRST_COMPLETED"
+    )
+    common.emit(ev="ready")
+    await running
+
+
+async def enqueue(options: dict) -> None:
+    async with Client(common.DSN, pool_max=10) as client:
+        job = TASK.job(1)
+
+        async def one(_client: int, _number: int) -> None:
+            await client.enqueue(job)
+
+        async def bulk(count: int) -> None:
+            await client.enqueue_many([job] * count)
+
+        await common.timed_enqueue(options, one, bulk)
+
+
+async def paced(options: dict) -> None:
+    async with Client(common.DSN, pool_max=10) as client:
+
+        async def one(_client: int, number: int) -> None:
+            await client.enqueue(TASK.job(number))
+
+        await common.paced(options, one)
+
+
+if __name__ == "__main__":
+    common.main(setup=setup, seed=seed, worker=worker, enqueue=enqueue, paced=paced)
