@@ -102,6 +102,8 @@ CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state
 
 -- An ack never fails for a missing partition.
 CREATE TABLE taskd.job_history_default PARTITION OF taskd.job_history DEFAULT;
+-- Which days it holds rows for, and which of them have expired, must stay a quick question.
+CREATE INDEX job_history_default_expires ON taskd.job_history_default (expires_at);
 
 CREATE TABLE taskd.queue (
     name taskd.queue_name PRIMARY KEY,
@@ -156,12 +158,14 @@ CREATE VIEW taskd.jobs AS
            errors, result
     FROM taskd.job_history;
 
--- Partition upkeep needs names made of dates, so it is a function and not a statement.
+-- Partition upkeep needs names made of dates, so it is a function and not a statement; it runs with
+-- the owner's rights, so that a worker's role needs none to make or drop tables.
 -- It makes the partitions of `days` days ahead for every retention in use. A day for which the
 -- default partition already holds rows is left to it: attaching would have to move them
 -- under a lock, and they expire there just as well.
+-- One worker at a time: two that make the same partition would collide. Who comes second has nothing to do.
 CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 AS $$
@@ -170,6 +174,9 @@ DECLARE
     leaf text;
     made integer := 0;
 BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) THEN
+        RETURN 0;
+    END IF;
     FOR day IN
         SELECT DISTINCT (current_date + make_interval(secs => keep.seconds))::date + ahead
         FROM (
@@ -182,6 +189,8 @@ BEGIN
     LOOP
         leaf := 'job_history_' || to_char(day, 'YYYYMMDD');
         CONTINUE WHEN to_regclass('taskd.' || leaf) IS NOT NULL;
+        -- ATTACH takes this lock anyway; taken before the question, no ack can make its answer wrong.
+        LOCK TABLE taskd.job_history_default IN ACCESS EXCLUSIVE MODE;
         CONTINUE WHEN EXISTS (
             SELECT 1 FROM taskd.job_history_default
             WHERE expires_at >= day AND expires_at < day + 1
@@ -202,13 +211,16 @@ $$;
 -- Empties the oldest partition whose last day is over; returns its name, or NULL when none is.
 -- TRUNCATE and DROP are two calls, so that each holds its lock for an instant only.
 CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 AS $$
 DECLARE
     leaf text;
 BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) THEN
+        RETURN NULL;
+    END IF;
     SELECT c.relname INTO leaf
     FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
     WHERE i.inhparent = 'taskd.job_history'::regclass
@@ -223,8 +235,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS void
-LANGUAGE plpgsql
+-- False: another worker has dropped it, or is about to.
+CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 AS $$
@@ -232,7 +245,11 @@ BEGIN
     IF leaf !~ '^job_history_[0-9]{8}$' OR to_date(right(leaf, 8), 'YYYYMMDD') >= current_date THEN
         RAISE EXCEPTION 'partition % has not expired', leaf;
     END IF;
+    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) OR to_regclass('taskd.' || leaf) IS NULL THEN
+        RETURN false;
+    END IF;
     EXECUTE format('DROP TABLE taskd.%I', leaf);
+    RETURN true;
 END
 $$;
 

@@ -7,7 +7,9 @@
 
 -- Plain successes, the hot path. `width_bucket` finds a row's place in the sorted ids by binary search, and so its
 -- fence, without a join: 4.8 us per job where a join to unnest() took 7.3, and no plan to go wrong.
--- `IS NOT DISTINCT FROM` keeps the planner off the index job_running (see the migration).
+-- `IS NOT DISTINCT FROM` keeps the planner off the index job_running (see the migration). Rows are locked as they
+-- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
+-- with cancels (7 runs of 8). The acks' connection has it switched off.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences integer[])
 -- moves: running -> done
@@ -47,8 +49,10 @@ WITH ack AS MATERIALIZED (
         AS a (id, fence, state, delay_s, refund, interrupted, reason, error, result)
 ), held AS MATERIALIZED (
     SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result,
-           CASE WHEN job.cancel_asked AND ack.state IN ('scheduled', 'queued') THEN 'cancelled'
-                ELSE ack.state END AS state,
+           CASE WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
+                WHEN job.cancel_asked THEN 'cancelled'
+                WHEN ack.delay_s > 0 OR job.crashes > 0 THEN 'scheduled'
+                ELSE 'queued' END AS state,
            CASE WHEN job.cancel_asked AND ack.state IN ('scheduled', 'queued') THEN 'cancel asked'
                 ELSE ack.reason END AS reason,
            CASE WHEN ack.error IS NULL THEN job.errors
@@ -90,7 +94,7 @@ WITH ack AS MATERIALIZED (
     WHERE keep.seconds > 0
 ), back AS (
     UPDATE taskd.job AS job
-    SET state = (CASE WHEN held.delay_s > 0 OR job.crashes > 0 THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
+    SET state = held.state::taskd.job_state,
         run_at = CASE WHEN held.delay_s > 0 THEN clock_timestamp() + make_interval(secs => least(held.delay_s, 31536000))
                       ELSE job.run_at END,
         attempt = job.attempt - (held.refund AND NOT (held.interrupted AND job.interrupts >= 10))::integer,
@@ -107,24 +111,27 @@ SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
 
 -- What became of acks that matched no row, or whose reply was lost: `running`: still mine, send
 -- it again; `acked`: written before; `absent`: written before, and the queue keeps no
--- history; `lost`: somebody else has taken the job over.
+-- history; `lost`: somebody else has taken the job over. Rescue keeps the fence, so that what
+-- tells it from an ack is the error that it leaves behind. People may have moved the job on since.
 
 -- name: check_acks(worker_id bigint, ids bigint[], fences integer[])
 SELECT ack.id,
        CASE
-           WHEN past.id IS NOT NULL THEN 'acked'
            WHEN job.id IS NULL THEN 'absent'
-           WHEN job.state = 'running' AND job.fence = ack.fence AND job.worker_id = $1 THEN 'running'
-           WHEN job.state <> 'running' AND job.fence = ack.fence AND job.crashes = 0 THEN 'acked'
-           ELSE 'lost'
+           WHEN job.fence <> ack.fence OR job.worker_id <> $1 THEN 'lost'
+           WHEN job.last_error ->> 'type' = 'WorkerLost' AND job.last_error ->> 'worker' = $1::text THEN 'lost'
+           WHEN job.state = 'running' THEN 'running'
+           ELSE 'acked'
        END AS fate
 FROM unnest($2::bigint[], $3::integer[]) AS ack (id, fence)
-LEFT JOIN taskd.job AS job ON job.id = ack.id
 LEFT JOIN LATERAL (
-    SELECT h.id FROM taskd.job_history AS h
-    WHERE h.id = ack.id AND h.fence = ack.fence AND h.worker_id = $1
+    SELECT id, worker_id, fence, state, errors -> -1 AS last_error
+    FROM taskd.job WHERE id = ack.id
+    UNION ALL
+    SELECT id, worker_id, fence, state, errors -> -1
+    FROM taskd.job_history WHERE id = ack.id
     LIMIT 1
-) AS past ON true;
+) AS job ON true;
 
 -- Completing inside the handler's own transaction: its effects and the completion commit
 -- together, or neither does. No row returned: the lease was lost, and the caller must roll back.

@@ -1,4 +1,4 @@
--- `taskd demo`: what an earlier run has left, and how this run went. Nothing here writes.
+-- The demo: what an earlier run of `taskd demo` has left, and how this run went. Nothing here writes.
 
 -- The live jobs of a queue, by job_claim and the small live table. `folder` is a mark of the demo: jobs
 -- without it are somebody's own.

@@ -10,10 +10,19 @@ SELECT taskd.make_history_partitions($1) AS made;
 SELECT taskd.truncate_expired_partition() AS leaf;
 
 -- name: drop_expired_partition(leaf text)
-SELECT taskd.drop_expired_partition($1);
+SELECT taskd.drop_expired_partition($1) AS dropped;
 
 -- name: prune_default_partition(batch bigint)
-DELETE FROM taskd.job_history_default
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM taskd.job_history_default WHERE expires_at < now() LIMIT $1
-));
+WITH gone AS (
+    DELETE FROM taskd.job_history_default
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid
+        FROM taskd.job_history_default
+        WHERE expires_at < now()
+        ORDER BY expires_at
+        LIMIT $1
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING 1
+)
+SELECT count(*) AS pruned FROM gone;

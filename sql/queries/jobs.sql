@@ -1,7 +1,8 @@
 -- Jobs by hand: cancel, retry.
 --
 -- Cancelling a waiting job ends it; cancelling a running one asks its worker, which learns it
--- within two seconds (running_jobs in lease.sql). The decision is made from the rows as locked.
+-- within two seconds (running_jobs in lease.sql). The decision is made from the rows as locked, and from nothing
+-- else: a row that was queued in the statement's snapshot may be running by then.
 
 -- name: cancel_jobs(ids bigint[], reason text)
 -- moves: scheduled -> cancelled, queued -> cancelled
@@ -32,7 +33,7 @@ WITH held AS MATERIALIZED (
     UPDATE taskd.job AS job
     SET cancel_asked = true
     FROM held
-    WHERE job.id = held.id AND job.state = 'running' AND held.state = 'running'
+    WHERE job.id = held.id AND held.state = 'running'
     RETURNING job.id
 )
 SELECT id, 'cancelled' AS state FROM ended
@@ -45,9 +46,15 @@ SELECT id, 'running' FROM asked;
 
 -- name: retry_jobs(ids bigint[])
 -- moves: failed -> queued, cancelled -> queued
-WITH past AS (
-    DELETE FROM taskd.job_history
+WITH held AS MATERIALIZED (
+    SELECT id
+    FROM taskd.job_history
     WHERE id = ANY ($1::bigint[]) AND state IN ('failed', 'cancelled') AND attempt < 1000
+    ORDER BY id
+    FOR UPDATE
+), past AS (
+    DELETE FROM taskd.job_history
+    WHERE id = ANY (ARRAY(SELECT id FROM held))
     RETURNING *
 ), back AS (
     INSERT INTO taskd.job (

@@ -1,26 +1,34 @@
 -- Queues: pausing, resuming, and how long their finished jobs are kept.
 --
 -- A queue needs no row to work; a worker makes one for each queue it serves, so that it can be seen.
+-- Rows are written in the order of their names: workers that start together would deadlock otherwise.
 
 -- name: declare_queues(names text[])
 INSERT INTO taskd.queue (name)
-SELECT DISTINCT unnest($1::text[])
+SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n
 ON CONFLICT (name) DO NOTHING;
 
 -- name: pause_queues(names text[], for_s double precision, reason text)
 INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason)
-SELECT DISTINCT n, clock_timestamp(), clock_timestamp() + make_interval(secs => $2), $3
-FROM unnest($1::text[]) AS n
+SELECT n, clock_timestamp(), clock_timestamp() + make_interval(secs => $2), $3
+FROM (SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n) AS named
 ON CONFLICT (name) DO UPDATE
 SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_reason = excluded.pause_reason
 RETURNING name::text;
 
 -- name: resume_queues(names text[])
-WITH resumed AS (
-    UPDATE taskd.queue
-    SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+WITH held AS MATERIALIZED (
+    SELECT name
+    FROM taskd.queue
     WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL
-    RETURNING name::text
+    ORDER BY name
+    FOR UPDATE
+), resumed AS (
+    UPDATE taskd.queue AS queue
+    SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+    FROM held
+    WHERE queue.name = held.name
+    RETURNING queue.name::text
 ), rung AS (
     SELECT pg_notify('taskd_' || name, '') FROM resumed
 )
@@ -28,13 +36,13 @@ SELECT name FROM resumed, (SELECT count(*) FROM rung) AS r;
 
 -- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
 INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s)
-VALUES ($1, coalesce($2, 604800), coalesce($3, 2592000))
+VALUES ($1::text, coalesce($2, 604800), coalesce($3, 2592000))
 ON CONFLICT (name) DO UPDATE
 SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
 RETURNING name::text, keep_done_s, keep_failed_s;
 
 -- What is left in queues for a worker that shall end when they are empty. `runnable`, `running` and
--- `soon` keep it going; the rest stays and is named when it ends.
+-- `soon` (due, or a retry within a minute) keep it going; the rest stays and is named when it ends.
 
 -- name: count_left(queues text[], tasks text[])
 SELECT count(*) FILTER (WHERE state = 'queued' AND known AND NOT paused) AS runnable,
@@ -48,8 +56,8 @@ FROM (
     SELECT job.state, job.attempt, job.task = ANY ($2::text[]) AS known,
            queue.paused_at IS NOT NULL
                AND coalesce(queue.paused_until > clock_timestamp(), true) AS paused,
-           job.state = 'scheduled' AND job.attempt > 0
-               AND job.run_at <= clock_timestamp() + interval '60 s' AS soon
+           job.state = 'scheduled'
+               AND job.run_at <= clock_timestamp() + CASE WHEN job.attempt > 0 THEN interval '60 s' ELSE interval '0' END AS soon
     FROM taskd.job AS job
     LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
     WHERE job.queue = ANY ($1::text[])

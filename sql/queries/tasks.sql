@@ -1,7 +1,8 @@
 -- Tasks: what workers have published, so that the database and every client know defaults and arguments.
 --
 -- Within an app the newest start wins. A task that belongs to another app with another signature
--- is not overwritten: the statement returns its owner, and the worker refuses to start.
+-- is not overwritten: the statement returns its owner, and the worker refuses to start. What was not
+-- written decides, not what was seen: the other app may have published it a moment ago.
 
 -- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[])
 WITH mine AS MATERIALIZED (
@@ -20,9 +21,10 @@ WITH mine AS MATERIALIZED (
     WHERE task.app = excluded.app OR task.signature = excluded.signature
     RETURNING name::text
 )
-SELECT task.name::text, task.app
-FROM taskd.task AS task JOIN mine ON mine.name = task.name
-WHERE task.app <> $1 AND task.signature <> mine.signature;
+SELECT mine.name, coalesce(task.app, '(starting now)') AS app
+FROM mine
+LEFT JOIN taskd.task AS task ON task.name = mine.name
+WHERE mine.name NOT IN (SELECT name FROM published);
 
 -- name: find_tasks(names text[])
 SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, published_at

@@ -157,9 +157,18 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
             return _ack(job, JobState.SCHEDULED, delay_s=UNKNOWN_TASK_DELAY_S, refund=True)
 
 
+def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
+    """The number of the job's last attempt.
+
+    Attempts that a crash of their worker ended come on top: crashes have a budget of their own
+    (rescue fails a job after three), and half of the jobs that a kill leaves behind never started.
+    """
+    return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
+
+
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
-    """Whether this attempt is beyond the job's last one (its workers crashed too often)."""
-    return job.attempt > (job.max_attempts or task.max_attempts)
+    """Whether this attempt is beyond the job's last one."""
+    return job.attempt > attempts_limit(job, task)
 
 
 def clean_reason(reason: object) -> str:
@@ -234,8 +243,7 @@ def _again(
     described: failure.Failure,
     delay_s: float | None = None,
 ) -> Ack:
-    limit = job.max_attempts or (task.max_attempts if task else 1)
-    if job.attempt >= limit:
+    if job.attempt >= attempts_limit(job, task):
         reason = clean_reason(f"{described.type}: {described.message}")
         return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
     if delay_s is None:

@@ -24,17 +24,26 @@ async def make_partitions(on: Fetches) -> int:
 
 
 async def drop_expired(on: Fetches) -> str | None:
-    """Drop the oldest expired partition; its name, None when there is none.
+    """Drop the oldest expired partition; its name, None when none is left to this worker.
 
     Raises:
         StoreUnavailable: it is in use; try again later.
     """
     leaf: str | None = (await on.fetch("truncate_expired_partition"))[0][0]
-    if leaf is not None:
-        await on.fetch("drop_expired_partition", leaf)
+    if leaf is None or not (await on.fetch("drop_expired_partition", leaf))[0][0]:
+        return None
     return leaf
 
 
-async def prune_default(on: Fetches) -> None:
-    """Delete a batch of expired rows that had no partition of their own."""
-    await on.fetch("prune_default_partition", PRUNE_BATCH)
+async def prune_default(on: Fetches) -> int:
+    """Delete the expired rows that had no partition of their own, in batches; how many there were.
+
+    Raises:
+        StoreUnavailable: not now; try again later.
+    """
+    total = 0
+    while True:
+        pruned: int = (await on.fetch("prune_default_partition", PRUNE_BATCH))[0][0]
+        total += pruned
+        if pruned < PRUNE_BATCH:
+            return total

@@ -18,6 +18,7 @@ from taskd.store.statements import sql_root
 
 FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 ADVISORY_LOCK = 0x7461736B64  # "taskd"
+LOCK_TIMEOUT_MS = 2000
 
 # It holds the list of what was applied, so it cannot itself be a migration.
 LEDGER = """
@@ -63,12 +64,15 @@ async def migrate(database: Database) -> list[Migration]:
         PermissionDenied: the role may not create the schema.
     """
     applied: list[Migration] = []
-    # A migration may take as long as it needs, but it waits 2 s at most for a lock: a waiting
-    # ALTER TABLE would block every claim behind it.
     async with database.connection(
-        "migrate", statement_timeout="0", lock_timeout="2000"
+        "migrate", statement_timeout="0", lock_timeout="0"
     ) as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", ADVISORY_LOCK, timeout=120)
+        # A migration may take as long as it needs, but it waits 2 s at most for a table: a waiting
+        # ALTER TABLE would block every claim behind it. Not so for whoever migrates already.
+        await connection.execute(
+            "SELECT set_config('lock_timeout', $1, false)", str(LOCK_TIMEOUT_MS)
+        )
         done = await _applied(connection)
         _refuse_newer(done)
         for migration in all_migrations():

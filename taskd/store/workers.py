@@ -119,6 +119,12 @@ async def connections(on: Fetches) -> Connections:
     return Connections(*(await on.fetch("count_connections"))[0])
 
 
+async def identify(on: Fetches) -> str:
+    """A short text that tells this database from others."""
+    key: str = (await on.fetch("identify_database"))[0][0]
+    return key
+
+
 async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left:
     """What is left in queues, for a worker that knows these tasks."""
     return Left(*(await on.fetch("count_left", list(queues), list(tasks)))[0])

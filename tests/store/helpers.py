@@ -1,0 +1,162 @@
+"""Words for the store's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from taskd.core.job import Job, JobState, NewJob
+from taskd.core.outcome import Ack
+from taskd.store import jobs, workers
+from taskd.store.jobs import Fetches
+
+Connect = Callable[..., Awaitable[Any]]
+
+# States as words, so that a table of cases reads well.
+SCHEDULED, QUEUED, RUNNING = JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING
+DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
+
+MAX_CRASHES = 3
+PATIENCE_S = 10.0
+
+
+def incarnation(worker_id: int, host: str = "host", pid: int = 1) -> workers.Incarnation:
+    return workers.Incarnation(worker_id, pid, 100, host, "boot", "pid:[1]", "0", "app")
+
+
+async def new_worker(on: Fetches, *, lease_s: float = 3600.0, host: str = "host") -> int:
+    worker_id = random.getrandbits(63)
+    await workers.register(on, incarnation(worker_id, host), lease_s, ["q"], ["t"])
+    return worker_id
+
+
+async def enqueue(on: Fetches, count: int = 1, queue: str = "q", **options: Any) -> list[int]:
+    return await jobs.enqueue(
+        on, [NewJob(options.pop("task", "t"), queue=queue, **options)] * count
+    )
+
+
+async def running(on: Fetches, worker_id: int, count: int = 1, **options: Any) -> list[Job]:
+    """Jobs that this worker has just claimed, sorted by id."""
+    await enqueue(on, count, **options)
+    claimed = await jobs.claim(on, worker_id, options.get("queue", "q"), count)
+    assert len(claimed) == count
+    return sorted(claimed, key=lambda job: job.id)
+
+
+async def run_one(on: Fetches, worker_id: int, **options: Any) -> Job:
+    return (await running(on, worker_id, **options))[0]
+
+
+def ack(job: Job, state: JobState, **more: Any) -> Ack:
+    return Ack(job.id, job.worker_id, job.fence, state, **more)
+
+
+async def settle(on: Fetches, job: Job, state: JobState, **more: Any) -> JobState | None:
+    """Write one outcome; where the job went, None when it was not this worker's."""
+    moved = await jobs.ack_settled(on, job.worker_id, [ack(job, state, **more)])
+    return moved.get(job.id)
+
+
+async def done(on: Fetches, *several: Job) -> int:
+    return await jobs.ack_done(
+        on, several[0].worker_id, [job.id for job in several], [job.fence for job in several]
+    )
+
+
+async def fate(on: Fetches, job: Job) -> str:
+    return (await jobs.check_acks(on, job.worker_id, [job.id], [job.fence]))[job.id]
+
+
+async def bury(on: Fetches, worker_id: int) -> None:
+    assert await workers.bury(on, [worker_id], proved=True)
+
+
+async def rescue(on: Fetches) -> dict[int, JobState]:
+    return await jobs.rescue(on, 1000, MAX_CRASHES)
+
+
+async def take_over(on: Fetches, job: Job) -> None:
+    """The job's worker is buried and its jobs are taken back."""
+    await bury(on, job.worker_id)
+    assert job.id in await rescue(on)
+
+
+async def row(sql: Any, job_id: int) -> Any:
+    """The job as the view shows it, wherever it is; it is in one place only."""
+    rows = await sql.fetch("SELECT * FROM taskd.jobs WHERE id = $1", job_id)
+    assert len(rows) <= 1, f"job {job_id} is live and finished at once: {rows}"
+    return rows[0] if rows else None
+
+
+async def state_of(sql: Any, job_id: int) -> str | None:
+    found = await row(sql, job_id)
+    return found and found["state"]
+
+
+async def due_now(sql: Any, *ids: int) -> None:
+    """Move rows, not clocks."""
+    await sql.execute(
+        "UPDATE taskd.job SET run_at = now() - interval '1 s' WHERE id = ANY ($1::bigint[])", ids
+    )
+
+
+async def waits_for_lock(sql: Any, connection: Any) -> None:
+    """Wait until the connection's statement stands before a lock."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await sql.fetchval(
+            "SELECT cardinality(pg_blocking_pids($1)) > 0", connection.get_server_pid()
+        ):
+            await asyncio.sleep(0.002)
+
+
+class Transaction:
+    """A transaction held open on a connection of its own, until it is told to commit."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def __aenter__(self) -> Any:
+        self._open = self.connection.transaction()
+        await self._open.start()
+        return self
+
+    async def __aexit__(self, *failed: object) -> None:
+        if self._open is not None:
+            await self.rollback()
+
+    async def commit(self) -> None:
+        held, self._open = self._open, None
+        await held.commit()
+
+    async def rollback(self) -> None:
+        held, self._open = self._open, None
+        await held.rollback()
+
+
+class Ears:
+    """Hears channels through a connection; `heard` grows in the order of the commits."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._end = asyncio.Event()
+        self.heard: list[str] = []
+
+    async def listen(self, *channels: str) -> None:
+        for channel in channels:
+            await self._connection.add_listener(channel, self._hear)
+        await self._connection.add_listener("the_end", lambda *_: self._end.set())
+
+    def _hear(self, _connection: Any, _pid: int, channel: str, payload: str) -> None:
+        assert payload == ""
+        self.heard.append(channel)
+
+    async def so_far(self) -> list[str]:
+        """What was heard; notifications come in one order, so the last one closes the list."""
+        self._end.clear()
+        await self._connection.execute("SELECT pg_notify('the_end', '')")
+        async with asyncio.timeout(PATIENCE_S):
+            await self._end.wait()
+        return self.heard

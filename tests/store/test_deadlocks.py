@@ -1,0 +1,104 @@
+"""Acks, cancels, rescues, retries and promotions of the same rows never wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from taskd.core.job import Job
+from taskd.store import jobs, workers
+from taskd.store.connections import fetches
+from taskd.store.database import Lane
+from taskd.worker.worker import PLANS
+from tests.store.helpers import (
+    DONE,
+    FAILED,
+    QUEUED,
+    SCHEDULED,
+    Connect,
+    ack,
+    done,
+    enqueue,
+    new_worker,
+    rescue,
+)
+
+JOBS = 60
+PHASES = 10
+ROUNDS = 20
+LEAST_EACH = 10
+# A deadlock is an error at once, and no test run is long enough to pass by luck.
+IMPATIENT = {"deadlock_timeout": "50ms"}
+
+
+class Crowd:
+    """Everybody who writes to jobs, over one set of rows; counts what came of it."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+        self.rng = random.Random(1)
+        self.counts = dict.fromkeys(
+            ("acked", "settled", "cancelled", "retried", "rescued", "promoted"), 0
+        )
+
+    async def work(self, claims: Any, acks: Any) -> None:
+        """Claim and ack; every fifth time die first, and ack late."""
+        me = await new_worker(claims)
+        for turn in range(ROUNDS):
+            batch = await jobs.claim(claims, me, "q", JOBS // 2)
+            while suspect := await jobs.claim_suspect(claims, me, ["q"], ["t"]):
+                batch.append(suspect)
+            batch.sort(key=lambda job: job.id)
+            if turn % 5 == 4:
+                await workers.bury(claims, [me], proved=True)
+                me = await new_worker(claims)
+            await self.ack(acks, batch)
+
+    async def ack(self, acks: Any, batch: list[Job]) -> None:
+        plain, others = batch[::2], batch[1::2]
+        if plain:
+            self.counts["acked"] += await done(acks, *plain)
+        if others:
+            states = self.rng.choices([DONE, FAILED, QUEUED, SCHEDULED], k=len(others))
+            outcomes = [
+                ack(job, state, delay_s=0.001) for job, state in zip(others, states, strict=True)
+            ]
+            moved = await jobs.ack_settled(acks, others[0].worker_id, outcomes)
+            self.counts["settled"] += len(moved)
+
+    async def meddle(self, on: Any) -> None:
+        """Cancel and retry some, in no order, as people name them."""
+        for _ in range(ROUNDS):
+            some, more = (self.rng.sample(self.ids, JOBS // 3) for _ in range(2))
+            self.counts["cancelled"] += len(await jobs.cancel(on, some, "by hand"))
+            self.counts["retried"] += len(await jobs.retry(on, more))
+
+    async def keep_up(self, on: Any, others: asyncio.Future[Any]) -> None:
+        """Rescue and promote as long as the others are at it."""
+        while not others.done():
+            self.counts["rescued"] += len(await rescue(on))
+            self.counts["promoted"] += sum((await jobs.promote(on, JOBS)).values())
+
+
+async def test_nobody_deadlocks_over_the_same_rows(sql, lane: Lane, connect: Connect) -> None:
+    await enqueue(lane, JOBS)
+    ids = [each[0] for each in await sql.fetch("SELECT id FROM taskd.job")]
+    crowd = Crowd(ids)
+    plain = [fetches(await connect(**IMPATIENT)) for _ in range(5)]
+    acking = [fetches(await connect(**IMPATIENT, **PLANS)) for _ in range(2)]
+    for _ in range(PHASES):
+        # A deadlock would be raised by whom PostgreSQL chose as its victim.
+        others = asyncio.gather(
+            crowd.work(plain[0], acking[0]),
+            crowd.work(plain[1], acking[1]),
+            crowd.meddle(plain[2]),
+            crowd.meddle(plain[3]),
+        )
+        await crowd.keep_up(plain[4], others)
+        await others
+        # What is done does not come back by itself.
+        await sql.execute("UPDATE taskd.job_history SET state = 'failed', attempt = 1")
+    assert {what: n for what, n in crowd.counts.items() if n < LEAST_EACH} == {}, crowd.counts
+    everywhere = await sql.fetch("SELECT id FROM taskd.jobs ORDER BY id")
+    assert [each[0] for each in everywhere] == sorted(ids)  # none lost, none twice

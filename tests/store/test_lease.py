@@ -1,0 +1,284 @@
+"""lease.sql: who lives, who is buried, and what becomes of the jobs of the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from taskd.core.job import JobState
+from taskd.store import jobs, workers
+from taskd.store.connections import fetches
+from taskd.store.database import Lane
+from tests.store.helpers import (
+    CANCELLED,
+    FAILED,
+    MAX_CRASHES,
+    SCHEDULED,
+    Connect,
+    Ears,
+    Transaction,
+    bury,
+    due_now,
+    incarnation,
+    new_worker,
+    rescue,
+    row,
+    run_one,
+    running,
+    state_of,
+    take_over,
+    waits_for_lock,
+)
+
+
+async def lapse(sql, worker: int) -> None:
+    await sql.execute(
+        "UPDATE taskd.worker SET lease_until = now() - interval '1 s' WHERE id = $1", worker
+    )
+
+
+async def lease_left_s(sql, worker: int) -> float:
+    return await sql.fetchval(
+        "SELECT extract(epoch FROM lease_until - now())::float8 FROM taskd.worker WHERE id = $1",
+        worker,
+    )
+
+
+async def test_a_beat_renews_the_lease_and_says_whether_the_worker_drains(sql, lane) -> None:
+    worker = await new_worker(lane, lease_s=5.0)
+    assert await lease_left_s(sql, worker) <= 5
+    assert await workers.beat(lane, worker, 300.0, draining=True)
+    assert await lease_left_s(sql, worker) > 200
+    assert await sql.fetchval("SELECT draining FROM taskd.worker WHERE id = $1", worker)
+
+
+async def test_a_beat_of_a_buried_worker_finds_nothing_and_revives_nobody(sql, lane, me) -> None:
+    await bury(lane, me)
+    died_at = await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me)
+    assert not await workers.beat(lane, me, 300.0, draining=False)
+    assert await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me) == died_at
+
+
+async def test_a_late_beat_renews_a_lease_that_nobody_has_acted_upon(sql, lane, me) -> None:
+    await lapse(sql, me)
+    assert await workers.beat(lane, me, 300.0, draining=False)
+    assert await workers.bury(lane, [me], proved=False) == []
+
+
+async def test_burial_is_once_and_for_ever(lane: Lane, me) -> None:
+    assert await workers.bury(lane, [me], proved=True) == ["host/1"]
+    assert await workers.bury(lane, [me], proved=True) == []
+
+
+async def test_without_proof_only_a_lapsed_lease_buries(sql, lane: Lane, me, other) -> None:
+    await lapse(sql, other)
+    assert len(await workers.bury(lane, [me, other], proved=False)) == 1
+    assert not await workers.beat(lane, other, 30.0, draining=False)
+    assert await workers.beat(lane, me, 30.0, draining=False)
+
+
+async def test_a_beat_that_comes_before_the_burial_commits_saves_the_worker(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    await lapse(sql, me)
+    burying = await connect()
+    async with Transaction(await connect()) as beating:
+        assert await workers.beat(fetches(beating.connection), me, 300.0, draining=False)
+        late = asyncio.create_task(workers.bury(fetches(burying), [me], proved=False))
+        await waits_for_lock(sql, burying)
+        await beating.commit()
+        assert await late == []
+    assert await workers.beat(lane, me, 300.0, draining=False)
+
+
+async def test_a_beat_that_waits_for_the_burial_learns_of_it(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    beating = await connect()
+    async with Transaction(await connect()) as burying:
+        await workers.bury(fetches(burying.connection), [me], proved=True)
+        late = asyncio.create_task(workers.beat(fetches(beating), me, 300.0, draining=False))
+        await waits_for_lock(sql, beating)
+        await burying.commit()
+        assert not await late
+
+
+async def test_a_retired_worker_is_dead_and_stays_so(sql, lane: Lane, me) -> None:
+    await workers.retire(lane, me)
+    died_at = await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me)
+    assert died_at is not None
+    await workers.retire(lane, me)
+    assert await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me) == died_at
+
+
+async def test_others_are_the_living_without_oneself(sql, lane: Lane, me) -> None:
+    near, far, silent, dead = [
+        await new_worker(lane, host=host) for host in ("host", "far", "host", "host")
+    ]
+    await lapse(sql, silent)
+    await bury(lane, dead)
+    seen = {each.id: each for each in await workers.others(lane, incarnation(me), 0.001)}
+    assert seen.keys() == {near, far, silent}
+    assert {each for each in seen if seen[each].neighbour} == {near, silent}
+    assert {each for each in seen if seen[each].silent} == {silent}
+    assert (seen[near].pid, seen[near].pid_started) == (1, 100)
+
+
+async def test_nobody_is_silent_while_the_server_is_younger_than_a_lease(sql, lane, me) -> None:
+    silent = await new_worker(lane)
+    await lapse(sql, silent)
+    up_s = await sql.fetchval(
+        "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8"
+    )
+    [young] = await workers.others(lane, incarnation(me), up_s + 3600.0)
+    [grown] = await workers.others(lane, incarnation(me), up_s / 2)
+    assert (young.silent, grown.silent) == (False, True)
+
+
+async def test_without_a_boot_id_nobody_is_a_neighbour(sql, lane: Lane, me) -> None:
+    await new_worker(lane)
+    await sql.execute("UPDATE taskd.worker SET boot_id = ''")
+    [other] = await workers.others(lane, incarnation(me)._replace(boot_id=""), 30.0)
+    assert not other.neighbour
+
+
+async def test_running_jobs_are_those_that_the_database_says_this_worker_runs(
+    sql, lane: Lane, me, other
+) -> None:
+    mine = await running(lane, me, 2)
+    await running(lane, other, 1)
+    await jobs.cancel(lane, [mine[0].id], "by hand")
+    await sql.execute("UPDATE taskd.job SET started_at = now() - interval '1 h'")
+    rows = sorted(await workers.running_jobs(lane, me))
+    assert [(each.id, each.fence, each.cancel_asked) for each in rows] == [
+        (mine[0].id, 1, True),
+        (mine[1].id, 1, False),
+    ]
+    assert all(3600 <= each.age_s < 3700 for each in rows)
+
+
+# Rescue.
+
+
+async def test_jobs_of_the_living_are_left_alone_even_when_their_lease_has_lapsed(
+    sql, lane: Lane, me
+) -> None:
+    await run_one(lane, me)
+    await lapse(sql, me)
+    assert await rescue(lane) == {}
+
+
+async def test_a_job_of_a_dead_worker_comes_back_as_a_suspect_and_rings(sql, lane, me) -> None:
+    job = await run_one(lane, me)
+    await bury(lane, me)
+    ears = Ears(sql)
+    await ears.listen("taskd_q")
+    assert await rescue(lane) == {job.id: SCHEDULED}
+    assert await ears.so_far() == ["taskd_q"]
+    back = await row(sql, job.id)
+    assert (back["state"], back["crashes"], back["attempt"]) == ("scheduled", 1, 1)
+    assert (back["fence"], back["worker_id"]) == (1, None)
+    [error] = json.loads(back["errors"])
+    assert (error["type"], error["worker"], error["attempt"]) == ("WorkerLost", str(me), 1)
+    assert await sql.fetchval("SELECT run_at <= now() FROM taskd.job")
+
+
+async def test_a_rescued_job_is_not_rescued_twice(lane: Lane, me) -> None:
+    await take_over(lane, await run_one(lane, me))
+    assert await rescue(lane) == {}
+
+
+async def test_two_rescuers_share_the_jobs(lane: Lane, connect: Connect, me) -> None:
+    batch = {job.id for job in await running(lane, me, 4)}
+    await bury(lane, me)
+    async with Transaction(await connect()) as first:
+        ours = await jobs.rescue(fetches(first.connection), 3, 3)
+        theirs = await rescue(lane)
+        await first.commit()
+    assert len(ours) == 3
+    assert ours.keys() | theirs.keys() == batch
+    assert not ours.keys() & theirs.keys()
+
+
+@pytest.mark.parametrize(
+    ("crashes", "max_attempts", "cancel", "ends_as", "reason"),
+    [
+        (0, 5, False, SCHEDULED, None),
+        (1, 5, False, SCHEDULED, None),
+        (2, 5, False, FAILED, "crashed"),  # the third death
+        (0, 1, False, SCHEDULED, None),  # it may never have started: crashes have their own budget
+        (0, 5, True, CANCELLED, "cancel asked"),
+        (2, 1, True, CANCELLED, "cancel asked"),
+    ],
+)
+async def test_what_becomes_of_a_dead_workers_job(
+    sql, lane: Lane, me, crashes, max_attempts, cancel, ends_as: JobState, reason
+) -> None:
+    job = await run_one(lane, me, max_attempts=max_attempts)
+    await sql.execute("UPDATE taskd.job SET crashes = $1", crashes)
+    if cancel:
+        await jobs.cancel(lane, [job.id], "by hand")
+    await bury(lane, me)
+    assert await rescue(lane) == {job.id: ends_as}
+    ended = await row(sql, job.id)
+    assert (ended["state"], ended["reason"]) == (ends_as.value, reason)
+    assert ended["crashes"] == crashes + 1
+    assert json.loads(ended["errors"])[-1]["type"] == "WorkerLost"
+
+
+async def test_the_second_rescue_waits_longer_than_the_first(sql, lane: Lane, me, other) -> None:
+    job = await run_one(lane, me)
+    await take_over(lane, job)
+    await due_now(sql, job.id)
+    suspect = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    assert suspect is not None
+    await take_over(lane, suspect)
+    due = await jobs.next_due(lane)
+    assert due.suspect_s is not None
+    assert 5 < due.suspect_s <= 10
+
+
+async def test_a_cancel_in_flight_is_stepped_over_and_then_decides(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    job = await run_one(lane, me)
+    await bury(lane, me)
+    async with Transaction(await connect()) as cancelling:
+        await jobs.cancel(fetches(cancelling.connection), [job.id], "by hand")
+        assert await rescue(lane) == {}
+        await cancelling.commit()
+    assert await rescue(lane) == {job.id: CANCELLED}
+
+
+async def test_without_a_history_a_crashed_job_is_gone(sql, lane: Lane, me) -> None:
+    await sql.execute("INSERT INTO taskd.queue VALUES ('q', NULL, NULL, NULL, 0, 0)")
+    job = await run_one(lane, me)
+    await sql.execute("UPDATE taskd.job SET crashes = $1", MAX_CRASHES - 1)
+    await bury(lane, me)
+    assert await rescue(lane) == {job.id: FAILED}
+    assert await row(sql, job.id) is None
+
+
+async def test_workers_are_forgotten_when_long_dead_and_without_jobs(sql, lane: Lane, me) -> None:
+    busy, recent, old = [await new_worker(lane) for _ in range(3)]
+    job = await run_one(lane, busy)
+    for worker in (busy, recent, old):
+        await bury(lane, worker)
+    await sql.execute(
+        "UPDATE taskd.worker SET died_at = now() - interval '1 h' WHERE id <> $1 AND id <> $2",
+        recent,
+        me,
+    )
+    await workers.forget(lane, 600.0)
+    left = {each["id"] for each in await sql.fetch("SELECT id FROM taskd.worker")}
+    assert left == {me, busy, recent}
+    assert await state_of(sql, job.id) == "running"
+
+
+async def test_the_connections_of_the_server_are_counted(sql, lane: Lane) -> None:
+    counted = await workers.connections(lane)
+    assert counted.allowed == int(await sql.fetchval("SHOW max_connections"))
+    assert 2 <= counted.used <= counted.allowed
+    assert counted.reserved >= 0

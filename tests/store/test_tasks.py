@@ -1,0 +1,88 @@
+"""tasks.sql: what workers publish about their tasks; one app does not overwrite another's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from taskd import task
+from taskd.core.registry import Registry
+from taskd.errors import AppError
+from taskd.store import tasks, workers
+from taskd.store.connections import fetches
+from taskd.store.database import Lane
+from tests.store.helpers import Connect, Transaction, waits_for_lock
+
+
+def registry(*names: str, typed: type = str, **options: Any) -> Registry:
+    made = Registry()
+    for name in names:
+
+        async def handler(to) -> None: ...
+
+        handler.__annotations__["to"] = typed
+        task(name=name, registry=made, **options)(handler)
+    return made
+
+
+async def publish(on, app: str, *names: str, **options: Any) -> None:
+    await workers.publish(on, app, registry(*names, **options), ["q"])
+
+
+async def test_a_published_task_can_be_found_by_those_who_do_not_import_it(lane: Lane) -> None:
+    await publish(lane, "shop", "b", "a", queue="mail", max_attempts=3, timeout_s=9)
+    assert await tasks.names(lane) == ["a", "b"]
+    found = await tasks.find(lane, ["a", "nobody's"])
+    assert found.keys() == {"a"}
+    mine = found["a"]
+    assert (mine.app, mine.queue, mine.max_attempts, mine.timeout_s) == ("shop", "mail", 3, 9.0)
+    assert '"to"' in mine.args_schema
+
+
+async def test_within_an_app_the_newest_start_wins(lane: Lane) -> None:
+    await publish(lane, "shop", "a", max_attempts=3)
+    before = (await tasks.find(lane, ["a"]))["a"]
+    await publish(lane, "shop", "a", typed=int, max_attempts=4)
+    after = (await tasks.find(lane, ["a"]))["a"]
+    assert (before.max_attempts, after.max_attempts) == (3, 4)
+    assert before.signature != after.signature
+    assert before.published_at < after.published_at
+
+
+async def test_another_app_with_other_arguments_is_refused_and_told_whose_task_it_is(lane) -> None:
+    await publish(lane, "shop", "a")
+    before = await tasks.find(lane, ["a"])
+    with pytest.raises(AppError, match="'a' of app 'shop'"):
+        await publish(lane, "bank", "a", typed=int)
+    assert await tasks.find(lane, ["a"]) == before
+
+
+async def test_another_app_with_the_same_arguments_takes_the_task_over(lane: Lane) -> None:
+    await publish(lane, "shop", "a")
+    await publish(lane, "bank", "a")
+    assert (await tasks.find(lane, ["a"]))["a"].app == "bank"
+
+
+async def test_a_conflict_is_seen_even_when_it_comes_from_a_start_at_the_same_time(
+    sql, lane: Lane, connect: Connect
+) -> None:
+    # The other app's row is not in the snapshot of the statement that then meets it.
+    second = await connect()
+    async with Transaction(await connect()) as first:
+        await publish(fetches(first.connection), "shop", "a")
+        late = asyncio.create_task(publish(fetches(second), "bank", "a", typed=int))
+        await waits_for_lock(sql, second)
+        await first.commit()
+        with pytest.raises(AppError, match="'a'"):
+            await late
+    assert (await tasks.find(lane, ["a"]))["a"].app == "shop"
+
+
+async def test_publishing_declares_the_queues_that_are_served(sql, lane: Lane) -> None:
+    await workers.publish(lane, "shop", registry("a"), ["one", "two"])
+    assert {each["name"] for each in await sql.fetch("SELECT name FROM taskd.queue")} == {
+        "one",
+        "two",
+    }
