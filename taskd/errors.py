@@ -2,7 +2,7 @@
 
 ```
 TaskdError                       1
-├── ConfigError                 78  a setting is wrong: which one, where it came from, what would be right
+├── ConfigError                 78  a setting is wrong: which, where it came from, what is right
 ├── EmbeddedError               69  the embedded PostgreSQL cannot be started or joined
 ├── StoreUnavailable            69  PostgreSQL cannot be reached now; worth trying again
 ├── PermissionDenied            77  PostgreSQL or the file system refuses this user

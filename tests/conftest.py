@@ -1,7 +1,8 @@
 """A real PostgreSQL for every test: one server per run, one database per test.
 
-Without TASKD_TEST_DSN the suite starts an embedded server of its own. No other variable that names a
-database is read; the ones that exist are taken out of the environment, so that nothing reaches a real one.
+Without TASKD_TEST_DSN the suite starts an embedded server of its own. No other variable that names
+a database is read; those that exist are taken out of the environment, so that nothing reaches a
+real one.
 """
 
 from __future__ import annotations

@@ -117,13 +117,15 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
     epilog="Without a DSN, taskd starts a PostgreSQL of its own. See `taskd COMMAND --help`.",
 )
 @click.option("--dsn", help="The database; better TASKD_DSN or --dsn-file if it holds a password.")
-@click.option(
-    "--dsn-file", type=click.Path(path_type=Path), help="A file that holds the DSN."
-)
+@click.option("--dsn-file", type=click.Path(path_type=Path), help="A file that holds the DSN.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more on stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version,
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
     help="Print the versions of taskd, its schema and what it runs on.",
 )
 @click.pass_context

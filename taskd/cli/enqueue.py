@@ -47,7 +47,12 @@ PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
 @click.option("--ids", is_flag=True, help="With -: print the ids.")
 @pass_session
 def enqueue(
-    session: Session, /, task: str, pairs: tuple[str, ...], args_json: str | None, ids: bool,
+    session: Session,
+    /,
+    task: str,
+    pairs: tuple[str, ...],
+    args_json: str | None,
+    ids: bool,
     **options: Any,
 ) -> None:
     """Enqueue a job, or many from stdin.
@@ -167,9 +172,7 @@ class LineError(EnqueueError):
     """A line of stdin is wrong."""
 
 
-def _enqueue_lines(
-    session: Session, source: IO[bytes], options: dict[str, Any], ids: bool
-) -> None:
+def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:
     """Enqueue what stdin says, a chunk at a time, and say how far it got."""
     progress = _Progress()
     try:

@@ -70,7 +70,10 @@ def jobs() -> None:
 @click.option("--state", "states", type=STATES, multiple=True, help="Only this state; repeatable.")
 @click.option("--since", "since_s", type=DURATION, help="Enqueued, or finished, that recently.")
 @click.option(
-    "--limit", type=click.IntRange(1, LIST_MAX), default=50, show_default=True,
+    "--limit",
+    type=click.IntRange(1, LIST_MAX),
+    default=50,
+    show_default=True,
     help="At most so many.",
 )
 @click.option("--ids", is_flag=True, help="Print ids alone, one a line, for pipes.")
@@ -139,20 +142,30 @@ def _print_error(error: dict[str, Any]) -> None:
 @jobs.command()
 @click.argument("ids", metavar="[ID]...", type=JOB_ID, nargs=-1)
 @click.option(
-    "--state", "states", type=click.Choice([state.value for state in RETRYABLE]), multiple=True,
+    "--state",
+    "states",
+    type=click.Choice([state.value for state in RETRYABLE]),
+    multiple=True,
     help="Instead of ids: all jobs in this state; repeatable.",
 )
 @click.option("--queue", type=QUEUE, help="With --state: only this queue.")
 @click.option("--task", help="With --state: only this task.")
 @click.option("--since", "since_s", type=DURATION, help="With --state: finished that recently.")
 @click.option(
-    "--limit", type=click.IntRange(1, LIST_MAX), default=RETRY_MAX, show_default=True,
+    "--limit",
+    type=click.IntRange(1, LIST_MAX),
+    default=RETRY_MAX,
+    show_default=True,
     help="With --state: at most so many, the newest.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be retried, and change nothing.")
 @pass_session
 def retry(
-    session: Session, /, ids: tuple[int, ...], states: tuple[str, ...], dry_run: bool,
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    states: tuple[str, ...],
+    dry_run: bool,
     **filters: Any,
 ) -> None:
     """Bring failed and cancelled jobs back, by id or by filter.

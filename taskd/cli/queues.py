@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from taskd.cli.output import Row, moment, print_rows, span, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, Session, json_option, pass_session
+from taskd.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from taskd.store.database import Lane
 
 # 10 years, as the column's CHECK has it.
 KEEP_S_MAX = 315_360_000
@@ -88,16 +95,26 @@ def keep(
 
     Holds for jobs that finish from now on: `taskd queues keep email --done 7d --failed 30d`.
     """
-    from taskd.store import reports
-
     if done_s is None and failed_s is None:
         raise click.UsageError("give --done, --failed, or both")
     for option, seconds in (("--done", done_s), ("--failed", failed_s)):
         if seconds is not None and seconds > KEEP_S_MAX:
             raise click.BadParameter("at most 3650d", param_hint=option)
     whole = [None if seconds is None else round(seconds) for seconds in (done_s, failed_s)]
-    row = session.ask(lambda lane: reports.keep_queue(lane, name, *whole))
+    row = session.ask(lambda lane: _keep(lane, name, whole))
     columns = {
-        "QUEUE": text_of("name"), "DONE": span_of("keep_done_s"), "FAILED": span_of("keep_failed_s")
+        "QUEUE": text_of("name"),
+        "DONE": span_of("keep_done_s"),
+        "FAILED": span_of("keep_failed_s"),
     }
     print_rows([row], columns, as_json=as_json)
+
+
+async def _keep(lane: Lane, name: str, seconds: list[int | None]) -> Any:
+    from taskd.store import history, reports
+
+    row = await reports.keep_queue(lane, name, *seconds)
+    # Its partitions now, or what finishes until the next upkeep falls into the default partition.
+    with suppress(StoreUnavailable):
+        await history.make_partitions(lane)
+    return row

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 import threading
+from collections.abc import Coroutine
 from typing import Any
 
 import click
 
 from taskd.cli.session import DURATION, Session, pass_session
-from taskd.errors import ConfigError
+from taskd.core.job import check_queue
+from taskd.errors import ConfigError, InvalidJob
 
 LEFT_WORDS = {
     "future": "scheduled for later",
@@ -20,11 +24,23 @@ LEFT_WORDS = {
 }
 
 
+def _check_queues(
+    _ctx: click.Context, _option: click.Parameter, queues: tuple[str, ...]
+) -> tuple[str, ...]:
+    for queue in queues:
+        try:
+            check_queue(queue.partition(":")[0])
+        except InvalidJob as error:
+            raise click.BadParameter(str(error)) from None
+    return queues
+
+
 @click.command()
 @click.option(
     "--queue",
     "queues",
     multiple=True,
+    callback=_check_queues,
     metavar="NAME[:N]",
     help="A queue to serve, with its own concurrency if given. Repeatable; without it, "
     "all queues of the app.",
@@ -61,16 +77,30 @@ def run(session: Session, /, queues: tuple[str, ...], until_empty: bool, **flags
     75 attempts were abandoned; 77 not permitted; 78 bad configuration or schema.
     """
     flags["queues"] = queues or None
+    sys.exit(_to_its_end(_run(session, flags, until_empty=until_empty)))
+
+
+def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
+    """Run the worker on a loop of its own.
+
+    SystemExit in a task that a handler has made stops the loop, as asyncio wants it; the worker
+    goes on.
+    """
     import uvloop
 
-    code = uvloop.run(_run(session, flags, until_empty=until_empty))
-    # Threads that ignore their cancellation would hold the process at exit for as long as they
-    # like.
-    if any(thread.name.startswith("taskd-job") for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop = runner.get_loop()
+        main = loop.create_task(work, name="main")
+        while not main.done():
+            try:
+                loop.run_until_complete(main)
+            except SystemExit:
+                continue
+            except KeyboardInterrupt:
+                # Once the worker takes the signals itself, this is not Ctrl-C but a handler's own.
+                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                    raise
+        return main.result()
 
 
 async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
@@ -111,7 +141,27 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
         target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
     if worker.report.left is not None:
         session.say(summary(worker.report.jobs, worker.report.left))
+    if not await _nothing_is_left():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
+
+
+async def _nothing_is_left() -> bool:
+    """Cancel what handlers have left running, and wait a second for it.
+
+    A task that swallows its cancellation, or a thread, would hold the process at its end for as
+    long as it likes.
+    """
+    loop = asyncio.get_running_loop()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    left.add(loop.create_task(loop.shutdown_default_executor()))
+    _, still = await asyncio.wait(left, timeout=1.0)
+    threads = any(thread.name.startswith("taskd-job") for thread in threading.enumerate())
+    return not still and not threads
 
 
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:

@@ -44,9 +44,7 @@ class Session:
             ConfigError: a setting is wrong.
         """
         level = "debug" if self.verbose else "error" if self.quiet else None
-        return config.load(
-            {"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags
-        )
+        return config.load({"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags)
 
     def say(self, message: str) -> None:
         """A message for people, on stderr, unless they asked for quiet."""
@@ -89,9 +87,7 @@ class Session:
         from taskd.store.database import Database, Lane
 
         async with self.target() as target:
-            database = Database(
-                target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S
-            )
+            database = Database(target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S)
             await migrations.check(database)
             lane = Lane(database, "cli")
             try:

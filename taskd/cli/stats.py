@@ -25,7 +25,11 @@ COLUMNS = {
 
 @click.command()
 @click.option(
-    "--since", "since_s", type=DURATION, default="24h", show_default=True,
+    "--since",
+    "since_s",
+    type=DURATION,
+    default="24h",
+    show_default=True,
     help="Count what finished that recently.",
 )
 @click.option("--by", type=click.Choice(["hour"]), help="One line per hour, queue and task.")
@@ -41,8 +45,6 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
     """
     from taskd.store import reports
 
-    rows = session.ask(
-        lambda lane: reports.stats(lane, by_hour=by is not None, **filters)
-    )
+    rows = session.ask(lambda lane: reports.stats(lane, by_hour=by is not None, **filters))
     columns = ({"HOUR": text_of("hour")} if by else {}) | COLUMNS
     print_rows(rows, columns, as_json=as_json)

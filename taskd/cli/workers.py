@@ -23,7 +23,11 @@ COLUMNS = {
 
 @click.command()
 @click.option(
-    "--dead", "dead_s", type=DURATION, default="1h", show_default=True,
+    "--dead",
+    "dead_s",
+    type=DURATION,
+    default="1h",
+    show_default=True,
     help="How long dead workers are listed.",
 )
 @json_option

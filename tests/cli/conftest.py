@@ -69,7 +69,11 @@ class Shell:
                 task, $4, args, $5::text::jsonb
             FROM ended
             """,
-            job_id, state, values["attempt"], values["reason"], values["errors"],
+            job_id,
+            state,
+            values["attempt"],
+            values["reason"],
+            values["errors"],
         )
 
     def worker(self, worker_id, *queues, lease="1 hour", died=None, draining=False):
@@ -81,7 +85,11 @@ class Shell:
             VALUES ($1, now() + $2::text::interval, now() - $3::text::interval, $4, 4242, 1,
                 'host1', 'boot', 'ns', '0.1', 'app', $5, '{send_report}')
             """,
-            worker_id, lease, died, draining, list(queues),
+            worker_id,
+            lease,
+            died,
+            draining,
+            list(queues),
         )
 
     def publish(self, name="send_report", queue="email", schema=None):
@@ -97,7 +105,9 @@ class Shell:
                 (name, app, signature, queue, max_attempts, timeout_s, args_schema)
             VALUES ($1, 'app', 'x', $2, 5, 30, $3::text::jsonb)
             """,
-            name, queue, json.dumps(schema),
+            name,
+            queue,
+            json.dumps(schema),
         )
 
 

@@ -27,8 +27,11 @@ def test_migrate_twice(empty):
 def test_the_printed_sql_makes_the_same_schema(empty):
     script = empty("db", "sql").stdout
     done = subprocess.run(
-        [psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", empty.dsn], input=script, text=True,
-        capture_output=True, check=False,
+        [psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", empty.dsn],
+        input=script,
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     empty("db", "check")
@@ -99,7 +102,9 @@ def test_the_embedded_server(nowhere, tmp_path):
         assert nowhere("enqueue", "t", "--queue", "q").stderr == ""
         shell = subprocess.run(
             [psql(), "-X", "-Atc", "SELECT task FROM taskd.job", started.stdout.strip()],
-            capture_output=True, text=True, check=True,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert shell.stdout == "t\n"
         nowhere("db", "shell", "-X", "-c", "SELECT 1")

@@ -25,8 +25,19 @@ def lines(*objects):
 def test_a_job_with_every_option(taskd):
     taskd.publish()
     job_id = taskd.enqueue(
-        "send_report", "to=ada@example.org", "n:=3", "--queue", "reports", "--in", "5m",
-        "--priority", -10, "--max-attempts", 7, "--timeout", "30s",
+        "send_report",
+        "to=ada@example.org",
+        "n:=3",
+        "--queue",
+        "reports",
+        "--in",
+        "5m",
+        "--priority",
+        -10,
+        "--max-attempts",
+        7,
+        "--timeout",
+        "30s",
     )
     [row] = rows(taskd)
     assert row["id"] == job_id
@@ -101,8 +112,14 @@ def test_many_lines(taskd):
     taskd.publish()
     text = lines(
         {"task": "send_report", "args": {"to": "a"}},
-        {"task": "t", "queue": "x", "priority": 1, "delay_s": 60, "max_attempts": 2,
-         "timeout_s": 9.5},
+        {
+            "task": "t",
+            "queue": "x",
+            "priority": 1,
+            "delay_s": 60,
+            "max_attempts": 2,
+            "timeout_s": 9.5,
+        },
         {"task": "t", "queue": "x", "in": "2m"},
         {"task": "t", "queue": "x", "run_at": "2046-12-01T08:00:00Z", "args": {"n": 2**80}},
     )
@@ -119,13 +136,16 @@ def test_many_lines(taskd):
 
 def test_options_hold_for_lines_that_do_not_say_them(taskd):
     text = lines(
-        {"task": "t"}, {"task": "t", "queue": "own", "priority": 5, "delay_s": 0},
+        {"task": "t"},
+        {"task": "t", "queue": "own", "priority": 5, "delay_s": 0},
         {"task": "t", "run_at": "2046-12-01T08:00:00Z"},
     )
     taskd("enqueue", "-", "--queue", "q", "--priority", 7, "--in", "1h", stdin=text)
     found = rows(taskd)
     assert [(row["queue"], row["priority"], row["state"]) for row in found] == [
-        ("q", 7, "scheduled"), ("own", 5, "queued"), ("q", 7, "scheduled"),
+        ("q", 7, "scheduled"),
+        ("own", 5, "queued"),
+        ("q", 7, "scheduled"),
     ]
     assert found[2]["run_at"].year == 2046
 

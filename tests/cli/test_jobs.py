@@ -6,8 +6,12 @@ import pytest
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "app.py", line 3\nValueError: \x1b[2Jsuch'
 ERROR = {
-    "attempt": 5, "worker": "12", "started": "2026-01-01T00:00:00Z",
-    "ended": "2026-01-01T00:00:01Z", "type": "ValueError", "message": "no \x1b[2Jsuch",
+    "attempt": 5,
+    "worker": "12",
+    "started": "2026-01-01T00:00:00Z",
+    "ended": "2026-01-01T00:00:01Z",
+    "type": "ValueError",
+    "message": "no \x1b[2Jsuch",
     "traceback": TRACEBACK,
 }
 

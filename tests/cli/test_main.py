@@ -39,7 +39,9 @@ def test_help_imports_no_command_and_no_database():
         assert not {m for m in new if m.startswith(("asyncpg", "structlog", "taskd.cli."))}, new
     """
     subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True,
+        [sys.executable, "-c", textwrap.dedent(code)],
+        check=True,
+        capture_output=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
@@ -156,8 +158,15 @@ def test_quiet_leaves_data_and_errors(taskd):
 
 
 READS = [
-    ["jobs", "list"], ["queues", "list"], ["workers"], ["tasks"], ["stats"],
-    ["stats", "--by", "hour"], ["config"], ["jobs", "show", "1"], ["health", "--queue", "email"],
+    ["jobs", "list"],
+    ["queues", "list"],
+    ["workers"],
+    ["tasks"],
+    ["stats"],
+    ["stats", "--by", "hour"],
+    ["config"],
+    ["jobs", "show", "1"],
+    ["health", "--queue", "email"],
     ["queues", "keep", "email", "--done", "1d"],
 ]
 

@@ -15,9 +15,20 @@ ROWS = [
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, ""), (0, "0s"), (0.0004, "0.4ms"), (0.25, "250ms"), (1, "1s"), (1.26, "1.3s"),
-        (9.99, "10s"), (59.6, "1m"), (65, "1m 5s"), (3600, "1h"), (7500, "2h 5m"), (90000, "1d 1h"),
-        (604800, "7d"), (-65, "-1m 5s"),
+        (None, ""),
+        (0, "0s"),
+        (0.0004, "0.4ms"),
+        (0.25, "250ms"),
+        (1, "1s"),
+        (1.26, "1.3s"),
+        (9.99, "10s"),
+        (59.6, "1m"),
+        (65, "1m 5s"),
+        (3600, "1h"),
+        (7500, "2h 5m"),
+        (90000, "1d 1h"),
+        (604800, "7d"),
+        (-65, "-1m 5s"),
     ],
 )
 def test_span(seconds, text):
@@ -35,7 +46,9 @@ def test_control_characters_are_shown_and_not_sent():
 def test_lines_for_pipes(capsys):
     print_rows(ROWS, COLUMNS, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
-        "NAME\tSIZE\tNOTE", f"{'a' * 70}\t5\t{'n' * 70}", "b\\x1b[2J c\t1000\t",
+        "NAME\tSIZE\tNOTE",
+        f"{'a' * 70}\t5\t{'n' * 70}",
+        "b\\x1b[2J c\t1000\t",
     ]
 
 

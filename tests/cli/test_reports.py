@@ -46,7 +46,9 @@ def test_keeping(taskd):
         {"name": "email", "keep_done_s": 3600, "keep_failed_s": 2592000}
     ]
     assert taskd.json("queues", "keep", "email", "--failed", "0")[0] == {
-        "name": "email", "keep_done_s": 3600, "keep_failed_s": 0,
+        "name": "email",
+        "keep_done_s": 3600,
+        "keep_failed_s": 0,
     }
 
 
@@ -83,8 +85,14 @@ def test_tasks(taskd):
     assert row["args_schema"]["required"] == ["to", "whom"]
     line = taskd("tasks").stdout.splitlines()[1].split("\t")
     assert line[:5] == ["send_report", "app", "email", "5", "30s"]
-    for part in ("to: string", "n: integer = ...", "when: date | null = ...",
-                 "tags: array of string = ...", "whom: Person", "any: any = ..."):
+    for part in (
+        "to: string",
+        "n: integer = ...",
+        "when: date | null = ...",
+        "tags: array of string = ...",
+        "whom: Person",
+        "any: any = ...",
+    ):
         assert part in line[5].split(", ")
     assert line[5].startswith("to: string, whom: Person, ")
 
@@ -122,7 +130,9 @@ def test_health(taskd):
     taskd.worker(3, "email", lease="-1 s")
     result = taskd("health", "--json", code=4)
     assert json.loads(result.stdout) == {
-        "healthy": False, "unserved": ["email"], "workers": {"email": 0, "web": 1},
+        "healthy": False,
+        "unserved": ["email"],
+        "workers": {"email": 0, "web": 1},
     }
     assert "no live worker serves email" in result.stderr
     taskd("queues", "pause", "email")
@@ -148,8 +158,15 @@ def test_health_of_named_queues(taskd):
 
 def test_config(nowhere, home):
     home.joinpath("taskd.toml").write_text('concurrency = 7\nqueues = ["a:2", "b"]\n')
-    rows = by("name", nowhere.json("config", TASKD_SMTP_PASSWORD="hunter2", TASKD_DRAIN_S="1m",
-                                   DATABASE_URL="postgres://ada:hunter2@h/x"))
+    rows = by(
+        "name",
+        nowhere.json(
+            "config",
+            TASKD_SMTP_PASSWORD="hunter2",
+            TASKD_DRAIN_S="1m",
+            DATABASE_URL="postgres://ada:hunter2@h/x",
+        ),
+    )
     assert rows["concurrency"]["value"] == 7
     assert rows["concurrency"]["source"] == "taskd.toml (concurrency)"
     assert rows["queues"]["value"] == ["a:2", "b"]

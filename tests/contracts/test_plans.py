@@ -1,0 +1,191 @@
+"""The hot statements have one plan, whatever the table holds and the statistics say of it.
+
+A worker's connections leave the planner no choice. Left to itself it reads an empty table from end
+to end, keeps that plan, and then reads a burst of 200,000 jobs from end to end for each claim:
+80 ms in place of 1, until somebody analyses the table.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from taskd import task
+from taskd.config import Settings
+from taskd.core.registry import Registry
+from taskd.store.database import Database
+from taskd.store.statements import statement
+from taskd.worker.worker import Worker
+
+ROWS = 50_000
+ME, OTHER, DEAD = 1, 2, 3
+
+FILL = f"""
+INSERT INTO taskd.job (queue, task, state, run_at, worker_id, started_at, fence, attempt, crashes)
+SELECT 'q' || n % 3, 't', state::taskd.job_state, now() + make_interval(secs => n - {ROWS // 2}),
+       CASE WHEN state = 'running' THEN 1 + n % 3 END, now(), 1, 1,
+       CASE WHEN state = 'scheduled' AND n % 100 = 0 THEN 1 ELSE 0 END
+FROM (
+    SELECT n, (ARRAY['queued', 'queued', 'scheduled', 'running'])[1 + n % 4] AS state
+    FROM generate_series(1, {ROWS}) AS n
+) AS job
+"""
+WORKERS = """
+INSERT INTO taskd.worker (id, lease_until, died_at, pid, pid_started, host, boot_id, pid_namespace,
+                          version, app, queues, tasks)
+SELECT n, now() + interval '1 h', CASE WHEN n = 3 THEN now() END,
+       1, 1, '', '', '', '', '', '{}', '{}'
+FROM generate_series(1, 3) AS n
+"""
+TABLES = ["empty", "filled", "analysed"]
+MODES = ["force_custom_plan", "force_generic_plan"]
+PLANS = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",  # it locks rows in the order of the table, not of their ids
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+
+
+@pytest.fixture(params=TABLES)
+async def table(request: pytest.FixtureRequest, sql) -> str:
+    await sql.execute("ALTER TABLE taskd.job SET (autovacuum_enabled = off)")
+    await sql.execute(WORKERS)
+    if request.param != "empty":
+        await sql.execute(FILL)
+    if request.param == "analysed":
+        await sql.execute("ANALYZE taskd.job, taskd.worker")
+    return request.param
+
+
+async def nodes(sql, name: str, *args: Any) -> list[tuple[str, str, str]]:
+    """Kind, table and index of each node of the plan that reads a table; sorted.
+
+    The last argument is the plan_cache_mode.
+    """
+    *args, mode = args
+    text = "asked"
+    async with sql.transaction():
+        for key, value in (PLANS | {"plan_cache_mode": mode}).items():
+            await sql.execute(f"SET LOCAL {key} = {value}")
+        types = statement(name).types
+        signature = f"({', '.join(types)})" if types else ""
+        await sql.execute(f"PREPARE {text} {signature} AS {statement(name).text}")
+        values = ", ".join(f"{literal(arg)}::{kind}" for arg, kind in zip(args, types, strict=True))
+        call = f"{text}({values})" if types else text
+        plan = await sql.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE {call}")
+        await sql.execute(f"DEALLOCATE {text}")
+    found: list[tuple[str, str, str]] = []
+    collect(json.loads(plan)[0]["Plan"], found)
+    return sorted(found)
+
+
+def literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, list):
+        return "'{" + ",".join(map(str, value)) + "}'"
+    return f"'{value}'"
+
+
+def collect(node: dict[str, Any], found: list[tuple[str, str, str]]) -> None:
+    relation = node.get("Relation Name", "")
+    if "Index Name" in node or (relation and node["Node Type"].endswith("Scan")):
+        found.append((node["Node Type"], relation, node.get("Index Name", "")))
+    for each in node.get("Plans", []):
+        collect(each, found)
+
+
+def on_job(found: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    return [(kind, index) for kind, relation, index in found if relation == "job"]
+
+
+async def test_all_of_a_workers_lanes_leave_the_planner_no_choice(database: Database) -> None:
+    registry = Registry()
+
+    @task(registry=registry)
+    async def any_task() -> None: ...
+
+    worker = Worker(Settings(), registry, database)
+    worker._assemble()
+    worker._threads.shutdown()
+    for lane in worker._lanes:
+        assert PLANS.items() <= lane._settings.items(), lane._purpose
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batch", [1, 500])
+async def test_a_claim_picks_along_its_index_and_writes_by_tid(sql, table, mode, batch) -> None:
+    found = await nodes(sql, "claim_jobs", ME, "q1", batch, mode)
+    assert on_job(found) == [("Index Scan", "job_claim"), ("Tid Scan", "")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_suspect_is_picked_along_its_index(sql, table, mode) -> None:
+    found = await nodes(sql, "claim_suspect", ME, ["q0", "q1"], ["t"], mode)
+    assert on_job(found) == [("Index Scan", "job_suspect"), ("Tid Scan", "")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batch", [1, 10, 1000])
+async def test_an_ack_finds_its_rows_by_primary_key_and_in_its_order(
+    sql, table, mode, batch
+) -> None:
+    # A bitmap would lock them in the order of the table, and then two batches wait for each other.
+    ids = list(range(3, 4 * batch, 4))
+    for name, args in (
+        ("ack_done", (ME, ids, [1] * len(ids))),
+        ("complete_job", (ids[0], ME, 1, None)),
+    ):
+        found = await nodes(sql, name, *args, mode)
+        assert on_job(found) == [("Index Scan", "job_pkey")], name
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batch", [1, 1000])
+async def test_any_outcome_is_written_by_primary_key(sql, table, mode, batch) -> None:
+    ids = list(range(3, 4 * batch, 4))
+    args = [ME, ids, *([value] * len(ids) for value in (1, "failed", 0, "f", "f"))]
+    nothing = ["NULL"] * len(ids)
+    found = await nodes(sql, "ack_settled", *args, nothing, nothing, nothing, mode)
+    assert {kind for kind, _ in on_job(found)} <= {"Index Scan", "Tid Scan"}
+    assert {index for _, index in on_job(found)} == {"job_pkey"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_fate_of_acks_is_looked_up_by_id(sql, table, mode) -> None:
+    found = await nodes(sql, "check_acks", ME, [3, 7], [1, 1], mode)
+    assert on_job(found) == [("Index Scan", "job_pkey")]
+    assert {kind for kind, *_ in found} <= {"Index Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_promotion_picks_along_its_index_and_writes_by_tid(sql, table, mode) -> None:
+    found = await nodes(sql, "promote_jobs", 1000, mode)
+    assert on_job(found) == [("Index Scan", "job_due"), ("Tid Scan", "")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_next_due_times_are_the_first_entries_of_two_indexes(sql, table, mode) -> None:
+    found = on_job(await nodes(sql, "next_due", mode))
+    assert {index for _, index in found} == {"job_due", "job_suspect"}
+    assert {kind for kind, _ in found} <= {"Index Scan", "Index Only Scan"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_rescue_looks_at_running_jobs_only(sql, table, mode) -> None:
+    found = on_job(await nodes(sql, "rescue_jobs", 1000, 3, mode))
+    assert found.count(("Index Scan", "job_running")) == 1  # the rows of the dead
+    assert ("Index Only Scan", "job_running") in found  # the owners, one probe each
+    # What was picked is then written by primary key.
+    assert set(found) <= {("Index Scan", "job_running"), ("Index Only Scan", "job_running"),
+                          ("Index Scan", "job_pkey")}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_workers_running_jobs_are_found_by_their_index(sql, table, mode) -> None:
+    found = on_job(await nodes(sql, "running_jobs", ME, mode))
+    assert "Seq Scan" not in {kind for kind, _ in found}
+    assert {index for _, index in found} - {""} == {"job_running"}

@@ -1,0 +1,81 @@
+"""What README.md lists is what the code has; `python -m tests.contracts.readme` writes it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from taskd import config
+from taskd.core.job import JobState
+from tests.contracts import readme
+
+
+@pytest.mark.parametrize("name", list(readme.TABLES))
+def test_a_table_of_the_readme_is_what_the_code_has(name: str) -> None:
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.TABLES[name]() in text, "run python -m tests.contracts.readme"
+
+
+def test_the_tables_stand_between_their_markers_and_nothing_else_changes() -> None:
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.written(text) == text, "run python -m tests.contracts.readme"
+
+
+def test_the_settings_table_has_every_setting() -> None:
+    made = readme.settings()
+    for each in fields(config.Settings):
+        assert f"| `TASKD_{each.name.upper()}` |" in made
+    assert "| `TASKD_DRAIN_S` | `25s` |" in made
+    assert "| `TASKD_DSN` |  |" in made
+
+
+def test_the_events_table_has_every_event_with_its_level_and_fields() -> None:
+    found = {name: (level, told) for name, level, told, _ in readme.found_events()}
+    source = readme.EVENTS.read_text(encoding="utf-8")
+    assert len(found) == len({line for line in source.split('"') if _is_event(line)})
+    assert found["job.lost"] == ("warning", ["job_id", "fence"])
+    level, told = found["job.done"]
+    assert level == "info"
+    assert told == ["job_id", "task", "queue", "attempt", "wait_ms", "duration_ms"]
+    assert "duration_ms" not in found["job.started"][1]
+    assert all(meaning for *_, meaning in readme.found_events())
+    assert {level for level, _ in found.values()} <= {"debug", "info", "warning", "error"}
+
+
+def _is_event(text: str) -> bool:
+    head, dot, tail = text.partition(".")
+    return bool(dot) and all(part.replace("_", "").isalpha() for part in (head, tail))
+
+
+def test_the_exit_codes_table_has_every_error() -> None:
+    made = readme.exit_codes()
+    for error in readme.found_errors():
+        [line] = [each for each in made.splitlines() if f"`{error.__name__}`" in each]
+        assert line.startswith(f"| {error.exit_code} |")
+
+
+def test_the_error_tree_in_the_docstring_names_every_error() -> None:
+    from taskd import errors
+
+    assert errors.__doc__
+    for error in readme.found_errors():
+        assert error.__name__ in errors.__doc__
+
+
+def test_the_transitions_table_has_every_state_and_names_who_moves() -> None:
+    made = readme.transitions()
+    for state in JobState:
+        assert f"`{state}`" in made
+    assert "| `running` | `done` | `ack_done`, `ack_settled`, `complete_job` |" in made
+    assert not any(line.endswith("|  |") for line in made.splitlines())
+
+
+def test_markers_that_are_missing_or_doubled_are_told() -> None:
+    one = "<!-- {0} -->\nOUTDATED\n<!-- /{0} -->\n"
+    whole = "".join(one.format(name) for name in readme.TABLES)
+    assert "OUTDATED" not in readme.written(whole)
+    assert readme.written(readme.written(whole)) == readme.written(whole)
+    for broken in ("", whole + one.format("events")):
+        with pytest.raises(ValueError, match="once"):
+            readme.written(broken)

@@ -1,0 +1,97 @@
+"""The migrations, the schema that they add up to, and the words that both sides share."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from taskd.core.job import FINISHED, LIVE, TRANSITIONS, JobState
+from taskd.store import migrations
+from taskd.store.database import Database
+from taskd.store.statements import load, sql_root
+from tests.contracts import schema
+
+
+def test_schema_sql_is_what_the_migrations_add_up_to(dsn: str) -> None:
+    program = schema.pg_dump()
+    if program is None:
+        pytest.skip(f"there is no pg_dump {schema.PG_DUMP_MAJOR} here to tell the schema")
+    told = schema.dump(program, dsn)
+    assert schema.SCHEMA.read_text(encoding="utf-8") == told, "run python -m tests.contracts.schema"
+
+
+async def test_schema_sql_alone_makes_the_same_schema(empty_dsn: str, sql) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(empty_dsn)
+    try:
+        # As pg_dump's own restore does it: functions come before the tables that they speak of.
+        await connection.execute("SET check_function_bodies = off")
+        await connection.execute(schema.SCHEMA.read_text(encoding="utf-8"))
+        assert await _columns(connection) == await _columns(sql)
+    finally:
+        await connection.close()
+
+
+async def _columns(connection) -> list[tuple]:
+    rows = await connection.fetch(
+        "SELECT c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod), attnotnull "
+        "FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid "
+        "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = 'taskd' AND a.attnum > 0 AND c.relname !~ '_[0-9]{8}' "
+        "ORDER BY 1, a.attnum"
+    )
+    assert rows
+    return [tuple(each.values()) for each in rows]
+
+
+def test_migrations_are_numbered_without_gaps_and_nothing_else_lies_beside_them() -> None:
+    found = migrations.all_migrations()
+    assert [each.number for each in found] == list(range(1, len(found) + 1))
+    files = sorted(path.name for path in (sql_root() / "migrations").iterdir())
+    assert files == [f"{each.number:04d}_{each.name}.sql" for each in found]
+
+
+def test_every_migration_opens_by_saying_why() -> None:
+    for each in migrations.all_migrations():
+        assert re.match(r"-- \w.{20,}", each.text), each.name
+
+
+async def test_migrating_twice_changes_nothing(database: Database) -> None:
+    before = await migrations.applied(database)
+    assert await migrations.migrate(database) == []
+    assert await migrations.applied(database) == before
+    assert before == {each.number: each.digest for each in migrations.all_migrations()}
+
+
+async def test_the_states_are_the_same_in_python_and_postgresql(sql) -> None:
+    labels = await sql.fetch(
+        "SELECT enumlabel::text FROM pg_enum WHERE enumtypid = 'taskd.job_state'::regtype "
+        "ORDER BY enumsortorder"
+    )
+    assert [each[0] for each in labels] == [state.value for state in JobState]
+
+
+@pytest.mark.parametrize(("table", "states"), [("job", LIVE), ("job_history", FINISHED)])
+async def test_each_table_holds_its_own_states_only(sql, table: str, states) -> None:
+    texts = await sql.fetch(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid = $1::regclass AND conname ~ '_is_(live|finished)$'",
+        f"taskd.{table}",
+    )
+    [text] = [each[0] for each in texts]
+    assert set(re.findall(r"'(\w+)'", text)) == {state.value for state in states}
+
+
+def test_the_statements_make_the_moves_that_the_core_allows_and_no_others() -> None:
+    moves = {move for statement in load().values() for move in statement.moves}
+    allowed = {(before.value if before else "-", after.value) for before, after in TRANSITIONS}
+    assert moves == allowed
+
+
+def test_a_statement_that_writes_a_state_says_which_moves_it_makes() -> None:
+    writes = re.compile(r"INSERT INTO taskd\.job\b|UPDATE taskd\.job\b[^;]*\bSET state")
+    for statement in load().values():
+        if writes.search(statement.text) or "DELETE FROM taskd.job AS" in statement.text:
+            assert statement.moves, statement.name

@@ -1,0 +1,174 @@
+"""Every statement of sql/queries prepares, takes what it says, and is on the map."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from taskd.store import statements
+from taskd.store.statements import Statement, load, sql_root
+
+CHECKOUT = Path(__file__).parent.parent.parent
+PACKAGE = CHECKOUT / "taskd"
+MAP = sql_root() / "README.md"
+MAP_ROW = re.compile(r"^\| `(\w+)` \| (.*) \| (.*) \|$", re.MULTILINE)
+
+
+async def test_every_statement_prepares_and_takes_the_types_that_it_declares(sql) -> None:
+    wrong = {}
+    for each in load().values():
+        prepared = await sql.prepare(each.text)
+        declared = [await sql.fetchval("SELECT $1::text::regtype::oid", one) for one in each.types]
+        inferred = prepared.get_parameters()
+        if [one.oid for one in inferred] != declared:
+            wrong[each.name] = [one.name for one in inferred]
+    assert wrong == {}
+
+
+async def test_every_statement_can_be_pasted_into_psql(sql) -> None:
+    for each in load().values():
+        signature = f" ({', '.join(each.types)})" if each.types else ""
+        await sql.execute(f"PREPARE {each.name}{signature} AS {each.text}")
+
+
+async def test_no_column_of_an_answer_has_a_type_that_drivers_do_not_know(sql) -> None:
+    # A domain or an enum costs each new connection a look-up of its type.
+    for each in load().values():
+        for column in (await sql.prepare(each.text)).get_attributes():
+            schema = column.type.schema
+            assert schema == "pg_catalog", f"{each.name}: {column.name} is a {column.type.name}"
+            assert column.name != "?column?", each.name
+
+
+def test_the_schema_is_always_written_out() -> None:
+    tables = ("job", "job_history", "queue", "task", "worker", "jobs", "migration")
+    bare = re.compile(rf"(?:FROM|JOIN|INTO|UPDATE) (?:{'|'.join(tables)})\b", re.IGNORECASE)
+    for each in load().values():
+        names = set(re.findall(r"(\w+) AS (?:MATERIALIZED )?\(", each.text)) | {"due", "waiting"}
+        found = [hit for hit in bare.findall(each.text) if hit.split()[-1] not in names]
+        assert found == [], each.name
+
+
+def test_every_query_file_opens_with_prose() -> None:
+    for path in (sql_root() / "queries").glob("*.sql"):
+        assert re.match(r"-- \w.{20,}", path.read_text(encoding="utf-8")), path.name
+
+
+# The loader refuses mistakes of ours.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-- name: two(a bigint)\nSELECT $1, $2;",
+        "-- name: none(a bigint)\nSELECT 1;",
+        "-- name: gap(a bigint, b bigint)\nSELECT $2;",
+    ],
+)
+def test_a_header_that_does_not_fit_its_statement_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="parameters"):
+        statements._parse("x.sql", text)
+
+
+def test_a_statement_ends_where_the_prose_of_the_next_one_begins() -> None:
+    first, second = statements._parse(
+        "x.sql",
+        "-- Prose.\n\n-- name: one()\n-- moves: a -> b, - -> c\nSELECT 1\nFROM x;\n\n-- More.\n\n"
+        "-- name: two(a bigint, b text[])\nSELECT $1, $2; -- end\n",
+    )
+    assert first == Statement("one", "SELECT 1\nFROM x", (), (), (("a", "b"), ("-", "c")), "x.sql")
+    assert (second.parameters, second.types) == (("a", "b"), ("bigint", "text[]"))
+
+
+def test_a_statement_that_does_not_exist_is_told_by_name() -> None:
+    with pytest.raises(KeyError, match="nothing_of_the_kind"):
+        statements.statement("nothing_of_the_kind")
+
+
+# Who runs what.
+
+
+def run_by_the_store() -> dict[str, set[str]]:
+    """`module.function` of the store for each statement that it names."""
+    found: dict[str, set[str]] = {}
+    for path in (PACKAGE / "store").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
+                text = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                for name in load().keys() & text:
+                    found.setdefault(name, set()).add(f"{path.stem}.{node.name}")
+    return found
+
+
+def test_the_map_in_sql_readme_has_every_file_and_every_statement() -> None:
+    text = MAP.read_text(encoding="utf-8")
+    seen: dict[str, str] = {}
+    for part in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        file = part.split("`")[1].removeprefix("queries/")
+        for name, _function, _callers in MAP_ROW.findall(part):
+            seen[name] = file
+    assert seen == {each.name: each.file for each in load().values()}
+
+
+def test_the_map_says_which_function_of_the_store_runs_a_statement_and_who_calls_it() -> None:
+    run_by = run_by_the_store()
+    for name, function, callers in MAP_ROW.findall(MAP.read_text(encoding="utf-8")):
+        functions = set(re.findall(r"`(\w+\.\w+)`", function))
+        assert functions == run_by.get(name, set()), name
+        words = {each.split(".")[1] for each in functions} or {f'"{name}"'}
+        for caller in re.findall(r"`([\w/]+\.py)`", callers):
+            source = (PACKAGE / caller).read_text(encoding="utf-8")
+            assert any(re.search(rf"(?<!\w){word}(?!\w)", source) for word in words), (name, caller)
+        assert callers, name
+
+
+# No SQL in Python.
+
+SQL = re.compile(
+    r"(?i:\bselect\b.*\bfrom\b|\binsert\s+into\b|\bdelete\s+from\b|\bupdate\s+[\w.]+\s+set\b)"
+    r"|^\s*(SELECT|INSERT|UPDATE|DELETE|MERGE|WITH|VALUES|EXPLAIN|CREATE|ALTER|DROP|TRUNCATE|LOCK|COPY"
+    r"|LISTEN|UNLISTEN|NOTIFY|SET|SHOW|BEGIN|COMMIT|ROLLBACK|CALL|DO)\b",
+    re.MULTILINE,
+)
+# What is allowed, and why: file, and the begin of the text.
+ALLOWED = {
+    ("embedded/launch.py", "CREATE DATABASE "),  # before there is a server
+    ("store/channel.py", "SELECT pg_listening_channels()"),  # the probe of the connection itself
+    ("store/migrations.py", "SELECT pg_advisory_lock("),  # before there is a schema
+    ("store/migrations.py", "SELECT set_config('lock_timeout'"),
+    ("store/migrations.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
+    ("store/migrations.py", "INSERT INTO taskd.migration"),
+    ("store/migrations.py", "SELECT to_regclass('taskd.migration')"),
+    ("store/migrations.py", "SELECT number, digest FROM taskd.migration"),
+    ("store/script.py", "SET lock_timeout"),  # the migrations as a script for psql
+    ("store/script.py", "BEGIN;"),
+    ("store/script.py", "COMMIT;"),
+    ("store/script.py", "INSERT INTO taskd.migration"),
+}
+
+
+def sql_in_python() -> set[tuple[str, str]]:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and id(node) not in prose and (hit := SQL.search(text)):
+                found.add((str(path.relative_to(PACKAGE)), text[hit.start() :].lstrip()))
+    return found
+
+
+def test_no_statement_stands_in_python_but_the_few_that_are_allowed() -> None:
+    used = set()
+    strange = []
+    for file, text in sorted(sql_in_python()):
+        begun = {each for each in ALLOWED if each[0] == file and text.startswith(each[1])}
+        used |= begun
+        if not begun:
+            strange.append((file, text[:60]))
+    assert strange == []
+    assert used == ALLOWED  # what is gone from the code goes from the list

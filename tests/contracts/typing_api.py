@@ -1,0 +1,110 @@
+"""What a type checker makes of the producer API. Read by mypy, never run.
+
+A line that must be refused ends in `# refused`; all others must pass.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, assert_type
+
+from taskd import Client, Context, Fail, Fixed, NewJob, Task, task
+from taskd.core.registry import Registry
+from taskd.worker.attempt import AttemptContext
+
+
+@task
+async def plain(to: str, copies: int = 1) -> None: ...
+
+
+@task(queue="email", max_attempts=5, timeout_s=30, backoff=Fixed(60), on_error={KeyError: Fail})
+async def with_options(to: str, copies: int = 1) -> int:
+    return copies
+
+
+@task
+async def with_context(ctx: Context, to: str) -> None:
+    assert_type(ctx.remaining_s(), float | None)
+    await ctx.complete(object())
+
+
+@task(name="other", timeout_s=None, registry=Registry())
+def in_a_thread(ctx: Context, to: str, *, note: str | None = None) -> str:
+    return to
+
+
+@task
+def without_arguments() -> None: ...
+
+
+@task
+def first_of_any_type(payload: Any, number: int) -> None: ...
+
+
+async def jobs(client: Client, tx: object, moment: datetime) -> None:
+    assert_type(plain.job(to="ada"), NewJob)
+    plain.job("ada", 2)
+    plain.job("ada", copies=2).after(60)
+    plain.job(to=3)  # refused
+    plain.job()  # refused
+    plain.job(tu="ada")  # refused
+    plain.job("ada", 2, 3)  # refused
+    with_options.job("ada", copies="2")  # refused
+    with_context.job(to="ada")
+    with_context.job("ada")
+    with_context.job(object(), "ada")  # refused
+    in_a_thread.job("ada", note="x")
+    in_a_thread.job("ada", "x")  # refused
+    without_arguments.job()
+    without_arguments.job(1)  # refused
+    first_of_any_type.job({"a": 1}, number=1)
+    first_of_any_type.job({"a": 1}, number="1")  # refused
+    await client.enqueue_many(plain.job(to=name) for name in ("a", "b"))
+    await client.enqueue(plain.job(to="ada"), conn=tx)
+    await client.enqueue_named("send", {"to": "ada"}, queue="q", run_at=moment, conn=tx)
+    await client.enqueue_named("send", {"to": "ada"}, quue="q")  # refused
+
+
+async def enqueueing(tx: object) -> None:
+    assert_type(await plain.enqueue(to="ada"), int)
+    await plain.enqueue(to="ada", conn=tx)
+    await plain.enqueue("ada", 2, conn=tx)
+    await plain.enqueue(tu="ada")  # refused
+    await plain.enqueue(to=3)  # refused
+    await plain.enqueue()  # refused
+    await with_context.enqueue(to="ada")
+    await with_context.enqueue("ada", conn=tx)
+    await with_options.options(queue="bulk", delay_s=5).enqueue(to="ada")
+    await with_options.options(queue="bulk").enqueue(to="ada", conn=tx)
+    await with_options.options(queue="bulk").enqueue(tu="ada")  # refused
+    with_options.options(queue="bulk").job(to=3)  # refused
+    with_options.options(quue="bulk")  # refused
+    with_options.options(priority="high")  # refused
+
+
+def without_a_loop(tx: object) -> None:
+    assert_type(plain.enqueue_sync(to="ada"), int)
+    plain.enqueue_sync(to="ada", conn=tx)
+    plain.enqueue_sync(tu="ada")  # refused
+
+
+async def calling_the_handler() -> None:
+    assert_type(await with_options("ada", 2), int)
+    await plain(to=3)  # refused
+    assert_type(without_arguments.name, str)
+
+
+@task(queu="email")  # refused
+async def misspelt(to: str) -> None: ...
+
+
+def takes_any_task(any_task: Task[..., Any]) -> str:
+    return any_task.name
+
+
+takes_any_task(plain)
+takes_any_task(in_a_thread)
+
+
+def what_the_worker_gives_is_a_context(made: AttemptContext) -> Context:
+    return made
