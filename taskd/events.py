@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -55,10 +56,25 @@ def configure(
     # The bound logger is kept: structlog's lazy proxy costs 650 ns even for a line that is not
     # written.
     _log = structlog.wrap_logger(
-        structlog.PrintLogger(stream),
+        structlog.PrintLogger(cast("TextIO", _Unbreakable(stream))),
         processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
     ).bind()
+
+
+class _Unbreakable:
+    """A stream whose reader may go away: a log that cannot be written must not stop the work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 from taskd import events
 from taskd.core.failure import Failure
-from taskd.core.job import Job, JobState
+from taskd.core.job import Job
 from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs as store
@@ -39,9 +39,10 @@ class Acker:
         self._lane = lane
         self._done: list[Job] = []
         self._settled: list[Ack] = []
+        self._told: dict[int, Callable[[bool], None]] = {}
         self._in_flight: list[Job] | list[Ack] = []
         self._wakeup = Wakeup()
-        self._room = asyncio.Event()
+        self._room = Wakeup()
         self._room.set()
         self._stopping = False
         self._backoff = Backoff(base_s=0.05)
@@ -52,8 +53,10 @@ class Acker:
         self._done.append(job)
         self._noticed()
 
-    def settled(self, ack: Ack) -> None:
-        """Any other outcome."""
+    def settled(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
+        """Any other outcome. `told` hears whether the row was still running and took it."""
+        if told is not None:
+            self._told[ack.id] = told
         self._settled.append(ack)
         self._noticed()
 
@@ -69,11 +72,11 @@ class Acker:
 
     def has_room(self) -> bool:
         """Whether consumers may claim."""
-        return self._room.is_set()
+        return self.backlog < BACKLOG_MAX
 
-    async def room(self) -> None:
-        """Wait until consumers may claim."""
-        await self._room.wait()
+    async def room(self, timeout_s: float) -> None:
+        """Wait until consumers may claim, at most `timeout_s`."""
+        await self._room.wait(timeout_s)
 
     def unwritten(self) -> Iterable[int]:
         """Ids of the jobs whose outcome is not yet written."""
@@ -141,25 +144,20 @@ class Acker:
         try:
             moved = await self._persist(store.ack_settled, worker_id, group)
         except ValueRefused as error:
-            if len(group) == 1:
-                await self._write_defused(worker_id, group[0], error)
+            if len(group) > 1:
+                middle = len(group) // 2
+                await self._write_or_split(worker_id, group[:middle])
+                await self._write_or_split(worker_id, group[middle:])
                 return
-            middle = len(group) // 2
-            await self._write_or_split(worker_id, group[:middle])
-            await self._write_or_split(worker_id, group[middle:])
-            return
+            _defuse(group[0], error)
+            moved = await self._persist(store.ack_settled, worker_id, group)
         missed = [ack for ack in group if ack.id not in moved]
         if missed:
             ids, fences = [ack.id for ack in missed], [ack.fence for ack in missed]
             for job_id in await self._unexplained(worker_id, ids, fences):
                 self._settled.extend(ack for ack in missed if ack.id == job_id)
-
-    async def _write_defused(self, worker_id: int, ack: Ack, error: ValueRefused) -> None:
-        events.job_outcome_refused(ack.id, first_line(error))
-        ack.result = None
-        ack.reason = "its outcome could not be stored" if ack.state is JobState.FAILED else None
-        ack.error = Failure("UnstorableOutcome", first_line(error)).to_json()
-        await self._persist(store.ack_settled, worker_id, [ack])
+        for job_id in self._told.keys() & {ack.id for ack in group}:
+            self._told.pop(job_id)(job_id in moved)
 
     async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
         """Acks that matched no row: report what was taken over; the ids to be sent again."""
@@ -185,6 +183,14 @@ class Acker:
                 self._outage_began = None
                 self._backoff.reset()
             return answer
+
+
+def _defuse(ack: Ack, error: ValueRefused) -> None:
+    """Replace what the database refused by a note that says so; where the job goes stays."""
+    events.job_outcome_refused(ack.id, first_line(error))
+    ack.result = None
+    ack.reason = "its outcome could not be stored" if ack.reason is not None else None
+    ack.error = Failure("UnstorableOutcome", first_line(error)).to_json()
 
 
 def _by_worker(batch: list[Any]) -> list[tuple[int, list[Any]]]:

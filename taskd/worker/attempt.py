@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context as ContextVars
+from contextvars import copy_context
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ from taskd.core.task import Task
 from taskd.errors import LeaseLost
 from taskd.store import connections
 from taskd.worker.lease import Pulse
+
+STACK_MAX = 8
 
 
 class Attempt:
@@ -53,6 +56,7 @@ class Attempt:
         "began",
         "cancelled_at",
         "context",
+        "coro",
         "deadline",
         "job",
         "task",
@@ -64,6 +68,7 @@ class Attempt:
         self,
         job: Job,
         task: Task[..., Any],
+        coro: Coroutine[Any, Any, Any],
         context: AttemptContext | None,
         began: float,
         timeout_s: float | None,
@@ -71,6 +76,7 @@ class Attempt:
     ) -> None:
         self.job = job
         self.task = task
+        self.coro = coro
         self.context = context
         self.began = began
         self.timeout_s = timeout_s
@@ -109,11 +115,16 @@ class Attempt:
 
     def stack(self) -> str:
         """Where it waits, for the log."""
-        frames = self.asyncio_task.get_stack(limit=8)
-        return " < ".join(
-            f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
-            for frame in reversed(frames)
-        )
+        # A suspended task's own get_stack() ends at the consumer's frame.
+        places: list[str] = []
+        awaits: Any = self.coro
+        while awaits is not None and len(places) < STACK_MAX:
+            frame = getattr(awaits, "cr_frame", None) or getattr(awaits, "gi_frame", None)
+            if frame is not None:
+                code = frame.f_code
+                places.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
+            awaits = getattr(awaits, "cr_await", None) or getattr(awaits, "gi_yieldfrom", None)
+        return " < ".join(reversed(places))
 
 
 class AttemptContext:
@@ -243,7 +254,9 @@ async def in_thread(pool: Executor, slots: asyncio.Semaphore, call: Callable[[],
             return Raised(error)
 
     async with slots:
-        future = asyncio.get_running_loop().run_in_executor(pool, guarded)
+        # In the job's own context: what a function sets is not there for the thread's next job.
+        inside = copy_context().run
+        future = asyncio.get_running_loop().run_in_executor(pool, inside, guarded)
         while not future.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({future})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -52,9 +51,11 @@ class Consumer:
         self._claims, self._acker, self._shared = claims, acker, shared
         self._poll_s, self._on_doubt = poll_s, on_doubt
         self._stopping = False
+        self._stopped = Wakeup()
         self._backoff = Backoff()
         self._rate = 0.0
-        self._measured = (time.perf_counter(), 0)
+        self._mean_s = 0.0
+        self._measured = (time.perf_counter(), 0, 0.0)
 
     async def run(self) -> None:
         """Claim while there is work and room; else wait for a ring, a poll or room."""
@@ -82,6 +83,7 @@ class Consumer:
     def stop(self) -> None:
         """Claim nothing more. A claim in flight is awaited, and its rows are given back."""
         self._stopping = True
+        self._stopped.set()
         self.wakeup.set()
         self.runner.room.set()
 
@@ -91,24 +93,33 @@ class Consumer:
             self.wakeup.clear()
             return False
         if not self._acker.has_room():
-            await self._acker.room()
+            await self._acker.room(0.2)
             return False
         return True
 
     def _appetite(self) -> int:
         """How many jobs to claim now."""
-        now, ended = time.perf_counter(), self.runner.ended
-        since, ended_then = self._measured
-        if now - since >= RATE_WINDOW_S:
-            self._rate = (self._rate + (ended - ended_then) / (now - since)) / 2
-            self._measured = (now, ended)
+        self._measure()
         waiting = self.runner.waiting
-        ahead = int(self._rate * PREFETCH_S)
+        # The rate alone would mistake a hundred slow jobs that end together for fast ones.
+        rate = min(self._rate, self.runner.limit / max(self._mean_s, 1e-6))
+        ahead = int(rate * PREFETCH_S) if self._mean_s < PREFETCH_S else 0
         # Half empty before it is filled again: a claim for every single job that ends would cost
         # a round trip each.
         if waiting > ahead // 2:
             ahead = 0
         return min(BATCH_MAX, max(self.runner.free, ahead - waiting))
+
+    def _measure(self) -> None:
+        """How many attempts end per second, and how long one keeps its place."""
+        now, ended, waited_s = time.perf_counter(), self.runner.ended, self.runner.waited_s
+        since, ended_then, waited_then_s = self._measured
+        if now - since < RATE_WINDOW_S:
+            return
+        self._rate = (self._rate + (ended - ended_then) / (now - since)) / 2
+        if ended > ended_then:
+            self._mean_s = (self._mean_s + (waited_s - waited_then_s) / (ended - ended_then)) / 2
+        self._measured = (now, ended, waited_s)
 
     async def _claim(self, batch: int) -> list[Job]:
         began = time.perf_counter()
@@ -119,17 +130,13 @@ class Consumer:
         except StoreUnavailable:
             # It may have been committed: the reconciler looks for rows that nobody received.
             self._on_doubt()
-            await asyncio.sleep(self._backoff.next_s())
+            await self._stopped.wait(self._backoff.next_s())
             return []
         self._backoff.reset()
         events.queue_claimed(self.runner.queue, len(jobs), batch, time.perf_counter() - began)
         return jobs
 
     def _take(self, jobs: list[Job]) -> None:
-        if self._stopping:
-            for job in jobs:
-                self.runner.release(job)
-            return
         registry = self._shared.registry
         unknown = Counter(job.task for job in jobs if job.task not in registry)
         for name, count in unknown.items():

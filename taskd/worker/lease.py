@@ -32,6 +32,8 @@ from taskd.worker.service import Backoff, jittered_s
 STALL_S = 60.0
 BLOCKED_S = 0.25
 WATCH_EVERY_S = 0.1
+STOP_S = 2.0
+UNREADABLE = -1
 
 
 def boottime_s() -> float:
@@ -72,17 +74,28 @@ def _fact(read: Callable[[], str]) -> str:
 def process_started(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None: no such process.
 
-    A zombie counts as gone: it runs nothing any more.
+    UNREADABLE: it exists, but may not be looked at. A zombie counts as gone: it runs nothing.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        # Mounted with hidepid, /proc shows nothing of other users' processes.
+        return UNREADABLE if _exists(pid) else None
     except OSError:
-        return -1  # it exists, but may not be looked at
+        return UNREADABLE
     # The command's name may hold spaces and parentheses; what follows the last one is regular.
     state, *rest = fields.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def is_gone(other: workers.Other) -> bool:
@@ -101,6 +114,7 @@ class Lease:
             thirds of the lease after the last good beat was *sent*.
         steady_since: beats have had no gap since then; None: they just had one.
         outage: the server refuses or is gone, which is no reason to cancel anything.
+        buried: this incarnation was declared dead; nothing that it runs is its own any more.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -109,11 +123,13 @@ class Lease:
         self.trusted_until = 0.0
         self.steady_since: float | None = None
         self.outage = False
+        self.buried = False
         self.draining = False
 
     def begin(self, worker_id: int, sent: float) -> None:
         """A new incarnation was registered by a statement sent at `sent`."""
         self.worker_id = worker_id
+        self.buried = False
         self.renewed(sent)
 
     def renewed(self, sent: float) -> None:
@@ -126,7 +142,7 @@ class Lease:
     @property
     def trusted(self) -> bool:
         """Whether new work may be started."""
-        return boottime_s() < self.trusted_until
+        return boottime_s() < self.trusted_until and not self.buried
 
     @property
     def silent_s(self) -> float:
@@ -168,6 +184,7 @@ class BeatThread:
         self._main_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="taskd-beat", daemon=True)
         self._stopping = threading.Event()
+        self._ended = asyncio.Event()
         self._backoff = Backoff()
         self._blocked_since: float | None = None
 
@@ -178,30 +195,37 @@ class BeatThread:
     async def stop(self) -> None:
         """Ask the thread to end and wait for it, for two seconds at most."""
         self._stopping.set()
-        await asyncio.to_thread(self._thread.join, 2.0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._ended.wait()
 
     def _run(self) -> None:
         # A plain loop: this thread wakes ten times a second and must not depend on the other one.
-        with asyncio.Runner() as runner:
-            runner.run(self._beat_and_watch())
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._beat_and_watch())
+        finally:
+            with suppress(RuntimeError):  # the main loop was closed before
+                self._main_loop.call_soon_threadsafe(self._ended.set)
 
     async def _beat_and_watch(self) -> None:
         lane = Lane(self._database, "beat")
         beating = asyncio.create_task(self._beat_for_ever(lane), name="beat")
         try:
             while not self._stopping.is_set():
-                self._watch()
+                with suppress(Exception):  # whatever the log does, the lease must be kept
+                    self._watch()
                 await asyncio.sleep(WATCH_EVERY_S)
         finally:
             beating.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await beating
             await lane.close()
+            await asyncio.wait({beating})
 
     async def _beat_for_ever(self, lane: Lane) -> None:
         while True:
             delay_s = jittered_s(self._lease.lease_s / 6)
-            if time.monotonic() - self._pulse.ticked < STALL_S:
+            stalled = time.monotonic() - self._pulse.ticked >= STALL_S
+            if not stalled and not self._lease.buried:
                 delay_s = await self._beat(lane) or delay_s
             await asyncio.sleep(delay_s)
 

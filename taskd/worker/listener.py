@@ -22,22 +22,23 @@ class Listener:
         self._wakeups = wakeups
         self._ended = Wakeup()
         self._stopping = False
+        self._stopped = Wakeup()
         self._backoff = Backoff()
         self._channel = Channel(database, queue, heard=self._wake, lost=self._ended.set)
 
     async def run(self) -> None:
         """Listen, probe, reconnect."""
         while not self._stopping:
+            delay_s = 0.0
             try:
                 await self._listen()
             except TaskdError as error:
                 delay_s = self._backoff.next_s()
                 events.listener_lost(self._channel.name, str(error), delay_s)
-                self._channel.drop()
+            finally:
                 self.connected.clear()
-                if not self._stopping:
-                    await asyncio.sleep(delay_s)
-        self._channel.drop()
+                self._channel.drop()
+            await self._stopped.wait(delay_s)
 
     async def _listen(self) -> None:
         self._ended.clear()
@@ -49,12 +50,14 @@ class Listener:
         self._wake()
         while not self._stopping:
             await self._ended.wait(jittered_s(PROBE_EVERY_S))
+            self._ended.clear()
             if not self._stopping:
                 await self._channel.probe()
 
     def stop(self) -> None:
         """Ask to stop."""
         self._stopping = True
+        self._stopped.set()
         self._ended.set()
 
     def _wake(self) -> None:

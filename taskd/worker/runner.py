@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
 from contextvars import Context as ContextVars
 from dataclasses import dataclass, field
@@ -42,6 +42,7 @@ class Shared:
         threads: where plain `def` handlers run, and how many of them at the same time.
         cancel_s: seconds that a cancelled attempt may take to end.
         resources: what the app made when the worker started.
+        suspect_ended: called when a job of the slow lane has ended.
     """
 
     registry: Registry
@@ -52,13 +53,15 @@ class Shared:
     thread_slots: asyncio.Semaphore
     cancel_s: float
     resources: Mapping[str, Any] = field(default_factory=dict)
+    suspect_ended: Callable[[], None] = field(default=lambda: None)
 
 
 class Runner:
     """Runs claimed jobs, `limit` at a time.
 
     Attributes:
-        ended: attempts that have ended here, for measuring the rate.
+        ended: attempts that have ended here, and `waited_s` how long those took that waited for
+        something: for measuring the rate.
         room: set whenever something ended, so that the consumer may claim again.
     """
 
@@ -66,6 +69,7 @@ class Runner:
         self.queue = queue
         self.limit = limit
         self.ended = 0
+        self.waited_s = 0.0
         self.room = Wakeup()
         self._shared = shared
         self._settler = shared.settler
@@ -76,6 +80,7 @@ class Runner:
         self._coroutines: set[asyncio.Task[None]] = set()
         self._running = 0
         self._walking = False
+        self._closed = False
         self._moved_at = 0.0
 
     def add(self, jobs: Iterable[Job]) -> None:
@@ -92,7 +97,14 @@ class Runner:
 
     def _dispatch(self) -> None:
         """Have one coroutine walk through the buffer, if there is room for it."""
-        if self._buffer and not self._walking and self._running < self.limit:
+        if self._closed:
+            self.give_back()
+        # A suspect has a place of its own: in a busy queue it would never find a free one.
+        if (
+            self._buffer
+            and not self._walking
+            and self._running < self.limit + (self._buffer[0].crashes > 0)
+        ):
             if not self._shared.lease.trusted:
                 return  # tick() tries again
             self._walking = True
@@ -125,11 +137,18 @@ class Runner:
                 except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail one job only
                     self._settle(job, task, context, Raised(error), began)
                 else:
-                    attempt = self._suspended(job, task, context, began, me)
-                    happened = await Driver(coro, own, waits_for, job, pulse)
+                    attempt = self._suspended(job, task, coro, context, began, me)
+                    try:
+                        happened = await Driver(coro, own, waits_for, job, pulse)
+                    except BaseException as error:  # noqa: BLE001 - see below
+                        # A GeneratorExit out of what the handler awaits, such as a task of its
+                        # own, closes the driver and the handler, and then arrives here.
+                        happened = Raised(error)
                     return self._resumed(attempt, happened)
-                if me.cancelling():
-                    return None  # a handler cancelled this task: it never runs another job
+                if me.cancelling() or job.crashes:
+                    # A handler cancelled this task: it never runs another job. Or it was a
+                    # suspect's, which came on top of the limit.
+                    return None
                 if began > turn_ends:
                     pulse.job = None
                     await asyncio.sleep(0)
@@ -137,13 +156,17 @@ class Runner:
                     if not lease.trusted:
                         return None
         finally:
-            pulse.job = None
-            if attempt is None:
-                self._walking = False
-            if attempt is None or not attempt.abandoned:
-                self._running -= 1
-            self._dispatch()
-            self.room.set()
+            self._walked(attempt)
+
+    def _walked(self, attempt: Attempt | None) -> None:
+        """A coroutine ends: its place is free, and a successor walks on."""
+        self._shared.pulse.job = None
+        if attempt is None:
+            self._walking = False
+        if attempt is None or not attempt.abandoned:
+            self._running -= 1
+        self._dispatch()
+        self.room.set()
 
     def _prepare(
         self, job: Job, began: float
@@ -173,7 +196,7 @@ class Runner:
                 timeout_s = job.timeout_s or task.timeout_s
                 context = AttemptContext(
                     job,
-                    job.max_attempts or task.max_attempts,
+                    outcome.attempts_limit(job, task),
                     None if timeout_s is None else began + timeout_s,
                     self._shared.resources,
                 )
@@ -200,13 +223,14 @@ class Runner:
         self,
         job: Job,
         task: Task[..., Any],
+        coro: Coroutine[Any, Any, Any],
         context: AttemptContext | None,
         began: float,
         me: asyncio.Task[Any],
     ) -> Attempt:
         """A handler waits for something: this coroutine is its own, and a successor walks on."""
         timeout_s = job.timeout_s or task.timeout_s
-        attempt = self._attempts[job.id] = Attempt(job, task, context, began, timeout_s, me)
+        attempt = self._attempts[job.id] = Attempt(job, task, coro, context, began, timeout_s, me)
         events.job_started(job)
         self._walking = False
         self._dispatch()
@@ -219,6 +243,7 @@ class Runner:
             self._ghosts.pop(job.id, None)
             return
         del self._attempts[job.id]
+        self.waited_s += time.monotonic() - attempt.began
         happened = attempt.judge(happened)
         if isinstance(happened, Returned):
             self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
@@ -235,6 +260,8 @@ class Runner:
     ) -> None:
         self.ended += 1
         self._settler.succeeded(job, task, context, began, value)
+        if job.crashes:
+            self._shared.suspect_ended()
 
     def _settle(
         self,
@@ -246,6 +273,8 @@ class Runner:
     ) -> None:
         self.ended += 1
         self._settler.settle(job, task, context, happened, began)
+        if job.crashes:
+            self._shared.suspect_ended()
 
     def release(self, job: Job) -> None:
         """Give back a job that was claimed and not started."""
@@ -283,6 +312,11 @@ class Runner:
         self._dispatch()
         self.room.set()
 
+    def close(self) -> int:
+        """Start nothing more: give back what waits, now and later; how many jobs wait now."""
+        self._closed = True
+        return self.give_back()
+
     def give_back(self) -> int:
         """Release what was claimed and not started; how many jobs."""
         given = len(self._buffer)
@@ -317,6 +351,11 @@ class Runner:
     def running(self) -> int:
         """Attempts that have begun and not ended."""
         return len(self._attempts)
+
+    @property
+    def abandoned(self) -> int:
+        """Attempts that were left behind and still run."""
+        return len(self._ghosts)
 
     @property
     def idle(self) -> bool:

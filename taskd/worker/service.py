@@ -45,7 +45,11 @@ class Wakeup:
 
 
 class Loop:
-    """A service that does one thing every so often: subclasses write tick()."""
+    """A service that does one thing every so often: subclasses write tick().
+
+    Attributes:
+        wakeup: set it to have the next tick at once.
+    """
 
     name: str
 
@@ -54,17 +58,17 @@ class Loop:
         self.stopping = False
         self.wakeup = Wakeup()
 
-    async def tick(self) -> None:
-        """Do it once."""
+    async def tick(self) -> float | None:
+        """Do it once; seconds until the next time, None: `every_s`, jittered."""
         raise NotImplementedError
 
     async def run(self) -> None:
-        """Tick, wait with jitter, tick again."""
+        """Tick, wait, tick again."""
         while not self.stopping:
             self.wakeup.clear()
-            await self.tick()
+            wait_s = await self.tick()
             if not self.stopping:
-                await self.wakeup.wait(jittered_s(self.every_s))
+                await self.wakeup.wait(jittered_s(self.every_s) if wait_s is None else wait_s)
 
     def stop(self) -> None:
         """Ask to stop."""

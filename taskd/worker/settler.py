@@ -8,7 +8,7 @@ from typing import Any
 from taskd import events
 from taskd.core import outcome
 from taskd.core.job import Job, JobState
-from taskd.core.outcome import Happened, Raised, Returned
+from taskd.core.outcome import Ack, Happened, Raised, Returned
 from taskd.core.task import Task
 from taskd.worker.acker import Acker
 from taskd.worker.attempt import AttemptContext
@@ -67,12 +67,7 @@ class Settler:
     ) -> None:
         """Decide, hand the outcome to the acker, say it."""
         if context is not None and context.completed and isinstance(happened, Returned):
-            # The handler completed it in its own transaction. Should that not have committed, the
-            # row still runs and this failure is written; else the guard matches nothing, as it
-            # should.
-            self._acker.settled(outcome.settle(job, task, Raised(NotCommitted(NOT_COMMITTED))))
-            self.counts["done"] += 1
-            events.job_done(job, time.monotonic() - began)
+            self._completed(job, task, time.monotonic() - began)
             return
         try:
             ack = outcome.settle(job, task, happened)
@@ -85,7 +80,20 @@ class Settler:
         else:
             self._say(job, ack, time.monotonic() - began)
 
-    def _say(self, job: Job, ack: outcome.Ack, duration_s: float) -> None:
+    def _completed(self, job: Job, task: Task[..., Any] | None, duration_s: float) -> None:
+        """The handler completed it in its own transaction.
+
+        Should that not have committed, the row still runs and a failure is written; else the
+        guard matches nothing, as it should.
+        """
+        ack = outcome.settle(job, task, Raised(NotCommitted(NOT_COMMITTED)))
+
+        def told(took: bool) -> None:
+            self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
+
+        self._acker.settled(ack, told)
+
+    def _say(self, job: Job, ack: Ack, duration_s: float) -> None:
         """Count the outcome and write its line."""
         counts = self.counts
         match ack.state:

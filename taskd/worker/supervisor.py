@@ -19,6 +19,7 @@ class Supervisor:
     def __init__(self, tiers: Sequence[Sequence[Service]]) -> None:
         self._tiers = [list(tier) for tier in tiers]
         self._tasks: list[list[asyncio.Task[None]]] = []
+        self._late: list[asyncio.Task[None]] = []
         self.gave_up = asyncio.Event()
 
     def start(self) -> None:
@@ -28,18 +29,20 @@ class Supervisor:
                 [asyncio.create_task(self._keep(service), name=service.name) for service in tier]
             )
 
-    async def stop_tier(self) -> None:
-        """Stop the last tier that still runs and wait for its services to end."""
+    async def stop_tier(self, within_s: float) -> None:
+        """Stop the last tier that still runs; its services have so long to end by themselves."""
         tier, tasks = self._tiers.pop(), self._tasks.pop()
         for service in tier:
             service.stop()
-        if tasks:
-            await asyncio.wait(tasks)
+        _, late = await asyncio.wait(tasks, timeout=within_s)
+        self._late.extend(late)
 
-    @property
-    def tiers_left(self) -> int:
-        """How many tiers still run."""
-        return len(self._tiers)
+    def kill(self) -> list[asyncio.Task[None]]:
+        """Cancel whatever still runs; the tasks to wait for."""
+        left = [*self._late, *(task for tasks in self._tasks for task in tasks)]
+        for task in left:
+            task.cancel()
+        return left
 
     async def _keep(self, service: Service) -> None:
         """Run a service to its end; when it crashes, say so, wait, and run it again."""

@@ -5,17 +5,17 @@ There is no leader: each statement is idempotent, and any worker runs it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from taskd import events
 from taskd.core.job import JobState
 from taskd.core.outcome import Ack
-from taskd.errors import StoreUnavailable
+from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store import history, jobs, workers
 from taskd.store.database import Database, Lane
 from taskd.worker.acker import Acker
-from taskd.worker.consumer import Consumer
 from taskd.worker.lease import Lease, Pulse, is_gone
 from taskd.worker.runner import Runner
 from taskd.worker.service import Loop, Wakeup, jittered_s
@@ -27,6 +27,7 @@ PROMOTE_BATCH = 1000
 PROMOTE_AT_MOST_EVERY_S = 0.05
 TIMER_S_MAX = 5.0
 RECONCILE_EVERY_S = 2.0
+IDLE_LOOK_EVERY_S = 15.0
 HISTORY_EVERY_S = 600.0
 FORGET_WORKERS_AFTER_S = 7 * 86400.0
 
@@ -55,7 +56,7 @@ class Ticker(Loop):
 
     def _fence_if_silent(self) -> None:
         """Cancel before others may run our jobs: silence can mean that we alone are cut off."""
-        if self._lease.trusted or self._lease.outage:
+        if self._lease.trusted or self._lease.outage or self._lease.buried:
             self._fenced = False
         elif not self._fenced:
             self._fenced = True
@@ -99,46 +100,29 @@ class Sweeper(Loop):
 
 
 class Promoter(Loop):
-    """Promotes what is due, on a timer set to the next due time; hands suspects to the slow lane.
+    """Promotes what is due, on a timer set to the next due time; wakes the slow lane for suspects.
 
-    The slow lane runs one suspect at a time in this process, so that a second crash names the
-    culprit.
+    Args:
+        wakeups: of the queues served here; promoting rings for the other workers.
+        suspects: the slow lane's wake-up.
     """
 
     name = "promoter"
 
-    def __init__(
-        self,
-        lane: Lane,
-        claims: Lane,
-        lease: Lease,
-        consumers: Mapping[str, Consumer],
-        tasks: Sequence[str],
-    ) -> None:
+    def __init__(self, lane: Lane, wakeups: Mapping[str, Wakeup], suspects: Wakeup) -> None:
         super().__init__(TIMER_S_MAX)
-        self._lane, self._claims, self._lease = lane, claims, lease
-        self._consumers, self._tasks = consumers, list(tasks)
-        self._suspect: tuple[Runner, int] | None = None
-        self._suspects_stay = Wakeup()
-        self.quiet = False
+        self._lane, self._wakeups, self._suspects = lane, wakeups, suspects
 
-    async def run(self) -> None:
-        """Look, promote, sleep until the next due time or a ring."""
-        while not self.stopping:
-            self.wakeup.clear()
-            try:
-                wait_s = await self._promote()
-            except StoreUnavailable:
-                wait_s = jittered_s(1.0)
-            if not self.stopping:
-                # Rings come per enqueue; what was scheduled by them is found a little later at
-                # once.
-                await self._suspects_stay.wait(PROMOTE_AT_MOST_EVERY_S)
-                await self.wakeup.wait(min(wait_s, jittered_s(TIMER_S_MAX)))
-
-    async def tick(self) -> None:
-        """Look once."""
-        await self._promote()
+    async def tick(self) -> float:
+        """Promote what is due; seconds until the next due time."""
+        try:
+            wait_s = await self._promote()
+        except StoreUnavailable:
+            wait_s = 1.0
+        # Rings come with every enqueue; the timer need not be read for each of them.
+        pause_s = min(wait_s or PROMOTE_AT_MOST_EVERY_S, PROMOTE_AT_MOST_EVERY_S)
+        await asyncio.sleep(pause_s)
+        return min(max(wait_s - pause_s, 0.0), jittered_s(TIMER_S_MAX))
 
     async def _promote(self) -> float:
         """Promote what is due; seconds until there is something to do again."""
@@ -147,76 +131,68 @@ class Promoter(Loop):
             moved = await jobs.promote(self._lane, PROMOTE_BATCH)
             if moved:
                 events.jobs_promoted(moved)
-            for queue in moved.keys() & self._consumers.keys():
-                self._consumers[queue].wakeup.set()
+            for queue in moved.keys() & self._wakeups.keys():
+                self._wakeups[queue].set()
             due = await jobs.next_due(self._lane)
             if not moved:
                 break  # others are promoting the rest
         wait_s = TIMER_S_MAX if due.job_s is None else max(due.job_s, 0.0)
         if due.suspect_s is not None:
-            wait_s = min(wait_s, await self._claim_suspect(due.suspect_s))
+            if due.suspect_s <= 0:
+                self._suspects.set()
+            else:
+                wait_s = min(wait_s, due.suspect_s)
         return wait_s
-
-    async def _claim_suspect(self, due_s: float) -> float:
-        if self._suspect is not None:
-            runner, job_id = self._suspect
-            if runner.knows(job_id):
-                return 0.25
-            self._suspect = None
-        if due_s > 0:
-            return due_s
-        queues = [queue for queue, consumer in self._consumers.items() if consumer.runner.free > 0]
-        if not queues or self.quiet or not self._lease.trusted:
-            return 0.25
-        job = await jobs.claim_suspect(self._claims, self._lease.worker_id, queues, self._tasks)
-        if job is None:
-            return TIMER_S_MAX
-        runner = self._consumers[job.queue].runner
-        self._suspect = (runner, job.id)
-        runner.add_suspect(job)
-        return 0.05
 
 
 class Reconciler(Loop):
     """Compares what the database says this worker runs with what it does run.
 
     Rows that it never received (a claim whose reply was lost) are given back; jobs that somebody
-    asked to cancel are cancelled. Without running jobs or a claim in doubt there is nothing to
-    compare.
+    asked to cancel are cancelled. An idle worker with no claim in doubt looks now and then only.
+
+    Args:
+        claims: the lane of the claims, so that no claim is under way while it looks, except one
+            that nobody waits for any more.
     """
 
     name = "reconciler"
 
     def __init__(
         self,
-        lane: Lane,
+        claims: Lane,
         lease: Lease,
         acker: Acker,
         runners: Sequence[Runner],
         statement_timeout_s: float,
     ) -> None:
         super().__init__(RECONCILE_EVERY_S)
-        self._lane, self._lease, self._acker, self._runners = lane, lease, acker, runners
-        # A claim that is still under way may own rows that nobody has received yet.
+        self._claims, self._lease, self._acker, self._runners = claims, lease, acker, runners
+        # A claim that nobody waits for may still run on the server.
         self._grace_s = statement_timeout_s + 5.0
-        self._doubt_until = 0.0
+        self._doubted_at: float | None = None
+        self._looked_at = time.monotonic()
 
     def doubt(self) -> None:
-        """The reply to a claim was lost."""
-        self._doubt_until = time.monotonic() + self._grace_s * 3
+        """The reply to a claim was lost: look until its rows must have shown."""
+        self._doubted_at = time.monotonic()
 
     async def tick(self) -> None:
         """Compare once."""
-        if time.monotonic() > self._doubt_until and all(r.idle for r in self._runners):
+        now = time.monotonic()
+        calm = self._doubted_at is None and all(runner.idle for runner in self._runners)
+        if calm and now - self._looked_at < IDLE_LOOK_EVERY_S:
             return
-        worker_id = self._lease.worker_id
+        worker_id, known = self._lease.worker_id, self._known()
         try:
-            rows = await workers.running_jobs(self._lane, worker_id)
+            rows = await workers.running_jobs(self._claims, worker_id)
         except StoreUnavailable:
             return
-        known = set(self._acker.unwritten())
-        for runner in self._runners:
-            known.update(runner.known())
+        self._looked_at = now
+        if self._doubted_at is not None and now - self._doubted_at > 2 * self._grace_s:
+            self._doubted_at = None
+        # Known before or after: what ended meanwhile was still running when the database looked.
+        known |= self._known()
         strangers = [row for row in rows if row.id not in known and row.age_s > self._grace_s]
         for row in strangers:
             self._acker.settled(Ack(row.id, worker_id, row.fence, JobState.QUEUED, refund=True))
@@ -226,6 +202,12 @@ class Reconciler(Loop):
             if row.cancel_asked:
                 for runner in self._runners:
                     runner.cancel_job(row.id)
+
+    def _known(self) -> set[int]:
+        known = set(self._acker.unwritten())
+        for runner in self._runners:
+            known.update(runner.known())
+        return known
 
 
 class Historian(Loop):
@@ -254,7 +236,7 @@ class Historian(Loop):
                 events.partition_dropped(leaf)
             await history.prune_default(lane)
             await workers.forget(lane, FORGET_WORKERS_AFTER_S)
-        except StoreUnavailable as error:
+        except TaskdError as error:  # also where this role may not do it
             events.upkeep_postponed("history", str(error))
             self.every_s = 60.0
         else:

@@ -17,7 +17,7 @@ from taskd import events
 from taskd.config import Settings
 from taskd.core.job import check_queue
 from taskd.core.registry import Registry
-from taskd.errors import ConfigError, InvalidJob, StoreUnavailable
+from taskd.errors import ConfigError, InvalidJob, TaskdError
 from taskd.store import migrations, workers
 from taskd.store.database import Database, Lane
 from taskd.worker.acker import Acker
@@ -25,24 +25,30 @@ from taskd.worker.consumer import Consumer
 from taskd.worker.lease import BeatThread, Lease, Pulse, boottime_s, new_incarnation
 from taskd.worker.listener import Listener
 from taskd.worker.runner import Runner, Shared
-from taskd.worker.service import Service
+from taskd.worker.service import Backoff, Service
 from taskd.worker.settler import COUNTED, Settler
 from taskd.worker.signals import Signals
+from taskd.worker.slow_lane import SlowLane
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.upkeep import Historian, Promoter, Reconciler, Sweeper, Ticker
 
+UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
+RETIRE_S = 1.0
 EMPTY_CHECK_EVERY_S = 0.2
 
 # A connection each for claims, acks, upkeep and beats, and one now and then for the history.
 CONNECTIONS_BESIDE_LISTENERS = 5
 
-ACK_PLANS = {
-    # A batch is a list of ids: nested loops over the primary key, whatever the statistics say. A
-    # generic plan that flipped to a scan took 20 ms in place of 3 for 500 rows.
+# Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever
+# the statistics say. A generic plan that flipped to a scan took 20 ms in place of 3 for 500 acks; a
+# claim that was planned while the table was empty took 100 ms after a burst of 200,000 jobs; and a
+# bitmap scan locks rows in another order than ids, which deadlocked with a cancel.
+PLANS = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
 }
 
 
@@ -52,12 +58,14 @@ class Report:
 
     Attributes:
         left: for `--until-empty`: what stays in the queues, by reason.
+        abandoned: attempts that were left behind and still run; `jobs` counts all that ever were.
         unwritten: outcomes that the database did not take any more.
     """
 
     signal: str = ""
     running: int = 0
     released: int = 0
+    abandoned: int = 0
     unwritten: int = 0
     drain_s: float = 0.0
     jobs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
@@ -66,7 +74,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0 drained, 1 a job failed (`--until-empty` only), 75 something was abandoned."""
-        if self.jobs["abandoned"] or self.unwritten:
+        if self.abandoned or self.unwritten:
             return 75
         return 1 if self.left is not None and self.jobs["failed"] else 0
 
@@ -146,15 +154,15 @@ class Worker:
     def _assemble(self) -> None:
         """Read downwards it starts, upwards it stops."""
         settings, database = self.settings, self.database
-        self._claims = Lane(database, "claim")
-        self._acks = Lane(database, "ack", **ACK_PLANS)
-        self._upkeep = Lane(database, "upkeep")
+        self._claims = Lane(database, "claim", **PLANS)
+        self._acks = Lane(database, "ack", **PLANS)
+        self._upkeep = Lane(database, "upkeep", **PLANS)
         self._lanes = (self._claims, self._acks, self._upkeep)
         self._acker = Acker(self._acks)
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="taskd-job")
         settler = Settler(self._acker)
         self.report.jobs = settler.counts
-        shared = Shared(
+        self._shared = shared = Shared(
             registry=self.registry,
             settler=settler,
             lease=self._lease,
@@ -165,7 +173,7 @@ class Worker:
         )
         self._runners = [Runner(queue, limit, shared) for queue, limit in self.limits.items()]
         self._reconciler = Reconciler(
-            self._upkeep, self._lease, self._acker, self._runners, settings.statement_timeout_s
+            self._claims, self._lease, self._acker, self._runners, settings.statement_timeout_s
         )
         self._consumers = {
             runner.queue: Consumer(
@@ -178,11 +186,26 @@ class Worker:
             )
             for runner in self._runners
         }
-        self._promoter = Promoter(
-            self._upkeep, self._claims, self._lease, self._consumers, self.registry.names()
+        self._slow_lane = SlowLane(
+            self._claims,
+            self._lease,
+            {runner.queue: runner for runner in self._runners},
+            self.registry.names(),
+            self._reconciler.doubt,
         )
+        shared.suspect_ended = self._slow_lane.wakeup.set
+        self._promoter = Promoter(
+            self._upkeep,
+            {queue: consumer.wakeup for queue, consumer in self._consumers.items()},
+            self._slow_lane.wakeup,
+        )
+        listening = database
+        if settings.listen_dsn is not None:
+            listening = Database(
+                {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
+            )
         self._listeners = [
-            Listener(database, queue, consumer.wakeup, self._promoter.wakeup)
+            Listener(listening, queue, consumer.wakeup, self._promoter.wakeup)
             for queue, consumer in self._consumers.items()
         ]
         upkeep: list[Service] = [
@@ -193,14 +216,16 @@ class Worker:
         ]
         self._supervisor = Supervisor(
             [
+                [Ticker(self._runners, self._lease, self._pulse)],
                 [self._acker],  # outlives every attempt
-                [Ticker(self._runners, self._lease, self._pulse), *upkeep, *self._listeners],
-                [*self._consumers.values()],  # to stop is to claim nothing more
+                [*upkeep, *self._listeners],
+                [*self._consumers.values(), self._slow_lane],  # to stop is to claim nothing more
             ]
         )
 
     async def _start(self) -> None:
-        await asyncio.gather(*(lane.open() for lane in self._lanes))
+        for lane in self._lanes:
+            await lane.open()
         await self._check_connections()
         await workers.publish(self._upkeep, self._app, self.registry, list(self.limits))
         await self._register()
@@ -256,28 +281,37 @@ class Worker:
 
     def _buried(self, worker_id: int) -> None:
         """This incarnation was declared dead: its jobs are others' now. Drop them, start anew."""
-        if worker_id != self._lease.worker_id or self._reborn is not None:
+        if worker_id != self._lease.worker_id or self._lease.buried:
             return
-        self._lease.trusted_until = 0.0
+        self._lease.buried = True
         events.worker_buried(worker_id)
         for runner in self._runners:
             runner.give_back()
             runner.cancel_all("fence")
-        self._reborn = asyncio.create_task(self._be_reborn(), name="reborn")
+        if not self._stop_asked.is_set():
+            self._reborn = asyncio.create_task(self._be_reborn(), name="reborn")
 
     async def _be_reborn(self) -> None:
-        self._me = new_incarnation(self._app)
+        backoff = Backoff()
         while True:
+            # A new id each time: the row of a try whose answer was lost may be there.
+            self._me = new_incarnation(self._app)
             try:
                 await self._register()
-            except StoreUnavailable:
-                await asyncio.sleep(0.5)
+            except Exception as error:  # noqa: BLE001 - a worker without a lease is of no use
+                delay_s = backoff.next_s()
+                events.service_crashed("reborn", error, crashes=1, delay_s=delay_s)
+                await asyncio.sleep(delay_s)
             else:
-                self._reborn = None
+                # What they claimed for a dead worker was nothing.
+                self._slow_lane.wakeup.set()
+                for consumer in self._consumers.values():
+                    consumer.wakeup.set()
                 return
 
     def _quiet(self, quiet: bool) -> None:
-        self._promoter.quiet = quiet
+        """SIGTSTP and SIGCONT: claim nothing more; claim again."""
+        self._slow_lane.quiet = quiet
         for consumer in self._consumers.values():
             consumer.quiet = quiet
         events.worker_quiet(quiet)
@@ -295,6 +329,7 @@ class Worker:
         for runner in self._runners:
             runner.limit = limits.get(runner.queue, runner.limit)
         self.settings = settings
+        self._shared.cancel_s = settings.cancel_s
         events.configure(
             settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
         )
@@ -312,7 +347,7 @@ class Worker:
                 continue
             try:
                 left = await workers.left(self._upkeep, list(self.limits), self.registry.names())
-            except StoreUnavailable:
+            except TaskdError:
                 continue
             if left.runnable:
                 for consumer in self._consumers.values():
@@ -334,12 +369,13 @@ class Worker:
         began = time.monotonic()
         self._lease.draining = True
         self.report.running = sum(runner.running for runner in self._runners)
-        # 0 and 1: no new claim; what was claimed and not started goes back, its attempt refunded.
-        await self._supervisor.stop_tier()
+        # 0 and 1: no new claim; what was claimed and not started goes back, its attempt refunded,
+        # and so does what a claim in flight still brings.
         for runner in self._runners:
-            self.report.released += runner.give_back()
+            self.report.released += runner.close()
             runner.warn_all()
         events.worker_draining(self.report.signal, self.report.running, self.report.released)
+        await self._supervisor.stop_tier(self.settings.statement_timeout_s + 3.0)
         # 2: running handlers may end.
         await self._wait_for_attempts(self.settings.drain_s, stops=2)
         # 3: they are cancelled; what ignores that is abandoned by the ticker after cancel_s.
@@ -349,8 +385,9 @@ class Worker:
         # 4: the rest is left behind.
         for runner in self._runners:
             runner.abandon_all()
+        self.report.abandoned = sum(runner.abandoned for runner in self._runners)
         # 5: outcomes out, row closed.
-        await self._supervisor.stop_tier()
+        await self._supervisor.stop_tier(UPKEEP_STOP_S)
         await self._flush()
         self.report.drain_s = round(time.monotonic() - began, 2)
 
@@ -367,13 +404,16 @@ class Worker:
                     await self._stop_changed.wait()
 
     async def _flush(self) -> None:
-        stopping = asyncio.create_task(self._supervisor.stop_tier(), name="flush")
-        await asyncio.wait({stopping}, timeout=FLUSH_S)
+        await self._supervisor.stop_tier(FLUSH_S)
         self.report.unwritten = self._acker.backlog
-        stopping.cancel()
-        with contextlib.suppress(StoreUnavailable, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await workers.retire(self._upkeep, self._me.id)
+        # A beat that finds the row closed would take it for a burial.
+        await self._beat.stop()
+        retiring = asyncio.create_task(workers.retire(self._upkeep, self._me.id), name="retire")
+        await asyncio.wait({retiring}, timeout=RETIRE_S)
+        if retiring.done():
+            with contextlib.suppress(TaskdError):
+                retiring.result()
+        retiring.cancel()
 
     async def _close(self) -> None:
         for watcher in getattr(self, "_watchers", ()):
@@ -386,8 +426,11 @@ class Worker:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2.0):
                     await close()
+        left = self._supervisor.kill()
         for lane in self._lanes:
             await lane.close()
+        if left:
+            await asyncio.wait(left, timeout=1.0)
         self._threads.shutdown(wait=False, cancel_futures=True)
         events.flush_folded()
         if self.ready.is_set():
@@ -422,4 +465,7 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
             limits[check_queue(name)] = limit
         except InvalidJob as error:
             raise ConfigError(str(error)) from None
+        # What waits here for a thread could run in another worker's.
+        if {task.is_async for task in registry if task.queue == name} == {False}:
+            limits[name] = min(limit, settings.threads)
     return limits

@@ -1,0 +1,67 @@
+"""The slow lane: suspects, one at a time in this process.
+
+A suspect was running when its worker died, so it may be what killed it. Alone in its lane, a second
+crash names the culprit and costs no innocent job anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from taskd.errors import StoreUnavailable
+from taskd.store import jobs
+from taskd.store.database import Lane
+from taskd.worker.lease import Lease
+from taskd.worker.runner import Runner
+from taskd.worker.service import Loop
+
+# The promoter wakes it when a suspect is due, the runner when the current one has ended.
+LOOK_EVERY_S = 30.0
+NOT_NOW_S = 0.2
+
+
+class SlowLane(Loop):
+    """Claims the next suspect when the current one has ended.
+
+    Args:
+        on_doubt: called when the reply to a claim was lost: it may have been committed.
+    """
+
+    name = "slow-lane"
+
+    def __init__(
+        self,
+        claims: Lane,
+        lease: Lease,
+        runners: Mapping[str, Runner],
+        tasks: Sequence[str],
+        on_doubt: Callable[[], None],
+    ) -> None:
+        super().__init__(LOOK_EVERY_S)
+        self._claims, self._lease, self._on_doubt = claims, lease, on_doubt
+        self._runners, self._tasks = runners, list(tasks)
+        self._current: tuple[Runner, int] | None = None
+        self.quiet = False
+
+    async def tick(self) -> float | None:
+        """Claim one suspect, unless one is here; how soon to try again when it may not now."""
+        if self._current is not None:
+            runner, job_id = self._current
+            if runner.knows(job_id):
+                return None
+            self._current = None
+        if self.quiet or not self._lease.trusted:
+            return NOT_NOW_S
+        try:
+            job = await jobs.claim_suspect(
+                self._claims, self._lease.worker_id, list(self._runners), self._tasks
+            )
+        except StoreUnavailable:
+            self._on_doubt()
+            return NOT_NOW_S
+        if job is None:
+            return None
+        runner = self._runners[job.queue]
+        self._current = (runner, job.id)
+        runner.add_suspect(job)
+        return None
