@@ -370,12 +370,14 @@ class Worker:
         self._lease.draining = True
         self.report.running = sum(runner.running for runner in self._runners)
         # 0 and 1: no new claim; what was claimed and not started goes back, its attempt refunded,
-        # and so does what a claim in flight still brings.
+        # and so does what a claim in flight still brings, so that nothing has to wait for it.
         for runner in self._runners:
             self.report.released += runner.close()
             runner.warn_all()
         events.worker_draining(self.report.signal, self.report.running, self.report.released)
-        await self._supervisor.stop_tier(self.settings.statement_timeout_s + 3.0)
+        claims_end = asyncio.create_task(
+            self._supervisor.stop_tier(self.settings.statement_timeout_s + 3.0), name="claims-end"
+        )
         # 2: running handlers may end.
         await self._wait_for_attempts(self.settings.drain_s, stops=2)
         # 3: they are cancelled; what ignores that is abandoned by the ticker after cancel_s.
@@ -387,6 +389,7 @@ class Worker:
             runner.abandon_all()
         self.report.abandoned = sum(runner.abandoned for runner in self._runners)
         # 5: outcomes out, row closed.
+        await claims_end
         await self._supervisor.stop_tier(UPKEEP_STOP_S)
         await self._flush()
         self.report.drain_s = round(time.monotonic() - began, 2)

@@ -1,0 +1,219 @@
+"""Workers in this process, on a real database; and what they say, as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+import uvloop
+
+from taskd import events
+from taskd.config import Settings
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.store import jobs, workers
+from taskd.store.database import Database, Lane
+from taskd.worker import Worker
+from taskd.worker.lease import new_incarnation
+
+WITHIN_S = 25.0
+ENDED = {"job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed"}
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Any]:
+    """The loop that `taskd run` uses; for what a handler can do to a loop, asyncio's as well."""
+    loops: dict[str, Any] = {"uvloop": uvloop.new_event_loop}
+    if item.path.name == "test_hostile.py":
+        loops["asyncio"] = asyncio.SelectorEventLoop
+    return loops
+
+
+async def until(true: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
+    """Wait for a condition, awaited if it is a coroutine; what it returned."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = true()
+        if inspect.isawaitable(found):
+            found = await found
+        if found:
+            return found
+        assert time.monotonic() < deadline, (
+            f"not within {within_s:.0f} s: {inspect.getsource(true)}"
+        )
+        await asyncio.sleep(0.01)
+
+
+class Heard:
+    """Every event, in its order."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, dict[str, Any]]] = []
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+
+    def __call__(self, name: str, fields: Any) -> None:
+        self.all.append((name, dict(fields)))
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    def of(self, name: str, **fields: Any) -> list[dict[str, Any]]:
+        wanted = fields.items()
+        return [had for each, had in list(self.all) if each == name and wanted <= had.items()]
+
+    def ends(self, job_id: int) -> list[str]:
+        """How the attempts of a job ended."""
+        return [name for name, had in self.all if name in ENDED and had["job_id"] == job_id]
+
+    async def wait(
+        self, name: str, count: int = 1, /, within_s: float = WITHIN_S, **fields: Any
+    ) -> list[dict[str, Any]]:
+        """Wait until an event was heard so often; all of its fields, each time."""
+        async with asyncio.timeout(within_s):
+            while len(found := self.of(name, **fields)) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return found
+
+
+class Started:
+    """A worker that runs as a task of the test's loop."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.task = asyncio.create_task(worker.run(), name="worker")
+
+    async def ready(self) -> Started:
+        waiting = asyncio.create_task(self.worker.ready.wait())
+        await asyncio.wait({self.task, waiting}, return_when="FIRST_COMPLETED", timeout=WITHIN_S)
+        waiting.cancel()
+        if self.task.done():
+            self.task.result()
+        return self
+
+    async def end(self) -> int:
+        """Wait until it ends by itself; its exit code."""
+        async with asyncio.timeout(WITHIN_S):
+            return await asyncio.shield(self.task)
+
+    async def stop(self, times: int = 1) -> int:
+        for _ in range(times):
+            self.worker.stop()
+        return await self.end()
+
+
+class Desk:
+    """Makes tasks, workers and jobs, and looks at rows."""
+
+    def __init__(self, dsn: str, sql: Any, heard: Heard) -> None:
+        self.dsn, self.sql, self.heard = dsn, sql, heard
+        self.database = Database({"dsn": dsn})
+        self.lane = Lane(self.database, "desk")
+        self.registry = Registry()
+        self.started: list[Started] = []
+
+    def task(self, **options: Any) -> Callable[[Callable[..., Any]], Task[..., Any]]:
+        def make(handler: Callable[..., Any]) -> Task[..., Any]:
+            made = Task(handler, **options)
+            self.registry.add(made)
+            return made
+
+        return make
+
+    def worker(
+        self, registry: Registry | None = None, *, until_empty: bool = False, **settings: Any
+    ) -> Started:
+        """A worker, started and not yet ready."""
+        merged = {"dsn": self.dsn, "drain_s": 1.0, "cancel_s": 1.0, "concurrency": 20} | settings
+        made = Settings(**merged)
+        database = Database({"dsn": self.dsn}, statement_timeout_s=made.statement_timeout_s)
+        worker = Worker(
+            made, self.registry if registry is None else registry, database, until_empty=until_empty
+        )
+        self.started.append(Started(worker))
+        return self.started[-1]
+
+    async def start(self, registry: Registry | None = None, **settings: Any) -> Started:
+        return await self.worker(registry, **settings).ready()
+
+    async def enqueue(self, *new: Any) -> list[int]:
+        return await jobs.enqueue(self.lane, new)
+
+    async def row(self, job_id: int) -> Any:
+        return await self.sql.fetchrow("SELECT * FROM taskd.jobs WHERE id = $1", job_id)
+
+    async def states(self) -> dict[str, int]:
+        rows = await self.sql.fetch("SELECT state, count(*) FROM taskd.jobs GROUP BY state")
+        return {row[0]: row[1] for row in rows}
+
+    async def settled(self, *job_ids: int, within_s: float = WITHIN_S) -> list[Any]:
+        """Wait until these jobs are finished; their rows."""
+        wanted = list(set(job_ids))
+        count = "SELECT count(*) = $2 FROM taskd.job_history WHERE id = ANY ($1)"
+        deadline = time.monotonic() + within_s
+        while not await self.sql.fetchval(count, wanted, len(wanted)):
+            if time.monotonic() > deadline:
+                live = "SELECT id, task, args, state, attempt, run_at - now() FROM taskd.job"
+                raise AssertionError([tuple(row) for row in await self.sql.fetch(live)])
+            await asyncio.sleep(0.01)
+        rows = "SELECT * FROM taskd.job_history WHERE id = ANY ($1) ORDER BY id"
+        found: list[Any] = await self.sql.fetch(rows, wanted)
+        return found
+
+    async def state(self, job_id: int, *states: str) -> Any:
+        """Wait until a job is in one of these states; its row."""
+
+        async def there() -> Any:
+            row = await self.row(job_id)
+            return row if row["state"] in states else None
+
+        return await until(there)
+
+    async def other_worker(
+        self, worker_id: int, *, pid: int | None = None, lease_s: float = 60
+    ) -> None:
+        """The row of another worker: elsewhere, or with a pid on this machine."""
+        me = new_incarnation("other")._replace(id=worker_id)
+        me = me._replace(host="elsewhere") if pid is None else me._replace(pid=pid)
+        await workers.register(self.lane, me, lease_s, ["default"], [])
+
+    async def close(self) -> None:
+        for each in self.started:
+            if not each.task.done():
+                await each.stop(3)
+        await self.lane.close()
+
+
+@pytest.fixture
+async def heard() -> AsyncIterator[Heard]:
+    made = Heard()
+    end = events.subscribe(made)
+    yield made
+    end()
+
+
+@pytest.fixture
+async def silent_loop() -> AsyncIterator[list[Any]]:
+    """What asyncio complained about: nothing, by the end of the test."""
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    yield complaints
+    assert not complaints
+
+
+@pytest.fixture
+async def desk(dsn: str, sql: Any, heard: Heard, silent_loop: list[Any]) -> AsyncIterator[Desk]:
+    made = Desk(dsn, sql, heard)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def other(dsn: str) -> AsyncIterator[Any]:
+    """A second plain connection."""
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()

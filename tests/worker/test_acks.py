@@ -1,0 +1,369 @@
+"""Writing outcomes: in batches, through outages, and so that one odd value harms one job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from taskd.core import outcome
+from taskd.core.backoff import Fixed
+from taskd.errors import LeaseLost
+from taskd.store import jobs
+from taskd.store.translate import Silence
+from tests.worker.conftest import Desk, until
+from tests.worker.test_claims import TERMINATE, idle
+
+NOW = Fixed(0.01)
+
+
+def meddle(lane: Any, name: str, after: Any) -> list[int]:
+    """Let statements of this name be followed by `after(rows)`; how often grows in the list."""
+    fetch, calls = lane.fetch, []
+
+    async def meddled(statement: str, *args: Any) -> Any:
+        rows = await fetch(statement, *args)
+        if statement == name:
+            calls.append(len(rows))
+            rows = await after(rows)
+        return rows
+
+    lane.fetch = meddled
+    return calls
+
+
+def once_silent() -> Any:
+    """Loses the first reply: the statement has run."""
+    lost = []
+
+    async def lose(rows: Any) -> Any:
+        if rows and not lost:
+            lost.append(rows)
+            raise Silence("no answer")
+        return rows
+
+    return lose
+
+
+async def test_outcomes_are_written_in_batches_while_others_wait(desk: Desk) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def waits() -> None:
+        await go.wait()
+
+    ids = await desk.enqueue(*(waits.job() for _ in range(100)))
+    worker = await desk.start(concurrency=100)
+    await until(lambda: worker.worker._runners[0].running == 100)
+    go.set()
+    await desk.settled(*ids)
+    written = await desk.heard.wait("acks.written")
+    assert sum(had["count"] for had in written) == 100
+    assert len(written) <= 10
+
+
+async def test_an_outage_of_the_ack_connection_loses_nothing(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None:
+        await asyncio.sleep(0.001)
+
+    @desk.task()
+    async def result() -> int:
+        return 1
+
+    ids = await desk.enqueue(*(quick.job() if n % 2 else result.job() for n in range(2000)))
+    await desk.start()
+    for _ in range(5):
+        await desk.sql.execute(TERMINATE, "taskd ack")
+        await asyncio.sleep(0)
+    rows = await desk.settled(*ids)
+    assert {(row["state"], row["attempt"], row["fence"]) for row in rows} == {("done", 1, 1)}
+    assert not desk.heard.of("job.lost")
+
+
+@pytest.mark.parametrize("kind", ["result", "error", "reason"])
+async def test_a_refused_outcome_harms_its_own_job_only(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    go = asyncio.Event()
+
+    @desk.task(max_attempts=1)
+    async def returns(odd: bool) -> str:
+        await go.wait()
+        if odd and kind != "result":
+            raise ValueError("odd")
+        return "odd" if odd else "fine"
+
+    settle = outcome.settle
+
+    def poisoned(*args: Any) -> Any:
+        ack = settle(*args)
+        if ack.result == '"odd"':
+            ack.result = '"\\u0000"'
+        elif ack.state == "failed":
+            setattr(
+                ack, kind, '{"message": "\\u0000", "type": "x"}' if kind == "error" else "\ud800"
+            )
+        return ack
+
+    monkeypatch.setattr(outcome, "settle", poisoned)
+    ids = await desk.enqueue(*(returns.job(n == 37) for n in range(100)))
+    worker = await desk.start(concurrency=100)
+    await until(lambda: worker.worker._runners[0].running == 100)
+    go.set()
+    rows = await desk.settled(*ids)
+    odd = rows.pop(37)
+    assert {(row["state"], row["result"]) for row in rows} == {("done", '"fine"')}
+    assert odd["state"] == ("done" if kind == "result" else "failed")
+    assert odd["result"] is None
+    assert json.loads(odd["errors"])[-1]["type"] == "UnstorableOutcome"
+    assert [had["job_id"] for had in desk.heard.of("job.outcome_refused")] == [odd["id"]]
+
+
+async def test_an_ack_whose_reply_was_lost_counts_as_written(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    @desk.task(max_attempts=2, backoff=Fixed(3600))
+    async def settles(end: str) -> int:
+        if end == "retry":
+            raise ValueError
+        return 1
+
+    worker = await desk.start()
+    lane = worker.worker._acks
+    meddle(lane, "ack_done", once_silent())
+    meddle(lane, "ack_settled", once_silent())
+    ids = await desk.enqueue(quick.job(), settles.job("retry"), settles.job("done"), quick.job())
+    await desk.heard.wait("store.back")
+    await until(lambda: not worker.worker._acker.backlog)
+    assert (await desk.row(ids[1]))["state"] == "scheduled"
+    rows = await desk.settled(ids[0], ids[2], ids[3])
+    assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
+    assert not desk.heard.of("job.lost")
+    assert await worker.stop() == 0
+
+
+async def test_it_counts_as_written_without_a_history_too(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    worker = await desk.start()
+    await desk.sql.execute("UPDATE taskd.queue SET keep_done_s = 0")
+    meddle(worker.worker._acks, "ack_done", once_silent())
+    await desk.enqueue(quick.job())
+    await desk.heard.wait("store.back")
+    await until(lambda: not worker.worker._acker.backlog)
+    assert not await desk.states()
+    assert not desk.heard.of("job.lost")
+
+
+async def test_an_ack_after_the_job_was_taken_over_changes_nothing(desk: Desk) -> None:
+    go = asyncio.Event()
+    owner: list[int] = []
+
+    @desk.task()
+    async def waits(ctx: Any) -> str:
+        owner.append(ctx.fence)
+        await go.wait()
+        return "from the first"
+
+    @desk.task()
+    async def done(ctx: Any) -> None:
+        await go.wait()
+
+    ids = await desk.enqueue(waits.job(), done.job())
+    worker = await desk.start()
+    await until(lambda: worker.worker._runners[0].running == 2)
+    # Somebody else has rescued and claimed them.
+    await desk.other_worker(42)
+    await desk.sql.execute("UPDATE taskd.job SET worker_id = 42, fence = fence + 1")
+    go.set()
+    await desk.heard.wait("job.lost", 2)
+    rows = [await desk.row(job) for job in ids]
+    assert {(row["state"], row["worker_id"], row["fence"]) for row in rows} == {("running", 42, 2)}
+
+
+async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskd.worker import acker
+
+    monkeypatch.setattr(acker, "BACKLOG_MAX", 50)
+
+    @desk.task()
+    async def quick() -> None: ...
+
+    worker = await desk.start(concurrency=20)
+    real, back = jobs.ack_done, asyncio.Event()
+
+    async def down(*args: Any) -> int:
+        if not back.is_set():
+            raise Silence("no answer")
+        return await real(*args)
+
+    monkeypatch.setattr(jobs, "ack_done", down)
+    await desk.enqueue(*(quick.job() for _ in range(3000)))
+    await until(lambda: worker.worker._acker.backlog >= 50)
+    assert worker.worker._acker.backlog < 50 + 1000
+    stopping = asyncio.create_task(worker.stop())
+    await desk.heard.wait("worker.draining")
+    back.set()
+    assert await stopping == 0
+    states = await desk.states()
+    assert states["queued"] + states["done"] == 3000
+
+
+async def test_what_cannot_be_written_is_reported_at_the_end(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskd.worker import worker as module
+
+    @desk.task()
+    async def quick() -> None: ...
+
+    async def down(*_: Any) -> int:
+        raise Silence("no answer")
+
+    monkeypatch.setattr(jobs, "ack_done", down)
+    monkeypatch.setattr(module, "FLUSH_S", 0.2)
+    worker = await desk.start()
+    (job,) = await desk.enqueue(quick.job())
+    await desk.heard.wait("job.done", job_id=job)
+    assert await worker.stop() == 75
+    assert worker.worker.report.unwritten == 1
+    await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() in {"acker", "ticker"}])
+
+
+async def test_rows_of_a_lost_claim_come_back_unharmed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def quick(ctx: Any) -> int:
+        return int(ctx.attempt)
+
+    worker = await desk.start(statement_timeout_s=0.5, poll_s=60)
+    reconciler = worker.worker._reconciler
+    reconciler.every_s = 0.1
+    reconciler._grace_s = 1.0
+    await idle(desk)  # no claim is under way that would be answered
+    meddle(worker.worker._claims, "claim_jobs", once_silent())
+    ids = await desk.enqueue(*(quick.job() for _ in range(3)))
+    rows = await desk.settled(*ids)
+    assert {(row["attempt"], row["fence"], row["result"]) for row in rows} == {(1, 2, "1")}
+    (found,) = desk.heard.of("jobs.reconciled")
+    assert found["job_ids"] == ids
+    assert not desk.heard.of("job.lost")
+
+
+async def test_effects_and_completion_commit_together(desk: Desk, dsn: str) -> None:
+    import asyncpg
+
+    await desk.sql.execute("CREATE TABLE ledger (job bigint)")
+
+    async def booking(ctx: Any, how: str) -> None:
+        conn = await asyncpg.connect(dsn)
+        try:
+            transaction = conn.transaction()
+            await transaction.start()
+            await conn.execute("INSERT INTO ledger VALUES ($1)", ctx.job_id)
+            await ctx.complete(conn, {"how": how})
+            if how == "commits" or ctx.attempt > 1:
+                await transaction.commit()
+                return
+            await transaction.rollback()
+            if how == "raises":
+                raise ValueError("rolled back")
+        finally:
+            await conn.close()
+
+    books = desk.task(backoff=NOW)(booking)
+    ids = await desk.enqueue(*(books.job(how) for how in ("commits", "raises", "forgets")))
+    await desk.start()
+    committed, raised, forgot = await desk.settled(*ids)
+    assert sorted(row[0] for row in await desk.sql.fetch("SELECT job FROM ledger")) == ids
+    assert [row["state"] for row in (committed, raised, forgot)] == ["done"] * 3
+    assert [row["attempt"] for row in (committed, raised, forgot)] == [1, 2, 2]
+    assert json.loads(committed["result"]) == {"how": "commits"}
+    assert json.loads(forgot["errors"])[0]["type"] == "NotCommitted"
+    await desk.heard.wait("job.done", 3)
+    # It is said what came of it, not what the handler believed.
+    assert [desk.heard.ends(job) for job in ids] == [
+        ["job.done"],
+        ["job.retried", "job.done"],
+        ["job.retried", "job.done"],
+    ]
+    assert not desk.heard.of("job.lost")
+
+
+async def test_who_lost_the_job_cannot_complete_it(desk: Desk, dsn: str) -> None:
+    import asyncpg
+
+    lost: list[BaseException] = []
+
+    @desk.task()
+    async def booking(ctx: Any) -> None:
+        conn = await asyncpg.connect(dsn)
+        try:
+            await conn.execute("UPDATE taskd.job SET fence = fence + 1, worker_id = 42")
+            async with conn.transaction():
+                await conn.execute("CREATE TABLE effect ()")
+                await ctx.complete(conn)
+        except LeaseLost as error:
+            lost.append(error)
+            raise
+        finally:
+            await conn.close()
+
+    await desk.other_worker(42)
+    (job,) = await desk.enqueue(booking.job())
+    await desk.start()
+    await desk.heard.wait("job.lost", job_id=job)
+    assert lost
+    assert not await desk.sql.fetchval("SELECT to_regclass('effect')")
+    assert (await desk.row(job))["worker_id"] == 42
+
+
+async def test_a_running_job_is_cancelled_from_sql(desk: Desk) -> None:
+    @desk.task()
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    @desk.task(backoff=NOW)
+    async def fails_when_told() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("on its way out")
+
+    ids = await desk.enqueue(waits.job(), fails_when_told.job())
+    worker = await desk.start()
+    worker.worker._reconciler.every_s = 0.1
+    await until(lambda: worker.worker._runners[0].running == 2)
+    assert set((await jobs.cancel(desk.lane, ids, "no more")).values()) == {"running"}
+    rows = await desk.settled(*ids)
+    assert {(row["state"], row["reason"]) for row in rows} == {("cancelled", "cancel asked")}
+
+
+async def test_a_cancel_that_races_with_the_end_has_one_outcome(desk: Desk) -> None:
+    go = asyncio.Event()
+
+    @desk.task(backoff=NOW)
+    async def ends(n: int) -> None:
+        await go.wait()
+        if n % 2:
+            raise ValueError("again")
+
+    ids = await desk.enqueue(*(ends.job(n) for n in range(40)))
+    worker = await desk.start(concurrency=40)
+    await until(lambda: worker.worker._runners[0].running == 40)
+    cancelling = asyncio.create_task(jobs.cancel(desk.lane, ids, "no more"))
+    go.set()
+    answer = await cancelling
+    rows = await desk.settled(*ids)
+    for row in rows:
+        if row["id"] in answer and int(row["args"].split(":")[1].strip(" }")) % 2:
+            assert row["state"] == "cancelled"
+    assert {row["state"] for row in rows} <= {"done", "cancelled"}

@@ -1,0 +1,241 @@
+"""Claiming: how much, in which order, how soon, and what is not claimed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from taskd.core.job import NewJob
+from taskd.store import queues
+from taskd.worker import upkeep
+from tests.worker.conftest import Desk, until
+
+TERMINATE = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = $1
+"""
+RUNNING = "SELECT count(*) FROM taskd.job WHERE worker_id = $1"
+
+
+async def test_slow_jobs_are_not_hoarded(desk: Desk) -> None:
+    @desk.task()
+    async def slow() -> None:
+        await asyncio.sleep(0.2)
+
+    await desk.enqueue(*(slow.job() for _ in range(200)))
+    worker = await desk.start(concurrency=20)
+    most = 0
+
+    async def finished() -> bool:
+        nonlocal most
+        most = max(most, await desk.sql.fetchval(RUNNING, worker.worker._lease.worker_id))
+        return len(desk.heard.of("job.done")) == 200
+
+    await until(finished)
+    # 20 run; those that ended are not written at once, and 100 jobs per second allow 5 ahead.
+    assert most <= 20 + 20 + 10
+    assert not desk.heard.of("job.released")
+    assert all(had["batch"] <= 30 for had in desk.heard.of("queue.claimed"))
+
+
+async def test_two_workers_share_slow_jobs_evenly(desk: Desk) -> None:
+    @desk.task()
+    async def slow() -> None:
+        await asyncio.sleep(0.05)
+
+    @desk.task(queue="plain")
+    def slow_in_a_thread() -> None:
+        time.sleep(0.02)
+
+    one = await desk.start(concurrency=10, threads=4)
+    two = await desk.start(concurrency=10, threads=4)
+    ids = await desk.enqueue(
+        *(slow.job() for _ in range(300)), *(slow_in_a_thread.job() for _ in range(200))
+    )
+    rows = await desk.settled(*ids)
+    for task, all_of_them in (("slow", 300), ("slow_in_a_thread", 200)):
+        mine = [
+            row
+            for row in rows
+            if row["task"] == task and row["worker_id"] == one.worker._lease.worker_id
+        ]
+        assert 0.3 * all_of_them < len(mine) < 0.7 * all_of_them
+    assert two.worker.limits == {"default": 10, "plain": 4}
+
+
+async def test_urgent_jobs_come_first_and_then_the_older_ones(desk: Desk) -> None:
+    order: list[int] = []
+
+    @desk.task()
+    async def notes(n: int) -> None:
+        order.append(n)
+        await asyncio.sleep(0)
+
+    def job(n: int, priority: int) -> NewJob:
+        return NewJob("notes", f'{{"n": {n}}}', "default", priority=priority)
+
+    await desk.enqueue(job(5, 200), job(3, 100), job(4, 100), job(1, -5))
+    ids = await desk.enqueue(job(6, 200), job(2, 1))
+    await desk.start(concurrency=1)
+    await desk.settled(*ids)
+    await until(lambda: len(order) == 6)
+    assert order == [1, 2, 3, 4, 5, 6]
+
+
+async def test_each_queue_has_its_own_concurrency(desk: Desk) -> None:
+    running = {"one": 0, "two": 0}
+    most = dict(running)
+
+    @desk.task(queue="one")
+    async def works(queue: str) -> None:
+        running[queue] += 1
+        most[queue] = max(most[queue], running[queue])
+        await asyncio.sleep(0.02)
+        running[queue] -= 1
+
+    ids = await desk.enqueue(
+        *(
+            NewJob("works", f'{{"queue": "{queue}"}}', queue)
+            for queue in ("one", "two")
+            for _ in range(40)
+        )
+    )
+    worker = await desk.start(queues=("one:2", "two:7"))
+    assert worker.worker.limits == {"one": 2, "two": 7}
+    await desk.settled(*ids)
+    assert most == {"one": 2, "two": 7}
+
+
+async def test_a_paused_queue_rests_and_resumes_at_once(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    @desk.task(queue="other")
+    async def beside() -> None: ...
+
+    await queues.pause(desk.lane, ["default"], None, "maintenance")
+    job, witness = await desk.enqueue(quick.job(), beside.job())
+    await desk.start(poll_s=60)
+    await desk.settled(witness)
+    await desk.heard.wait("queue.claimed", queue="default", count=0)
+    assert (await desk.row(job))["state"] == "queued"
+    began = time.monotonic()
+    await queues.resume(desk.lane, ["default"])
+    await desk.settled(job)
+    assert time.monotonic() - began < 0.7
+
+
+async def idle(desk: Desk, queue: str = "default") -> None:
+    """Wait until the consumer has found nothing twice, and polls slowly."""
+    await desk.heard.wait("queue.claimed", 2, queue=queue)
+
+
+async def test_an_enqueued_job_wakes_an_idle_worker(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    await desk.start(poll_s=60)
+    await idle(desk)
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        (job,) = await desk.enqueue(quick.job())
+        await desk.heard.wait("job.done", job_id=job)
+        took.append(time.monotonic() - began)
+    assert sorted(took)[2] < 0.3
+
+
+async def test_without_any_ring_jobs_are_found_by_polling(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    await desk.start(poll_s=0.3)
+    await idle(desk)
+    job = await desk.sql.fetchval(
+        "INSERT INTO taskd.job (queue, task) VALUES ('default', 'quick') RETURNING id"
+    )
+    await desk.settled(job)
+
+
+async def test_listening_has_a_dsn_of_its_own_and_polling_does_without(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    await desk.start(poll_s=0.3, listen_dsn="postgresql://nobody@127.0.0.1:1/nothing")
+    (job,) = await desk.enqueue(quick.job())
+    await desk.settled(job)
+    assert await desk.heard.wait("listener.lost")
+    assert not desk.heard.of("listener.connected")
+    assert not desk.heard.of("service.crashed")
+
+
+async def test_a_lost_listener_is_made_again_and_nothing_is_missed(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    await desk.start(poll_s=60)
+    await idle(desk)
+    assert await desk.sql.fetchval(TERMINATE, "taskd listen taskd_default") == 1
+    # Without a ring: the new listener looks by itself.
+    job = await desk.sql.fetchval(
+        "INSERT INTO taskd.job (queue, task) VALUES ('default', 'quick') RETURNING id"
+    )
+    await desk.heard.wait("listener.lost")
+    await desk.heard.wait("listener.connected", 2)
+    await desk.settled(job)
+    (job,) = await desk.enqueue(quick.job())
+    await desk.settled(job)
+
+
+async def test_scheduled_jobs_and_retries_come_in_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due: dict[int, float] = {}
+    late: dict[int, float] = {}
+
+    @desk.task()
+    async def notes(ctx: Any) -> None:
+        late[ctx.job_id] = time.time() - due[ctx.job_id]
+
+    monkeypatch.setattr(upkeep, "TIMER_S_MAX", 30.0)
+    await desk.start(poll_s=60)
+    await idle(desk)
+    delays = (0.3, 0.9, 0.6)
+    for delay in delays:
+        began = time.time()
+        (job,) = await desk.enqueue(notes.job().after(delay))
+        due[job] = began + delay
+    await desk.settled(*due)
+    assert max(late.values()) < 0.5
+    assert min(late.values()) > -0.05
+
+
+async def test_jobs_that_others_are_promoting_do_not_make_it_spin(desk: Desk, other: Any) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    (job,) = await desk.enqueue(quick.job().after(0.2))
+    worker = await desk.start()
+    looks = 0
+    fetch = worker.worker._upkeep.fetch
+
+    async def counted(name: str, *args: Any) -> Any:
+        nonlocal looks
+        looks += name == "next_due"
+        return await fetch(name, *args)
+
+    async with other.transaction():
+        await other.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", job)
+        await until(
+            lambda: other.fetchval(
+                "SELECT run_at < clock_timestamp() FROM taskd.job WHERE id = $1", job
+            )
+        )
+        worker.worker._upkeep.fetch = counted  # type: ignore[method-assign]
+        began = time.monotonic()
+        await until(lambda: looks >= 6)
+        assert time.monotonic() - began > 0.1
+    await desk.settled(job)

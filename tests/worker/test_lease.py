@@ -1,0 +1,231 @@
+"""Leases: who is dead, who is only cut off, and what becomes of the jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from taskd.errors import StoreUnavailable
+from taskd.store import workers
+from taskd.store.statements import statement
+from taskd.store.translate import Silence
+from taskd.worker import lease as leases
+from taskd.worker.lease import is_gone, process_started
+from tests.worker.conftest import Desk, until
+
+BURY = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
+MINE = """
+UPDATE taskd.job
+SET state = 'running', worker_id = $1, fence = 1, attempt = 1, started_at = now()
+"""
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
+    runs: list[tuple[int, int]] = []
+    ended = []
+
+    @desk.task()
+    async def waits(ctx: Any) -> int:
+        runs.append((ctx.job_id, ctx.fence))
+        if ctx.fence == 1:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(ctx.job_id)
+        return int(ctx.fence)
+
+    @desk.task()
+    async def quick() -> None: ...
+
+    ids = await desk.enqueue(*(waits.job() for _ in range(3)))
+    worker = await desk.start(lease_s=2.0)
+    first = worker.worker._lease.worker_id
+    await until(lambda: len(runs) == 3)
+    async with desk.sql.transaction():
+        await desk.sql.execute(BURY, first)
+        await desk.sql.fetch(statement("rescue_jobs").text, 1000, 3)
+    await desk.heard.wait("worker.buried", worker_id=str(first))
+    await desk.heard.wait("worker.started", 2)
+    second = worker.worker._lease.worker_id
+    assert second != first
+    rows = await desk.settled(*ids)
+    assert sorted(ended) == ids
+    assert sorted(runs) == sorted([(job, fence) for job in ids for fence in (1, 2)])
+    assert {(row["state"], row["worker_id"], row["crashes"], row["result"]) for row in rows} == {
+        ("done", second, 1, "2")
+    }
+    assert json.loads(rows[0]["errors"])[0]["type"] == "WorkerLost"
+    assert {had["job_id"] for had in desk.heard.of("job.lost")} == set(ids)
+    assert len(desk.heard.of("worker.buried")) == 1
+    assert not desk.heard.of("worker.fenced")
+    (job,) = await desk.enqueue(quick.job())
+    await desk.settled(job)
+    assert await worker.stop() == 0
+    assert not await desk.sql.fetchval("SELECT count(*) FROM taskd.worker WHERE died_at IS NULL")
+
+
+async def test_a_rebirth_that_fails_is_tried_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    worker = await desk.start(lease_s=1.0)
+    register, tries = workers.register, []
+
+    async def lossy(*args: Any) -> None:
+        tries.append(args[1].id)
+        await register(*args)
+        if len(tries) == 1:
+            raise Silence("no answer")
+
+    monkeypatch.setattr(workers, "register", lossy)
+    await desk.sql.execute(BURY, worker.worker._lease.worker_id)
+    await until(lambda: worker.worker._lease.trusted and len(tries) == 2)
+    assert len(set(tries)) == 2
+    (job,) = await desk.enqueue(quick.job())
+    (row,) = await desk.settled(job)
+    assert row["worker_id"] == tries[1]
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silence", "outage"])
+async def test_only_silence_fences(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def waits(ctx: Any) -> int:
+        await go.wait()
+        return int(ctx.attempt)
+
+    (job,) = await desk.enqueue(waits.job())
+    worker = await desk.start(lease_s=1.5)
+    await until(lambda: worker.worker._runners[0].running)
+    beat, down = workers.beat, asyncio.Event()
+    down.set()
+
+    async def unheard(*args: Any, **named: Any) -> bool:
+        if not down.is_set():
+            return await beat(*args, **named)
+        raise Silence("no answer") if silent else StoreUnavailable("connection refused")
+
+    monkeypatch.setattr(workers, "beat", unheard)
+    await until(lambda: not worker.worker._lease.trusted)
+    if silent:
+        await desk.heard.wait("worker.fenced")
+        # Given back before anybody could bury it, and the attempt does not count.
+        row = await desk.state(job, "queued")
+        assert (row["attempt"], row["interrupts"], row["worker_id"]) == (0, 1, None)
+    else:
+        ticks = worker.worker._pulse.ticked
+        await until(lambda: worker.worker._pulse.ticked > ticks + 0.3)
+        assert worker.worker._runners[0].running == 1
+        assert not desk.heard.of("worker.fenced")
+    down.clear()
+    go.set()
+    (row,) = await desk.settled(job)
+    assert (row["result"], row["crashes"], row["fence"]) == ("1", 0, 2 if silent else 1)
+
+
+async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Desk) -> None:
+    @desk.task()
+    async def quick(ctx: Any) -> None: ...
+
+    await desk.other_worker(42, pid=dead_pid(), lease_s=3600)
+    await desk.other_worker(43, pid=os.getpid(), lease_s=3600)
+    await desk.other_worker(44, lease_s=0.0)
+    (job,) = await desk.enqueue(quick.job())
+    await desk.sql.execute(MINE, 42)
+    await desk.start()
+    (row,) = await desk.settled(job)
+    assert (row["state"], row["crashes"], row["attempt"], row["fence"]) == ("done", 1, 2, 2)
+    (buried,) = desk.heard.of("workers.buried")
+    assert buried["proof"] == "its process has ended"
+    # A neighbour that lives, and a stranger before we ourselves have been steady for a lease.
+    alive = await desk.sql.fetch(
+        "SELECT id FROM taskd.worker WHERE died_at IS NULL AND id < 100 ORDER BY id"
+    )
+    assert [row[0] for row in alive] == [43, 44]
+
+
+async def test_a_silent_stranger_is_buried_by_who_has_been_steady(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    await desk.other_worker(44, lease_s=0.0)
+    (job,) = await desk.enqueue(quick.job())
+    await desk.sql.execute(MINE, 44)
+    await desk.start(lease_s=1.0)
+    (row,) = await desk.settled(job)
+    assert (row["state"], row["crashes"]) == ("done", 1)
+    assert [had["proof"] for had in desk.heard.of("workers.buried")] == ["its lease ran out"]
+
+
+async def test_a_pill_ends_and_the_suspects_run_one_at_a_time(desk: Desk) -> None:
+    running, most = 0, 0
+    release = asyncio.Event()
+
+    @desk.task()
+    async def suspect() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+
+    @desk.task()
+    async def fills() -> None:
+        await release.wait()
+
+    await desk.other_worker(42, pid=dead_pid(), lease_s=3600)
+    suspects = await desk.enqueue(*(suspect.job() for _ in range(10)))
+    await desk.sql.execute(MINE, 42)
+    await desk.sql.execute("UPDATE taskd.job SET crashes = 2 WHERE id = $1", suspects[4])
+    fillers = await desk.enqueue(*(fills.job() for _ in range(30)))
+    # They find a place although the queue is full for ever.
+    worker = await desk.start(concurrency=5)
+    rows = await desk.settled(*suspects)
+    pill = rows.pop(4)
+    assert (pill["state"], pill["reason"], pill["crashes"]) == ("failed", "crashed", 3)
+    assert {(row["state"], row["crashes"]) for row in rows} == {("done", 1)}
+    assert most == 1
+    assert worker.worker._runners[0].running == 5
+    release.set()
+    await desk.settled(*fillers)
+
+
+def test_who_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(pid: int, started: int) -> workers.Other:
+        return workers.Other(1, pid, started, neighbour=True, silent=False)
+
+    me = process_started(os.getpid())
+    assert me is not None
+    assert me > 0
+    assert not is_gone(other(os.getpid(), me))
+    assert not is_gone(other(os.getpid(), 0))
+    assert is_gone(other(os.getpid(), me + 1))
+    assert is_gone(other(dead_pid(), me))
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(other(zombie.pid, process_started(zombie.pid) or 1))
+    zombie.wait()
+
+    def hidden(*_: Any, **__: Any) -> str:
+        raise FileNotFoundError
+
+    # /proc mounted with hidepid shows nothing of other users: that proves nothing.
+    monkeypatch.setattr(leases.Path, "read_text", hidden)
+    assert not is_gone(other(os.getpid(), me))
