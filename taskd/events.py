@@ -297,11 +297,6 @@ def task_replaced(name: str, by: str) -> None:
 # The database.
 
 
-def store_lost(error: str) -> None:
-    """PostgreSQL cannot be reached; finished work is kept and written later."""
-    _emit("store.lost", "warning", error=error)
-
-
 def store_back(outage_s: float) -> None:
     """PostgreSQL answers again."""
     _emit("store.back", "info", outage_s=round(outage_s, 1))

@@ -142,7 +142,7 @@ class Mailer:
         return refused or {}
 
     def _message_id(self, ctx: Context, *content: str | list[str]) -> str:
-        # Jobs of two databases may share a key, but hardly also what they say.
+        # Two databases made from one dump share their keys, but hardly also what the mails say.
         made_of = repr((ctx.idempotency_key, *content)).encode("utf-8", "backslashreplace")
         digest = hashlib.sha256(made_of).hexdigest()[:32]
         return f"<{digest}@{self._sender.address.rpartition('@')[2]}>"

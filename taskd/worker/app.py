@@ -12,10 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from taskd import events
+from taskd.config import Settings
 from taskd.core import registry as registries
+from taskd.core.job import check_queue
 from taskd.core.registry import Registry
 from taskd.core.task import Task
-from taskd.errors import AppError
+from taskd.errors import AppError, ConfigError, InvalidJob
 
 BUILT_IN_APP = "taskd"
 
@@ -54,6 +56,36 @@ def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> R
         elif own is not task:
             events.task_replaced(task.name, f"{own.handler.__module__}.{own.handler.__qualname__}")
     return registry
+
+
+def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
+    """Queue names and how many attempts each may run: `--queue email --queue reports:4`.
+
+    Raises:
+        ConfigError: a name or a number is wrong, or there is nothing to serve.
+    """
+    if not len(registry):
+        raise ConfigError(
+            "there are no tasks to run: name your module with --app, or set TASKD_SMTP_HOST to "
+            "turn the built-in send_email on"
+        )
+    limits: dict[str, int] = {}
+    for text in settings.queues or sorted({task.queue for task in registry}):
+        name, _, number = text.partition(":")
+        try:
+            limit = int(number) if number else settings.concurrency
+        except ValueError:
+            limit = 0
+        if not 1 <= limit <= 10_000:
+            raise ConfigError(f"queue {text!r}: write name or name:concurrency, from 1 to 10000")
+        try:
+            limits[check_queue(name)] = limit
+        except InvalidJob as error:
+            raise ConfigError(str(error)) from None
+        # What waits here for a thread could run in another worker's.
+        if {task.is_async for task in registry if task.queue == name} == {False}:
+            limits[name] = min(limit, settings.threads)
+    return limits
 
 
 def _import(name: str) -> ModuleType:

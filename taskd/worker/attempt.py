@@ -130,16 +130,26 @@ class Attempt:
 class AttemptContext:
     """What a handler gets as `ctx`; the promises are in taskd.Context."""
 
-    __slots__ = ("_job", "completed", "deadline", "max_attempts", "resources", "stopping")
+    __slots__ = (
+        "_job",
+        "completed",
+        "deadline",
+        "idempotency_key",
+        "max_attempts",
+        "resources",
+        "stopping",
+    )
 
     def __init__(
         self,
         job: Job,
+        idempotency_key: str,
         max_attempts: int,
         deadline: float | None,
         resources: Mapping[str, Any],
     ) -> None:
         self._job = job
+        self.idempotency_key = idempotency_key
         self.max_attempts = max_attempts
         self.deadline = deadline
         self.resources = resources
@@ -170,11 +180,6 @@ class AttemptContext:
     def fence(self) -> int:
         """This attempt's token: grows with every claim of the job."""
         return self._job.fence
-
-    @property
-    def idempotency_key(self) -> str:
-        """The same for every attempt of the job, and for no other job."""
-        return str(self._job.id)
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None without one."""

@@ -41,6 +41,7 @@ class Shared:
     Attributes:
         threads: where plain `def` handlers run, and how many of them at the same time.
         cancel_s: seconds that a cancelled attempt may take to end.
+        database_key: tells this database from others, for idempotency keys.
         resources: what the app made when the worker started.
         suspect_ended: called when a job of the slow lane has ended.
     """
@@ -52,6 +53,7 @@ class Shared:
     threads: Executor
     thread_slots: asyncio.Semaphore
     cancel_s: float
+    database_key: str = ""
     resources: Mapping[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
 
@@ -60,8 +62,8 @@ class Runner:
     """Runs claimed jobs, `limit` at a time.
 
     Attributes:
-        ended: attempts that have ended here, and `waited_s` how long those took that waited for
-        something: for measuring the rate.
+        ended: attempts that have ended here, for measuring the rate.
+        waited_s: how long those took that waited for something, in all.
         room: set whenever something ended, so that the consumer may claim again.
     """
 
@@ -196,6 +198,7 @@ class Runner:
                 timeout_s = job.timeout_s or task.timeout_s
                 context = AttemptContext(
                     job,
+                    f"{self._shared.database_key}-{job.id}",
                     outcome.attempts_limit(job, task),
                     None if timeout_s is None else began + timeout_s,
                     self._shared.resources,

@@ -17,6 +17,8 @@ from taskd.config import Settings
 from taskd.core.registry import Registry
 from taskd.store.database import Database
 from taskd.store.statements import statement
+from taskd.worker.assembly import Assembly
+from taskd.worker.lease import Lease, Pulse
 from taskd.worker.worker import Worker
 
 ROWS = 50_000
@@ -109,9 +111,11 @@ async def test_all_of_a_workers_lanes_leave_the_planner_no_choice(database: Data
     async def any_task() -> None: ...
 
     worker = Worker(Settings(), registry, database)
-    worker._assemble()
-    worker._threads.shutdown()
-    for lane in worker._lanes:
+    parts = Assembly(
+        worker.settings, registry, database, worker.limits, Lease(30.0), Pulse(), lambda: None
+    )
+    parts.threads.shutdown()
+    for lane in parts.lanes:
         assert PLANS.items() <= lane._settings.items(), lane._purpose
 
 

@@ -10,7 +10,7 @@ from taskd.core.job import Job
 from taskd.store import jobs, workers
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
-from taskd.worker.worker import PLANS
+from taskd.worker.assembly import PLANS
 from tests.store.helpers import (
     DONE,
     FAILED,

@@ -56,7 +56,7 @@ async def test_outcomes_are_written_in_batches_while_others_wait(desk: Desk) -> 
 
     ids = await desk.enqueue(*(waits.job() for _ in range(100)))
     worker = await desk.start(concurrency=100)
-    await until(lambda: worker.worker._runners[0].running == 100)
+    await until(lambda: worker.worker.parts.runners[0].running == 100)
     go.set()
     await desk.settled(*ids)
     written = await desk.heard.wait("acks.written")
@@ -111,7 +111,7 @@ async def test_a_refused_outcome_harms_its_own_job_only(
     monkeypatch.setattr(outcome, "settle", poisoned)
     ids = await desk.enqueue(*(returns.job(n == 37) for n in range(100)))
     worker = await desk.start(concurrency=100)
-    await until(lambda: worker.worker._runners[0].running == 100)
+    await until(lambda: worker.worker.parts.runners[0].running == 100)
     go.set()
     rows = await desk.settled(*ids)
     odd = rows.pop(37)
@@ -133,12 +133,12 @@ async def test_an_ack_whose_reply_was_lost_counts_as_written(desk: Desk) -> None
         return 1
 
     worker = await desk.start()
-    lane = worker.worker._acks
+    lane = worker.worker.parts.acks
     meddle(lane, "ack_done", once_silent())
     meddle(lane, "ack_settled", once_silent())
     ids = await desk.enqueue(quick.job(), settles.job("retry"), settles.job("done"), quick.job())
     await desk.heard.wait("store.back")
-    await until(lambda: not worker.worker._acker.backlog)
+    await until(lambda: not worker.worker.parts.acker.backlog)
     assert (await desk.row(ids[1]))["state"] == "scheduled"
     rows = await desk.settled(ids[0], ids[2], ids[3])
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
@@ -152,10 +152,10 @@ async def test_it_counts_as_written_without_a_history_too(desk: Desk) -> None:
 
     worker = await desk.start()
     await desk.sql.execute("UPDATE taskd.queue SET keep_done_s = 0")
-    meddle(worker.worker._acks, "ack_done", once_silent())
+    meddle(worker.worker.parts.acks, "ack_done", once_silent())
     await desk.enqueue(quick.job())
     await desk.heard.wait("store.back")
-    await until(lambda: not worker.worker._acker.backlog)
+    await until(lambda: not worker.worker.parts.acker.backlog)
     assert not await desk.states()
     assert not desk.heard.of("job.lost")
 
@@ -176,7 +176,7 @@ async def test_an_ack_after_the_job_was_taken_over_changes_nothing(desk: Desk) -
 
     ids = await desk.enqueue(waits.job(), done.job())
     worker = await desk.start()
-    await until(lambda: worker.worker._runners[0].running == 2)
+    await until(lambda: worker.worker.parts.runners[0].running == 2)
     # Somebody else has rescued and claimed them.
     await desk.other_worker(42)
     await desk.sql.execute("UPDATE taskd.job SET worker_id = 42, fence = fence + 1")
@@ -206,8 +206,8 @@ async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang
 
     monkeypatch.setattr(jobs, "ack_done", down)
     await desk.enqueue(*(quick.job() for _ in range(3000)))
-    await until(lambda: worker.worker._acker.backlog >= 50)
-    assert worker.worker._acker.backlog < 50 + 1000
+    await until(lambda: worker.worker.parts.acker.backlog >= 50)
+    assert worker.worker.parts.acker.backlog < 50 + 1000
     stopping = asyncio.create_task(worker.stop())
     await desk.heard.wait("worker.draining")
     back.set()
@@ -245,11 +245,11 @@ async def test_rows_of_a_lost_claim_come_back_unharmed(
         return int(ctx.attempt)
 
     worker = await desk.start(statement_timeout_s=0.5, poll_s=60)
-    reconciler = worker.worker._reconciler
+    reconciler = worker.worker.parts.reconciler
     reconciler.every_s = 0.1
     reconciler._grace_s = 1.0
     await idle(desk)  # no claim is under way that would be answered
-    meddle(worker.worker._claims, "claim_jobs", once_silent())
+    meddle(worker.worker.parts.claims, "claim_jobs", once_silent())
     ids = await desk.enqueue(*(quick.job() for _ in range(3)))
     rows = await desk.settled(*ids)
     assert {(row["attempt"], row["fence"], row["result"]) for row in rows} == {(1, 2, "1")}
@@ -340,8 +340,8 @@ async def test_a_running_job_is_cancelled_from_sql(desk: Desk) -> None:
 
     ids = await desk.enqueue(waits.job(), fails_when_told.job())
     worker = await desk.start()
-    worker.worker._reconciler.every_s = 0.1
-    await until(lambda: worker.worker._runners[0].running == 2)
+    worker.worker.parts.reconciler.every_s = 0.1
+    await until(lambda: worker.worker.parts.runners[0].running == 2)
     assert set((await jobs.cancel(desk.lane, ids, "no more")).values()) == {"running"}
     rows = await desk.settled(*ids)
     assert {(row["state"], row["reason"]) for row in rows} == {("cancelled", "cancel asked")}
@@ -358,7 +358,7 @@ async def test_a_cancel_that_races_with_the_end_has_one_outcome(desk: Desk) -> N
 
     ids = await desk.enqueue(*(ends.job(n) for n in range(40)))
     worker = await desk.start(concurrency=40)
-    await until(lambda: worker.worker._runners[0].running == 40)
+    await until(lambda: worker.worker.parts.runners[0].running == 40)
     cancelling = asyncio.create_task(jobs.cancel(desk.lane, ids, "no more"))
     go.set()
     answer = await cancelling

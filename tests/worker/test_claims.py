@@ -220,7 +220,7 @@ async def test_jobs_that_others_are_promoting_do_not_make_it_spin(desk: Desk, ot
     (job,) = await desk.enqueue(quick.job().after(0.2))
     worker = await desk.start()
     looks = 0
-    fetch = worker.worker._upkeep.fetch
+    fetch = worker.worker.parts.upkeep.fetch
 
     async def counted(name: str, *args: Any) -> Any:
         nonlocal looks
@@ -234,7 +234,7 @@ async def test_jobs_that_others_are_promoting_do_not_make_it_spin(desk: Desk, ot
                 "SELECT run_at < clock_timestamp() FROM taskd.job WHERE id = $1", job
             )
         )
-        worker.worker._upkeep.fetch = counted  # type: ignore[method-assign]
+        worker.worker.parts.upkeep.fetch = counted  # type: ignore[method-assign]
         began = time.monotonic()
         await until(lambda: looks >= 6)
         assert time.monotonic() - began > 0.1

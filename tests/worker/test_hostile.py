@@ -220,7 +220,7 @@ async def test_the_hostile_mix_is_settled_once_and_harms_nobody(desk: Desk) -> N
     # The worker is as good as new.
     (last,) = await desk.enqueue(canary.job(True))
     await desk.settled(last)
-    await until(lambda: all(runner.idle for runner in worker.worker._runners))
+    await until(lambda: all(runner.idle for runner in worker.worker.parts.runners))
     assert await worker.stop() == 0
 
 
@@ -300,7 +300,7 @@ async def test_who_ignores_the_cancellation_is_abandoned_and_not_run_again_besid
         assert len(starts) == 1
         assert (await desk.state(job, "scheduled"))["attempt"] == 1
         release.set()
-        await until(lambda: not worker.worker._runners[0].abandoned)
+        await until(lambda: not worker.worker.parts.runners[0].abandoned)
         await desk.sql.execute("UPDATE taskd.job SET run_at = now()")
         await desk.enqueue(quick.job())
         (row,) = await desk.settled(job)

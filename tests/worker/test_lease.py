@@ -113,7 +113,7 @@ async def test_only_silence_fences(
 
     (job,) = await desk.enqueue(waits.job())
     worker = await desk.start(lease_s=1.5)
-    await until(lambda: worker.worker._runners[0].running)
+    await until(lambda: worker.worker.parts.runners[0].running)
     beat, down = workers.beat, asyncio.Event()
     down.set()
 
@@ -132,7 +132,7 @@ async def test_only_silence_fences(
     else:
         ticks = worker.worker._pulse.ticked
         await until(lambda: worker.worker._pulse.ticked > ticks + 0.3)
-        assert worker.worker._runners[0].running == 1
+        assert worker.worker.parts.runners[0].running == 1
         assert not desk.heard.of("worker.fenced")
     down.clear()
     go.set()
@@ -202,7 +202,7 @@ async def test_a_pill_ends_and_the_suspects_run_one_at_a_time(desk: Desk) -> Non
     assert (pill["state"], pill["reason"], pill["crashes"]) == ("failed", "crashed", 3)
     assert {(row["state"], row["crashes"]) for row in rows} == {("done", 1)}
     assert most == 1
-    assert worker.worker._runners[0].running == 5
+    assert worker.worker.parts.runners[0].running == 5
     release.set()
     await desk.settled(*fillers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -90,6 +91,8 @@ async def test_the_context_says_everything(desk: Desk) -> None:
     first, second = said["asks"], said["asks_in_a_thread"]
     assert 0 < first.pop("remaining_s") <= 60
     assert before + 60 < first.pop("deadline") < time.monotonic() + 60
+    # The same for every attempt, and another in every database.
+    assert re.fullmatch(rf"[0-9a-f]{{8,}}-{one}", first.pop("idempotency_key"))
     assert first == {
         "job_id": one,
         "task": "asks",
@@ -97,7 +100,6 @@ async def test_the_context_says_everything(desk: Desk) -> None:
         "attempt": 2,
         "max_attempts": 7,
         "fence": 2,
-        "idempotency_key": str(one),
         "stopping": False,
         "resources": {},
     }

@@ -18,8 +18,8 @@ from taskd.core.registry import Registry
 from taskd.errors import AppError, ConfigError
 from taskd.store import queues
 from taskd.worker import consumer, upkeep
+from taskd.worker.app import queue_limits
 from taskd.worker.slow_lane import SlowLane
-from taskd.worker.worker import queue_limits
 from tests.worker.conftest import Desk, Heard, until
 
 
@@ -256,7 +256,7 @@ async def test_a_stop_gives_back_what_was_not_started_and_lets_the_rest_end(desk
         *(waits.job() for _ in range(4)), never_ends.job(), *(waits.job() for _ in range(20))
     )
     worker = await desk.start(concurrency=5, drain_s=0.5)
-    runner = worker.worker._runners[0]
+    runner = worker.worker.parts.runners[0]
     await until(lambda: runner.running == 5)
     assert await worker.stop() == 0
     states = await desk.states()
@@ -275,7 +275,7 @@ async def test_a_claim_in_flight_at_the_stop_is_given_back(desk: Desk) -> None:
     worker = await desk.start(poll_s=60)
     await desk.heard.wait("queue.claimed", 2)
     reached, go = asyncio.Event(), asyncio.Event()
-    fetch = worker.worker._claims.fetch
+    fetch = worker.worker.parts.claims.fetch
 
     async def slowly(name: str, *args: Any) -> Any:
         rows = await fetch(name, *args)
@@ -284,7 +284,7 @@ async def test_a_claim_in_flight_at_the_stop_is_given_back(desk: Desk) -> None:
             await go.wait()
         return rows
 
-    worker.worker._claims.fetch = slowly  # type: ignore[method-assign]
+    worker.worker.parts.claims.fetch = slowly  # type: ignore[method-assign]
     ids = await desk.enqueue(*(quick.job() for _ in range(7)))
     await reached.wait()
     stopping = asyncio.create_task(worker.stop())
@@ -334,12 +334,12 @@ async def test_a_reload_changes_limits_and_drain_times(desk: Desk) -> None:
     told: list[Any] = [replace(inner.settings, concurrency=6, cancel_s=0.25)]
     inner._reload = lambda: told[0]
     await desk.enqueue(*(waits.job() for _ in range(12)))
-    await until(lambda: inner._runners[0].running == 1)
+    await until(lambda: inner.parts.runners[0].running == 1)
     os.kill(os.getpid(), signal.SIGHUP)
     (said,) = await desk.heard.wait("worker.reloaded")
     assert said["queues"] == {"default": 6}
     assert inner._shared.cancel_s == 0.25
-    await until(lambda: inner._runners[0].running == 6)
+    await until(lambda: inner.parts.runners[0].running == 6)
 
     def wrong() -> Settings:
         raise ConfigError("TASKD_CONCURRENCY: no number")
@@ -348,7 +348,7 @@ async def test_a_reload_changes_limits_and_drain_times(desk: Desk) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
     (said,) = await desk.heard.wait("service.crashed", service="reload")
     assert "TASKD_CONCURRENCY" in said["error"]
-    assert inner._runners[0].limit == 6
+    assert inner.parts.runners[0].limit == 6
 
 
 async def test_the_same_queue_twice_in_one_process(desk: Desk, heard: Heard) -> None:
@@ -386,7 +386,7 @@ async def test_a_job_claimed_again_while_it_runs_here_is_adopted(desk: Desk) -> 
 
     (job,) = await desk.enqueue(waits.job())
     worker = await desk.start()
-    await until(lambda: worker.worker._runners[0].running == 1)
+    await until(lambda: worker.worker.parts.runners[0].running == 1)
     # A failover to a standby that had not heard of the claim.
     await desk.sql.execute(
         "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 4, attempt = 0"
@@ -413,8 +413,8 @@ async def test_it_goes_on_while_all_its_connections_are_cut(desk: Desk) -> None:
             "current_database() AND application_name LIKE 'taskd %' "
             "AND application_name <> 'taskd desk'"
         )
-    worker.worker._reconciler.every_s = 0.1
-    worker.worker._reconciler._grace_s = 1.0
+    worker.worker.parts.reconciler.every_s = 0.1
+    worker.worker.parts.reconciler._grace_s = 1.0
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"], row["crashes"]) for row in rows} == {("done", 1, 0)}
     assert not desk.heard.of("job.lost")
