@@ -338,7 +338,7 @@ async def test_a_reload_changes_limits_and_drain_times(desk: Desk) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
     (said,) = await desk.heard.wait("worker.reloaded")
     assert said["queues"] == {"default": 6}
-    assert inner._shared.cancel_s == 0.25
+    assert inner.parts.shared.cancel_s == 0.25
     await until(lambda: inner.parts.runners[0].running == 6)
 
     def wrong() -> Settings:
