@@ -86,10 +86,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return EXIT_INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        # The reader has left, as `head` does. What is still buffered must not be written at exit.
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        return EXIT_BROKEN_PIPE  # the reader has left, as `head` does
     if isinstance(error, TaskdError):
         click.echo(f"taskd: {hide_password(str(error))}", err=True)
         return error.exit_code
@@ -152,4 +149,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    cli.main(prog_name="taskd")
+    try:
+        cli.main(prog_name="taskd")
+    finally:
+        _let_go_of_closed_streams()
+
+
+def _let_go_of_closed_streams() -> None:
+    """What is buffered for a reader that has left is dropped: at exit Python would end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from collections.abc import Coroutine
 from typing import Any
 
@@ -142,8 +143,9 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     if worker.report.left is not None:
         session.say(summary(worker.report.jobs, worker.report.left))
     if not await _nothing_is_left():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # its reader may have left
+                stream.flush()
         os._exit(code)
     return code
 
