@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import click
