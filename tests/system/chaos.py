@@ -24,6 +24,7 @@ from typing import Any
 
 import asyncpg
 
+from taskd import embedded
 from taskd.core.job import NewJob
 from taskd.store import jobs, migrations
 from taskd.store.database import Database, Lane
@@ -394,7 +395,8 @@ async def _main(plan: Plan, server: str, *, keep: bool) -> int:
     name = f"taskd_chaos_{os.getpid()}"
     admin = await asyncpg.connect(server)
     await admin.execute(f"CREATE DATABASE {name}")
-    dsn = f"{server.partition('?')[0].rsplit('/', 1)[0]}/{name}"
+    place, mark, query = server.partition("?")
+    dsn = f"{place.rsplit('/', 1)[0]}/{name}{mark}{query}"
     try:
         await migrations.migrate(Database({"dsn": dsn}))
         logs = Path(tempfile.mkdtemp(prefix="taskd-chaos-"))
@@ -425,12 +427,10 @@ def main() -> None:
     parser.add_argument(
         "--dsn",
         default=os.environ.get("TASKD_TEST_DSN"),
-        help="a server where databases may be created; TASKD_TEST_DSN by default",
+        help="a server where databases may be created: TASKD_TEST_DSN, else an embedded one",
     )
     parser.add_argument("--keep", action="store_true", help="keep the database")
     told = parser.parse_args()
-    if not told.dsn:
-        parser.error("name a server with --dsn or TASKD_TEST_DSN")
     seconds = told.minutes * 60
     plan = Plan(
         jobs=told.jobs,
@@ -444,7 +444,15 @@ def main() -> None:
         lease_s=told.lease,
         idle_within_s=600.0,
     )
-    sys.exit(asyncio.run(_main(plan, told.dsn, keep=told.keep)))
+    if told.dsn:
+        sys.exit(asyncio.run(_main(plan, told.dsn, keep=told.keep)))
+    with tempfile.TemporaryDirectory(prefix="taskd-chaos-") as home:
+        server = embedded.start(Path(home) / "pg")
+        try:
+            code = asyncio.run(_main(plan, server.dsn("postgres"), keep=False))
+        finally:
+            server.close(wait_s=30.0)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
