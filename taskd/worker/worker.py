@@ -29,6 +29,7 @@ UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
 RETIRE_S = 1.0
 EMPTY_CHECK_EVERY_S = 0.2
+EMPTY_CHECK_AT_LEAST_EVERY_S = 2.0
 
 # A connection each for claims, acks, upkeep and beats, and one now and then for the history.
 CONNECTIONS_BESIDE_LISTENERS = 5
@@ -241,10 +242,14 @@ class Worker:
 
     async def _watch_empty(self) -> None:
         """End when the queues hold nothing that this worker could run soon."""
+        delay_s = EMPTY_CHECK_EVERY_S
         while True:
-            await asyncio.sleep(EMPTY_CHECK_EVERY_S)
+            await asyncio.sleep(delay_s)
             if self.parts.acker.backlog or not all(runner.idle for runner in self.parts.runners):
+                delay_s = EMPTY_CHECK_EVERY_S
                 continue
+            # It reads every row of the queues, future ones too: less often while others work.
+            delay_s = min(delay_s * 2, EMPTY_CHECK_AT_LEAST_EVERY_S)
             try:
                 left = await workers.left(
                     self.parts.upkeep, list(self.limits), self.registry.names()
