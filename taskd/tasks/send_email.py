@@ -16,6 +16,7 @@ servers and readers can tell duplicates apart.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import socket
 from typing import Annotated, Any
@@ -166,6 +167,7 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
         raise
     try:
         refused = await _name_recipients(smtp, mail, last=last)
+        _heed_cancellation()
         await smtp.data(mail.content, timeout=CONTENT_TIMEOUT_S)
     except aiosmtplib.SMTPDataError as error:
         await _call_off(connection)
@@ -175,6 +177,17 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
         raise
     connection.clean = True
     return refused
+
+
+def _heed_cancellation() -> None:
+    """Raise the cancellation that a wait may have swallowed, while nobody has got the mail yet.
+
+    Before Python 3.12, asyncio.wait_for() drops one that comes as its future ends, and aiosmtplib
+    waits by it at every step.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> dict[str, str]:
