@@ -89,11 +89,14 @@ class Report:
             for row in self.pills
             if row["runs"] > MAX_CRASHES or (row["state"], row["reason"]) != ("failed", "crashed")
         ]
-        # Three blows of our own may meet one job: that is what its crash budget says.
+        # Three deaths of its workers may meet one job: that is what its crash budget says. Those of
+        # pills count when the pill was in its first, ordinary run; pills alone must not fail it.
         found += [
             _unexpected(row)
             for row in self.unexpected
-            if row["reason"] != "crashed" or row["pills"] or row["blows"] < MAX_CRASHES
+            if row["reason"] != "crashed"
+            or not row["blows"]
+            or row["blows"] + row["pills"] < MAX_CRASHES
         ]
         return found
 
