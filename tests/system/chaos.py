@@ -83,7 +83,13 @@ class Report:
     def problems(self) -> list[str]:
         """Everything that breaks a promise; empty when all is well."""
         found = [str(breach) for breach in self.verdict.breaches]
-        found += [f"a worker ended with {code} after SIGTERM" for code in self.exit_codes if code]
+        # Ended by the signal itself: it came before the worker had installed its handlers, and so
+        # before it had claimed anything.
+        found += [
+            f"a worker ended with {code} after SIGTERM"
+            for code in self.exit_codes
+            if code not in {0, -signal.SIGTERM}
+        ]
         found += [
             f"pill {row['id']} ran {row['runs']} times and ended {row['state']} ({row['reason']})"
             for row in self.pills
