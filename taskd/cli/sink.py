@@ -51,15 +51,16 @@ class Folder:
         return self.copies.total() - len(self.copies)
 
     def add(self, content: bytes) -> Path:
-        """Keep a mail; where."""
+        """Keep a mail; where. A run that is killed leaves no half of one."""
         self._number += 1
         file = self.path / f"{self._number:05}.eml"
-        file.write_bytes(content)
+        half = file.with_suffix(".part")
+        half.write_bytes(content)
+        half.rename(file)
         self._count(content[:HEAD_BYTES])
         return file
 
     def _count(self, head: bytes) -> None:
-        # A file that a killed run could not finish may have none; its mail was never acknowledged.
         found = _MESSAGE_ID.search(head)
         if found:
             self.copies[found[1].decode("ascii", "replace")] += 1
