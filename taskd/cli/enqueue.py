@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from taskd.cli.lines import Bar, Chunk, LineError, Progress, read_chunks
 from taskd.cli.output import count
-from taskd.cli.session import DURATION, MOMENT, QUEUE, Session, parse_moment, pass_session, run
-from taskd.config import parse_duration_s
-from taskd.core.job import PAYLOAD_BYTES_MAX, NewJob
-from taskd.errors import EnqueueError, InvalidArgs, InvalidJob, StoreUnavailable, TaskdError
+from taskd.cli.session import DURATION, MOMENT, QUEUE, Session, pass_session, run
+from taskd.errors import EnqueueError, InvalidArgs, StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:
     from taskd.client import Client
-
-# What one statement takes, whichever comes first; so much is held in memory.
-CHUNK_JOBS = 1000
-CHUNK_BYTES = 4 * 1024 * 1024
-# A payload at its limit may take six times its size when every character is escaped.
-LINE_BYTES_MAX = 8 * PAYLOAD_BYTES_MAX
 
 PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
 
@@ -126,55 +117,9 @@ def _decoded(name: str, text: str) -> Any:
         raise InvalidArgs(f"{name}: {text[:100]!r} is not JSON: {error}") from None
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One line of stdin. The arguments stay JSON text."""
-
-    task: str
-    args: msgspec.Raw = msgspec.Raw(b"{}")
-    queue: str | None = None
-    priority: int | None = None
-    run_at: str | None = None
-    delay_s: float | None = None
-    in_: str | None = msgspec.field(default=None, name="in")
-    max_attempts: int | None = None
-    timeout_s: float | None = None
-
-    def job(self, defaults: dict[str, Any]) -> NewJob:
-        """The job it asks for, with the command line's options where it is silent.
-
-        Raises:
-            EnqueueError, ValueError: a value is wrong.
-        """
-        names = ("queue", "priority", "max_attempts", "timeout_s")
-        own = _given({name: getattr(self, name) for name in names})
-        return NewJob(self.task, self._args_text(), **defaults | own | self._when())
-
-    def _args_text(self) -> str:
-        # The text as it was written, whole numbers of any size included; spaces do not count.
-        text = msgspec.json.format(self.args, indent=-1)
-        if not bytes(text).startswith(b"{"):
-            raise InvalidArgs("args is not a JSON object")
-        return bytes(text).decode()
-
-    def _when(self) -> dict[str, Any]:
-        said = [name for name in ("run_at", "delay_s", "in_") if getattr(self, name) is not None]
-        if len(said) > 1:
-            raise InvalidJob("give one of run_at, delay_s and in")
-        if self.run_at is not None:
-            return {"run_at": parse_moment(self.run_at), "delay_s": None}
-        if said:
-            delay_s = self.delay_s if self.in_ is None else parse_duration_s(self.in_)
-            return {"delay_s": delay_s, "run_at": None}
-        return {}
-
-
-class LineError(EnqueueError):
-    """A line of stdin is wrong."""
-
-
 def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:
     """Enqueue what stdin says, a chunk at a time, and say how far it got."""
-    progress = _Progress()
+    progress = Progress()
     try:
         _enqueue_chunks(session, source, _given(options), ids, progress)
     except TaskdError as error:
@@ -189,7 +134,7 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
 
 
 def _enqueue_chunks(
-    session: Session, source: IO[bytes], defaults: dict[str, Any], ids: bool, progress: _Progress
+    session: Session, source: IO[bytes], defaults: dict[str, Any], ids: bool, progress: Progress
 ) -> None:
     # The loop runs only while a chunk is sent: a read that waits inside of it would keep Ctrl-C
     # waiting as well.
@@ -197,7 +142,7 @@ def _enqueue_chunks(
     with asyncio.Runner() as runner:
         client = runner.run(stack.enter_async_context(session.client()))
         try:
-            with closing(_Bar(source, session.quiet)) as bar:
+            with closing(Bar(source, session.quiet)) as bar:
                 for chunk in read_chunks(source, defaults):
                     progress.sent = chunk
                     enqueued = runner.run(_send(session, client, chunk))
@@ -239,117 +184,3 @@ async def _blame(
             finally:
                 await transaction.rollback()
     return chunk.lines[bad - 1], error
-
-
-class Chunk(msgspec.Struct, gc=False):
-    """Jobs of one statement, and the lines they came from."""
-
-    first_line: int
-    jobs: list[NewJob]
-    lines: list[int]
-    end_line: int = 0
-    end_byte: int = 0
-
-
-def read_chunks(source: IO[bytes], defaults: dict[str, Any]) -> Iterator[Chunk]:
-    """The jobs of a stream of lines, so many at a time.
-
-    Raises:
-        LineError: a line is wrong; its chunk is not handed out.
-    """
-    chunk, held, position = Chunk(1, [], []), 0, 0
-    for number, line in _lines(source):
-        position += len(line)
-        if line.strip():
-            chunk.jobs.append(_job(number, line, defaults))
-            chunk.lines.append(number)
-            held += len(line)
-        chunk.end_line, chunk.end_byte = number, position
-        if len(chunk.jobs) == CHUNK_JOBS or held >= CHUNK_BYTES:
-            yield chunk
-            chunk, held = Chunk(number + 1, [], []), 0
-    if chunk.jobs:
-        yield chunk
-
-
-def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    while line := source.readline(LINE_BYTES_MAX + 1):
-        number += 1
-        if len(line) > LINE_BYTES_MAX:
-            raise LineError(f"line {number:,} is longer than {LINE_BYTES_MAX:,} bytes")
-        yield number, line
-
-
-_decode_line = msgspec.json.Decoder(Line).decode
-
-
-def _job(number: int, line: bytes, defaults: dict[str, Any]) -> NewJob:
-    try:
-        return _decode_line(line).job(defaults)
-    except msgspec.ValidationError as error:
-        raise LineError(f"line {number:,} is no job: {error}") from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise LineError(f"line {number:,} is not JSON: {error}") from None
-    except (EnqueueError, ValueError) as error:
-        raise LineError(f"line {number:,}: {error}") from None
-
-
-class _Progress:
-    """How far a bulk got: what is committed, and what is on its way."""
-
-    def __init__(self) -> None:
-        self.jobs = 0
-        self.line = 0
-        self.sent: Chunk | None = None
-
-    def committed(self, chunk: Chunk) -> None:
-        self.jobs += len(chunk.jobs)
-        self.line = chunk.end_line
-        self.sent = None
-
-    def told(self, why: str, doubtful: bool) -> str:
-        """What is enqueued, why it ended, and what is not.
-
-        Args:
-            why: what ended it.
-            doubtful: a chunk that was on its way may have been written all the same.
-        """
-        begun = f"{self.jobs:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
-        if doubtful and self.sent is not None:
-            rest = (
-                f"lines {self.line + 1:,} to {self.sent.end_line:,} may or may not have been "
-                "enqueued, all or none; see `taskd jobs list`"
-            )
-        elif self.jobs:
-            rest = f"nothing from line {self.line + 1:,} on was enqueued"
-        else:
-            rest = "nothing was enqueued"
-        return "; ".join(part for part in (begun, why, rest) if part)
-
-
-class _Bar:
-    """A progress bar on a terminal, by bytes of a file; nothing elsewhere or for a pipe."""
-
-    def __init__(self, source: IO[bytes], quiet: bool) -> None:
-        size = 0 if quiet or not sys.stderr.isatty() else _size(source)
-        self._bar: Any = None
-        if size:
-            self._bar = click.progressbar(length=size, label="enqueueing", file=sys.stderr)
-            self._bar.__enter__()
-
-    def at(self, position: int) -> None:
-        if self._bar is not None:
-            self._bar.update(position - self._bar.pos)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-
-
-def _size(source: IO[bytes]) -> int:
-    try:
-        found = os.fstat(source.fileno())
-    except (OSError, ValueError):
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,16 +10,24 @@ import click
 from taskd.cli.output import (
     Row,
     count,
-    moment,
     print_fields,
     print_json,
     print_rows,
     printable,
     span,
     span_of,
+    text,
     text_of,
 )
-from taskd.cli.session import DURATION, JOB_ID, QUEUE, Session, json_option, pass_session
+from taskd.cli.session import (
+    DURATION,
+    JOB_ID,
+    QUEUE,
+    REASON,
+    Session,
+    json_option,
+    pass_session,
+)
 from taskd.core.job import JobState
 from taskd.errors import InvalidTransition, JobNotFound
 
@@ -31,6 +38,8 @@ LIST_MAX = 10_000
 RETRY_MAX = 1000
 STATES = click.Choice([state.value for state in JobState])
 RETRYABLE = (JobState.FAILED, JobState.CANCELLED)
+# Where a job is once it was cancelled: ended, or with a worker that is asked to stop it.
+CANCELLABLE = (JobState.CANCELLED, JobState.RUNNING)
 
 
 def _attempts(row: Row) -> str:
@@ -124,8 +133,8 @@ def _print_job(row: dict[str, Any]) -> None:
         if name in ("args", "result"):
             shown[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
         else:
-            shown[name] = moment(value) if isinstance(value, datetime) else str(value)
-    print_fields({name: printable(text) for name, text in shown.items()})
+            shown[name] = text(value)
+    print_fields({name: printable(said) for name, said in shown.items()})
     for error in errors:
         _print_error(error)
 
@@ -159,6 +168,7 @@ def _print_error(error: dict[str, Any]) -> None:
     help="With --state: at most so many, the newest.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be retried, and change nothing.")
+@json_option
 @pass_session
 def retry(
     session: Session,
@@ -166,6 +176,7 @@ def retry(
     ids: tuple[int, ...],
     states: tuple[str, ...],
     dry_run: bool,
+    as_json: bool,
     **filters: Any,
 ) -> None:
     """Bring failed and cancelled jobs back, by id or by filter.
@@ -191,20 +202,30 @@ def retry(
         return wanted, await store.retry(lane, wanted), before
 
     wanted, back, before = session.ask(work)
-    for job_id in back:
-        click.echo(job_id)
+    # What a filter found may have moved meanwhile; what was named by id must be answered for.
+    left = set(wanted) - set(back) if ids else set()
+    if as_json:
+        print_json({"retried": back, "dry_run": dry_run, "refused": _refused(left, before)})
+    else:
+        for job_id in back:
+            click.echo(job_id)
     if back or states:
         session.say(f"{count(len(back), 'job')} {'would be retried' if dry_run else 'retried'}")
-    # What a filter found may have moved meanwhile; what was named by id must be answered for.
-    if ids:
-        _answer_for(set(wanted) - set(back), before, _not_retryable)
+    _answer_for(left, before, _not_retryable)
 
 
 @jobs.command()
 @click.argument("ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
-@click.option("--reason", default="cancelled by hand", show_default=True, help="Kept with the job.")
+@click.option(
+    "--reason",
+    type=REASON,
+    default="cancelled by hand",
+    show_default=True,
+    help="Kept with the job.",
+)
+@json_option
 @pass_session
-def cancel(session: Session, ids: tuple[int, ...], reason: str) -> None:
+def cancel(session: Session, ids: tuple[int, ...], reason: str, as_json: bool) -> None:
     """Cancel jobs: waiting ones end now, running ones are asked to stop.
 
     Prints one line per job: its id, and cancelled or running (its worker stops it within seconds).
@@ -218,9 +239,22 @@ def cancel(session: Session, ids: tuple[int, ...], reason: str) -> None:
         return await store.cancel(lane, sorted(set(ids)), reason), before
 
     ended, before = session.ask(work)
-    for job_id, state in sorted(ended.items()):
-        click.echo(f"{job_id}\t{state}")
-    _answer_for(set(ids) - set(ended), before, _not_cancellable)
+    left = set(ids) - set(ended)
+    if as_json:
+        by_state: dict[str, Any] = {
+            state: [job_id for job_id in sorted(ended) if ended[job_id] == state]
+            for state in CANCELLABLE
+        }
+        print_json(by_state | {"refused": _refused(left, before)})
+    else:
+        for job_id, state in sorted(ended.items()):
+            click.echo(f"{job_id}\t{state}")
+    _answer_for(left, before, _not_cancellable)
+
+
+def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
+    """Jobs that were left as they are, each with its state; null when nobody knows the job."""
+    return [{"id": job_id, "state": before.get(job_id)} for job_id in sorted(left)]
 
 
 def _not_retryable(job_id: int, state: JobState) -> str:

@@ -41,9 +41,10 @@ def print_json(value: object) -> None:
 
 
 def print_fields(row: Row) -> None:
-    """One row as `name: value` lines, the values aligned."""
-    width = max(map(len, row), default=0)
-    for name, value in row.items():
+    """One row as `name: value` lines, the values aligned; without those that are None."""
+    shown = {name: text(value) for name, value in row.items() if value is not None}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
         click.echo(f"{click.style(name, dim=True)}:{' ' * (width - len(name))} {value}")
 
 
@@ -84,7 +85,7 @@ def printable(text: str) -> str:
 
 def text_of(name: str) -> Callable[[Row], str]:
     """The cell of a column as it is; nothing when it is NULL."""
-    return lambda row: _text(row[name])
+    return lambda row: text(row[name])
 
 
 def span_of(name: str) -> Callable[[Row], str]:
@@ -92,9 +93,12 @@ def span_of(name: str) -> Callable[[Row], str]:
     return lambda row: span(row[name])
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """A value as people read it; nothing for None."""
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, datetime):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.output import Row, moment, print_rows, span, span_of, text_of
-from taskd.cli.session import DURATION, QUEUE, Session, json_option, pass_session
+from taskd.cli.output import Row, moment, print_json, print_rows, span, span_of, text_of
+from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
 from taskd.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -55,30 +55,42 @@ def list_(session: Session, as_json: bool) -> None:
 @queues.command()
 @click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
 @click.option("--for", "for_s", type=DURATION, help="Resume by itself after so long.")
-@click.option("--reason", help="Shown by `taskd queues list`.")
+@click.option("--reason", type=REASON, help="Shown by `taskd queues list`.")
+@json_option
 @pass_session
 def pause(
-    session: Session, names: tuple[str, ...], for_s: float | None, reason: str | None
+    session: Session,
+    names: tuple[str, ...],
+    for_s: float | None,
+    reason: str | None,
+    as_json: bool,
 ) -> None:
     """Stop claiming from queues; what runs goes on. Workers need not be told."""
-    if reason is not None and len(reason.encode()) > 500:
-        raise click.BadParameter("at most 500 bytes", param_hint="--reason")
+    if for_s == 0:
+        raise click.BadParameter("write a time above zero", param_hint="--for")
     from taskd.store import queues as store
 
-    session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    paused = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    if as_json:
+        print_json({"paused": paused, "for_s": for_s, "reason": reason})
+        return
     length = f" for {span(for_s)}" if for_s is not None else " until resumed"
-    session.say(f"paused{length}: {', '.join(names)}")
+    session.say(f"paused{length}: {', '.join(paused)}")
 
 
 @queues.command()
 @click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
+@json_option
 @pass_session
-def resume(session: Session, names: tuple[str, ...]) -> None:
+def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Claim from paused queues again."""
     from taskd.store import queues as store
 
     resumed = session.ask(lambda lane: store.resume(lane, names))
-    for name in names:
+    if as_json:
+        print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
+        return
+    for name in dict.fromkeys(names):
         session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,16 +16,20 @@ import click
 
 from taskd import config
 from taskd.core.job import check_queue
+from taskd.core.outcome import REASON_BYTES_MAX
 from taskd.errors import InvalidJob
 
 if TYPE_CHECKING:
     from taskd.client import Client, Target
+    from taskd.core.task import Task
     from taskd.store.database import Lane
 
 T = TypeVar("T")
 
 # A report may read a long history; a worker's statement never may.
 REPORT_TIMEOUT_S = 60.0
+# A hundred years: PostgreSQL can still add it to the time of day.
+DURATION_S_MAX = 36_500 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,11 @@ class Session:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """A client for this database."""
+        """A client for this database, which knows the built-in tasks before any worker does."""
         from taskd.client import Client
 
-        async with self.target(), Client(settings=self.load().settings) as client:
+        settings = self.load().settings
+        async with self.target(), Client(settings=settings, built_ins=_built_ins) as client:
             yield client
 
     def ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
@@ -96,6 +101,12 @@ class Session:
                 await lane.close()
 
 
+def _built_ins() -> list[Task[..., Any]]:
+    from taskd import tasks
+
+    return tasks.signatures()
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end; Ctrl-C cancels it."""
     return asyncio.run(work)
@@ -113,7 +124,26 @@ class Duration(click.ParamType[float]):
         if isinstance(value, float):
             return value
         try:
-            return config.parse_duration_s(str(value))
+            seconds = config.parse_duration_s(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds > DURATION_S_MAX:
+            self.fail(f"{value!r} is longer than 36500d", param, ctx)
+        return seconds
+
+
+class OfSetting(click.ParamType[Any]):
+    """A value that the setting of this name would take; a wrong one is a wrong command line."""
+
+    def __init__(self, setting: str) -> None:
+        [found] = [each for each in fields(config.Settings) if each.name == setting]
+        self.name = setting
+        self._parse: Callable[[Any], Any] = found.metadata["parse"]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it, within the setting's limits."""
+        try:
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -164,10 +194,33 @@ class QueueName(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
+class Reason(click.ParamType[str]):
+    """Text that is kept with what somebody did."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check it."""
+        try:
+            size = len(str(value).encode())
+        except UnicodeEncodeError:
+            self.fail("it is no UTF-8 text", param, ctx)
+        if size > REASON_BYTES_MAX:
+            self.fail(f"it takes {size:,} bytes; at most {REASON_BYTES_MAX}", param, ctx)
+        return str(value)
+
+
+class JobId(click.IntRange):
+    """The id of a job."""
+
+    name = "job id"
+
+
 DURATION = Duration()
 MOMENT = Moment()
 QUEUE = QueueName()
-JOB_ID = click.IntRange(1, 2**63 - 1)
+REASON = Reason()
+JOB_ID = JobId(1, 2**63 - 1)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 pass_session = click.make_pass_decorator(Session)

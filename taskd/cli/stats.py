@@ -18,8 +18,8 @@ COLUMNS = {
     "RETRIED": text_of("retried"),
     "WAIT P50": span_of("wait_p50_s"),
     "WAIT P95": span_of("wait_p95_s"),
-    "RUN P50": span_of("run_p50_s"),
-    "RUN P95": span_of("run_p95_s"),
+    "RUNNING P50": span_of("run_p50_s"),
+    "RUNNING P95": span_of("run_p95_s"),
 }
 
 
@@ -38,10 +38,12 @@ COLUMNS = {
 @json_option
 @pass_session
 def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) -> None:
-    """Outcomes, waits and run times of late.
+    """Outcomes, waits and running times of late.
 
-    By queue and task, from the history. The wait is from the due time to the start, the run
-    from the start to the end, both of the last attempt; retried are jobs that needed several.
+    By queue and task, from the history. WAIT is from the due time to the claim; RUNNING is from
+    the claim until the outcome was written, so a little more than the handler took. Both are of
+    the last attempt; p95: of a hundred jobs, 95 took no longer. Retried jobs needed several
+    attempts.
     """
     from taskd.store import reports
 

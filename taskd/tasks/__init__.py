@@ -11,7 +11,7 @@ from taskd.config import Settings
 from taskd.core.task import Task
 from taskd.tasks import send_email
 
-__all__ = ["built_in", "close"]
+__all__ = ["built_in", "close", "signatures"]
 
 _mailers: list[send_email.Mailer] = []
 
@@ -27,6 +27,14 @@ def built_in(settings: Settings) -> list[Task[..., Any]]:
     mailer = send_email.Mailer(settings)
     _mailers.append(mailer)
     return [mailer.task()]
+
+
+def signatures() -> list[Task[..., Any]]:
+    """Every built-in task, turned on or not: its name, queue and arguments, for producers.
+
+    Not to be run: these know no mail server.
+    """
+    return [send_email.Mailer(Settings(smtp_sender="taskd@localhost")).task()]
 
 
 async def close() -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskd.cli import cli
+from tests.canary import PASSWORD
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2"
@@ -33,6 +34,7 @@ class Shell:
         assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr)
         assert "Traceback" not in result.stderr
         assert SECRET not in result.output
+        assert PASSWORD not in result.output or "--show-password" in args
         return result
 
     def json(self, *args, **options):

@@ -7,6 +7,7 @@ import pytest
 from taskd import embedded
 from taskd.cli.db import split_password
 from taskd.errors import EmbeddedError
+from taskd.store.migrations import all_migrations
 
 
 def psql():
@@ -22,6 +23,14 @@ def test_migrate_twice(empty):
     result = empty("db", "migrate")
     assert (result.stdout, "nothing was missing" in result.stderr) == ("", True)
     assert "0001" in empty("db", "check").stdout
+
+
+def test_migrate_as_json(empty):
+    newest = all_migrations()[-1].number
+    names = [f"{each.number:04d}_{each.name}" for each in all_migrations()]
+    assert empty.json("db", "migrate") == [{"applied": names, "schema": newest}]
+    assert empty.json("db", "migrate") == [{"applied": [], "schema": newest}]
+    assert empty.json("db", "check") == [{"schema": newest}]
 
 
 def test_the_printed_sql_makes_the_same_schema(empty):
@@ -51,6 +60,7 @@ def test_the_dsn(nowhere):
     dsn = "postgresql://ada:s3cret@h/x"
     assert nowhere("db", "dsn", TASKD_DSN=dsn).stdout == "postgresql://ada:***@h/x\n"
     assert nowhere("db", "dsn", "--show-password", TASKD_DSN=dsn).stdout == dsn + "\n"
+    assert nowhere.json("db", "dsn", TASKD_DSN=dsn) == [{"dsn": "postgresql://ada:***@h/x"}]
 
 
 @pytest.mark.parametrize("command", ["start", "stop", "status"])
@@ -95,8 +105,11 @@ def test_the_embedded_server(nowhere, tmp_path):
     try:
         assert before["running"] is False
         assert nowhere("db", "dsn").stdout == started.stdout
+        [again] = nowhere.json("db", "start")
+        assert again["dsn"] == started.stdout.strip() == nowhere.json("db", "dsn")[0]["dsn"]
         [status] = nowhere.json("db", "status")
         assert (status["running"], status["kept"]) == (True, True)
+        assert (again["home"], again["major"]) == (status["home"], status["major"])
         assert "running:" in nowhere("db", "status").stdout
         # A command without any DSN uses it and says nothing: it runs already.
         assert nowhere("enqueue", "t", "--queue", "q").stderr == ""
@@ -111,4 +124,5 @@ def test_the_embedded_server(nowhere, tmp_path):
     finally:
         assert nowhere("db", "stop").stderr == "stopped\n"
     assert nowhere("db", "stop").stderr == "it was not running\n"
+    assert nowhere.json("db", "stop") == [{"stopped": False}]
     assert nowhere.json("db", "status")[0]["running"] is False

@@ -5,6 +5,8 @@ from datetime import datetime
 
 import pytest
 
+from taskd import tasks
+
 MARKER_LIMIT = 256 * 1024
 
 
@@ -56,6 +58,52 @@ def test_the_published_task_decides_the_queue_and_checks_the_arguments(taskd):
     assert "integer" in taskd("enqueue", "send_report", "to=ada", "n=3", code=2).stderr
     assert "'send_report'" in taskd("enqueue", "send_reprot", "to=ada", code=2).stderr
     assert len(rows(taskd)) == 1
+
+
+MAIL = ["to=ada@example.org", "subject=Hello", "body=It works."]
+
+
+def test_a_built_in_task_is_known_before_any_worker(taskd):
+    taskd.enqueue("send_email", *MAIL)
+    mail = dict(pair.split("=") for pair in MAIL)
+    taskd("enqueue", "-", stdin=lines({"task": "send_email", "args": mail}))
+    assert [(row["queue"], row["args"]) for row in rows(taskd)] == [("email", mail)] * 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[], [*MAIL, "subjct=x"], [*MAIL, "html:=5"], [*MAIL[1:], "to:=[5]"], [*MAIL, "headers=x"]],
+    ids=["missing", "unknown", "type", "item", "object"],
+)
+def test_a_built_in_task_is_checked_with_the_words_of_a_published_one(taskd, given):
+    before = taskd("enqueue", "send_email", *given, code=2).stderr
+    [task] = tasks.signatures()
+    taskd.publish("send_email", schema=json.loads(task.args_schema))
+    assert taskd("enqueue", "send_email", *given, code=2).stderr == before
+    assert before.startswith("taskd: task send_email: ")
+    assert rows(taskd) == []
+
+
+def test_a_line_that_does_not_fit_a_built_in_task_is_named(taskd):
+    text = lines({"task": "t", "queue": "q"}, {"task": "send_email", "args": {"to": "a"}})
+    error = taskd("enqueue", "-", stdin=text, code=2).stderr
+    assert "line 2: task send_email: 'subject' is a required property" in error
+
+
+def test_a_published_task_goes_before_the_built_in_one(taskd):
+    taskd.publish("send_email", queue="own")
+    taskd.enqueue("send_email", "to=ada")
+    assert "integer" in taskd("enqueue", "send_email", "to=ada", "n=3", code=2).stderr
+    assert [row["queue"] for row in rows(taskd)] == ["own"]
+
+
+def test_a_named_queue_may_be_that_of_an_apps_own_task(taskd):
+    taskd.enqueue("send_email", "--queue", "own", "anything=goes")
+    assert [row["queue"] for row in rows(taskd)] == ["own"]
+
+
+def test_a_built_in_task_is_meant_by_names_like_it(taskd):
+    assert "Did you mean 'send_email'?" in taskd("enqueue", "send_mail", code=2).stderr
 
 
 def test_a_point_in_time(taskd):

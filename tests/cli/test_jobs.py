@@ -99,6 +99,20 @@ def test_retry_of_what_cannot_be_retried(some):
     assert "job 3 is done" in error
 
 
+def test_retry_as_json(some):
+    [dry] = some.json("jobs", "retry", 4, 5, "--dry-run")
+    assert dry == {"retried": [4, 5], "dry_run": True, "refused": []}
+    result = some("jobs", "retry", 4, 1, 77, "--json", code=3)
+    assert json.loads(result.stdout) == {
+        "retried": [4],
+        "dry_run": False,
+        "refused": [{"id": 1, "state": "queued"}, {"id": 77, "state": None}],
+    }
+    assert "job 1 is queued" in result.stderr
+    [filtered] = some.json("jobs", "retry", "--state", "cancelled")
+    assert filtered == {"retried": [5], "dry_run": False, "refused": []}
+
+
 def test_retry_by_filter(some):
     assert some("jobs", "retry", "--state", "failed", "--task", "send").stdout == ""
     dry = some("jobs", "retry", "--state", "failed", "--state", "cancelled", "--dry-run")
@@ -115,6 +129,15 @@ def test_cancel(some):
     assert result.stdout.splitlines() == ["1\tcancelled", "2\tcancelled", "6\trunning"]
     assert some.json("jobs", "show", 1)[0]["reason"] == "no longer wanted"
     assert some.json("jobs", "show", 6)[0]["cancel_asked"] is True
+
+
+def test_cancel_as_json(some):
+    result = some("jobs", "cancel", 1, 3, 2, 6, "--json", code=1)
+    assert json.loads(result.stdout) == {
+        "cancelled": [1, 2],
+        "running": [6],
+        "refused": [{"id": 3, "state": "done"}],
+    }
 
 
 def test_cancel_of_what_cannot_be_cancelled(some):

@@ -78,11 +78,47 @@ def test_version(nowhere):
         ["queues", "keep", "email", "--done", "4000d"],
         ["queues", "pause"],
         ["stats", "--by", "minute"],
+        ["queues", "pause", "email", "--reason", "\udcff"],
+        ["jobs", "cancel", "1", "--reason", "\udcff"],
+        ["jobs", "cancel", "1", "--reason", "x" * 501],
+        ["jobs", "list", "--since", "99999999999d"],
+        ["run", "--queue", "E-Mail!"],
+        ["run", "--log-format", "xml"],
     ],
     ids=" ".join,
 )
 def test_a_wrong_command_line_is_exit_2(nowhere, args):
     nowhere(*args, code=2)
+
+
+def test_a_mistyped_command_is_told_the_nearest_one(nowhere):
+    assert "No such command 'job'. Did you mean 'jobs'?" in nowhere("job", "list", code=2).stderr
+    assert nowhere("nothing", code=2).stderr.endswith("No such command 'nothing'.\n")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--concurrency", "0", "'0' is not a whole number from 1 to 10000"),
+        ("--concurrency", "10001", "'10001' is not a whole number from 1 to 10000"),
+        ("--concurrency", "1.5", "'1.5' is not a whole number from 1 to 10000"),
+        ("--threads", "0", "'0' is not a whole number from 1 to 1000"),
+        ("--threads", "many", "'many' is not a whole number from 1 to 1000"),
+        ("--queue", "a:0", "'0' is not a whole number from 1 to 10000"),
+        ("--queue", "a:x", "'x' is not a whole number from 1 to 10000"),
+        ("--queue", "a:", "'' is not a whole number from 1 to 10000"),
+        ("--drain", "soon", "'soon' is not a duration"),
+        ("--drain", "2d", "'2d' is not between 0 s and 86400 s"),
+    ],
+)
+def test_a_wrong_value_of_a_flag_of_run_is_wrong_usage(nowhere, flag, value, why):
+    assert f"Invalid value for '{flag}': {why}" in nowhere("run", flag, value, code=2).stderr
+
+
+def test_a_wrong_value_in_the_environment_is_a_wrong_configuration(nowhere):
+    for name, value in (("CONCURRENCY", "0"), ("THREADS", "many"), ("DRAIN_S", "2d")):
+        error = nowhere("run", code=78, **{f"TASKD_{name}": value}).stderr
+        assert error.startswith(f"taskd: TASKD_{name}: {value!r} is not ")
 
 
 def test_errors_exit_with_the_code_of_their_class(capsys):
@@ -119,8 +155,23 @@ def test_a_missing_database_is_exit_78(nowhere, server):
 
 
 def test_a_missing_schema_is_exit_78_and_says_what_to_do(empty):
-    for args in (["jobs", "list"], ["health"], ["db", "check"], ["enqueue", "t", "--queue", "q"]):
-        assert "taskd db migrate" in empty(*args, code=78).stderr
+    for args in (
+        ["jobs", "list"],
+        ["jobs", "retry", "1"],
+        ["queues", "pause", "email"],
+        ["workers"],
+        ["tasks"],
+        ["stats"],
+        ["health"],
+        ["db", "check"],
+        ["enqueue", "t"],
+        ["enqueue", "t", "--queue", "q"],
+        ["run", "--queue", "email"],
+    ):
+        said = empty(*args, code=78, TASKD_SMTP_HOST="localhost", TASKD_LOG_LEVEL="error").stderr
+        assert said == "taskd: this database has no schema taskd. Run `taskd db migrate`.\n", args
+    bulk = empty("enqueue", "-", stdin='{"task": "t"}', code=78).stderr
+    assert "this database has no schema taskd. Run `taskd db migrate`; nothing was" in bulk
 
 
 def test_a_newer_schema_is_exit_78(taskd):
