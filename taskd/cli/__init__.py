@@ -6,6 +6,7 @@ taskd/errors.py; 2 is a wrong command line, 4 a failed check, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -19,6 +20,7 @@ import click
 from taskd.config import has_password, hide_password
 from taskd.errors import TaskdError
 
+PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -39,11 +41,14 @@ COMMANDS = {
     "queues": Lazy("queues", "queues", "List, pause and resume queues."),
     "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
     "tasks": Lazy("tasks", "tasks", "List the tasks that workers have published."),
-    "stats": Lazy("stats", "stats", "Outcomes, waits and run times of late."),
+    "stats": Lazy("stats", "stats", "Outcomes, waits and running times of late."),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
     "db": Lazy("db", "db", "Migrate, check and reach the database."),
     "demo": Lazy("demo", "demo", "Watch taskd work, with nothing to set up."),
+    "completion": Lazy(
+        "completion", "completion", "Print the script that completes commands in a shell."
+    ),
 }
 
 
@@ -62,6 +67,15 @@ class Commands(click.Group):
         command = getattr(import_module(f"taskd.cli.{lazy.module}"), lazy.name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, which knows no names to suggest for a mistyped one."""
+        near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if near:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, without importing any."""
@@ -150,7 +164,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        cli.main(prog_name="taskd")
+        cli.main(prog_name=PROGRAM)
     finally:
         _let_go_of_closed_streams()
 

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from taskd import config
 from taskd.client.background import BackgroundLoop
-from taskd.client.producing import JobOptions, given, produce
+from taskd.client.producing import BuiltIns, JobOptions, given, no_built_ins, produce
 from taskd.client.target import Target, open_target
 from taskd.config import Settings
 from taskd.core.job import JobState, NewJob, check_queue
@@ -21,7 +21,7 @@ from taskd.core.task import encode_args
 from taskd.errors import InvalidJob
 from taskd.store import jobs as stored_jobs
 from taskd.store import queues as stored_queues
-from taskd.store.connections import fetches, fetches_sync
+from taskd.store.connections import fetches, fetches_sync, finished
 from taskd.store.jobs import Fetches
 from taskd.store.pool import Pool
 
@@ -33,22 +33,32 @@ class Client:
 
     Every event loop that uses it gets connections of its own, which are closed with the loop.
     Without `conn`, a method uses one of them, and its statement is a transaction of its own. With
-    `conn`, the caller's connection (asyncpg or psycopg), the job is part of the caller's
-    transaction: nobody sees it and no worker wakes before the commit.
+    `conn`, the caller's connection, the job is part of the caller's transaction: nobody sees it and
+    no worker wakes before the commit. It is an asyncpg connection, a psycopg.AsyncConnection, or
+    SQLAlchemy's AsyncConnection or AsyncSession; for the sync methods a connection of psycopg or
+    psycopg2, SQLAlchemy's Connection or Session, or Django's.
 
     Args:
         dsn: the PostgreSQL to use. Without `settings`, nothing else is read from anywhere.
         settings: all settings. With neither, `config.load()` reads files and the environment.
         pool_max: connections per event loop.
+        built_ins: called for the tasks that a job without a queue may be of although no worker has
+            published them.
     """
 
     def __init__(
-        self, dsn: str | None = None, *, settings: Settings | None = None, pool_max: int = 10
+        self,
+        dsn: str | None = None,
+        *,
+        settings: Settings | None = None,
+        pool_max: int = 10,
+        built_ins: BuiltIns = no_built_ins,
     ) -> None:
         if dsn is not None:
             settings = replace(settings or Settings(), dsn=dsn, dsn_file=None)
         self._settings = settings
         self._pool_max = pool_max
+        self._built_ins = built_ins
         self._target: Target | None = None
         self._begin()
         _clients.add(self)
@@ -121,7 +131,7 @@ class Client:
             SchemaMissing: the database has no schema taskd.
             TypeError: conn is no connection that taskd knows.
         """
-        return (await produce(await self._on(conn), [job]))[0]
+        return (await produce(await self._on(conn), [job], self._built_ins))[0]
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[int]:
         """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.
@@ -133,7 +143,7 @@ class Client:
         Raises:
             As enqueue().
         """
-        return await produce(await self._on(conn), jobs)
+        return await produce(await self._on(conn), jobs, self._built_ins)
 
     async def enqueue_named(
         self,
@@ -161,7 +171,7 @@ class Client:
         return await self.enqueue(job, conn=conn)
 
     def enqueue_sync(self, job: NewJob, *, conn: object = None) -> int:
-        """As enqueue(), for code without an event loop; `conn` is a psycopg.Connection.
+        """As enqueue(), for code without an event loop; `conn` is a connection that blocks.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -169,7 +179,7 @@ class Client:
         return self.enqueue_many_sync([job], conn=conn)[0]
 
     def enqueue_many_sync(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[int]:
-        """As enqueue_many(), for code without an event loop; `conn` is a psycopg.Connection.
+        """As enqueue_many(), for code without an event loop; `conn` is a connection that blocks.
 
         Without `conn`, a generator is read in the client's background thread.
 
@@ -177,7 +187,7 @@ class Client:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
         """
         if conn is not None:
-            return _finished(produce(fetches_sync(conn), jobs))
+            return finished(produce(fetches_sync(conn), jobs, self._built_ins))
         self._refuse_in_loop("enqueue() or enqueue_many()")
         return self._in_background(self.enqueue_many(jobs))
 
@@ -189,7 +199,7 @@ class Client:
         conn: object = None,
         **options: Unpack[JobOptions],
     ) -> int:
-        """As enqueue_named(), for code without an event loop; `conn` is a psycopg.Connection.
+        """As enqueue_named(), for code without an event loop; `conn` is a connection that blocks.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -291,7 +301,7 @@ class Client:
             return
         raise RuntimeError(
             f"this would block the event loop that runs here: await {instead} instead, "
-            "or give a psycopg.Connection as conn"
+            "or give your own connection as conn"
         )
 
     def _in_background(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -300,16 +310,6 @@ class Client:
                 self._background = BackgroundLoop()
             background = self._background
         return background.run(coroutine)
-
-
-def _finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never suspends, as over a sync connection."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("a sync connection suspended")
 
 
 # A child made by fork shares its parent's sockets, but not the loops and threads behind them.

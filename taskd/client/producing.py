@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 
 from taskd.core.job import NewJob
+from taskd.core.task import Task
 from taskd.errors import InvalidArgs, UnknownTask
 from taskd.store import jobs as stored_jobs
 from taskd.store import tasks as stored_tasks
@@ -24,6 +25,14 @@ BATCH_JOBS = 1000
 # A statement is built in memory on both sides, and the server has its time limit.
 BATCH_CHARACTERS = 8 * 1024 * 1024
 MESSAGE_CHARACTERS = 300
+
+# Tasks to go by while nobody has published one of their name; made only when they are needed.
+BuiltIns = Callable[[], Sequence[Task[..., Any]]]
+
+
+def no_built_ins() -> Sequence[Task[..., Any]]:
+    """No task is known but those that workers have published."""
+    return ()
 
 
 class JobOptions(TypedDict, total=False):
@@ -42,19 +51,22 @@ def given(options: JobOptions) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-async def produce(on: Fetches, jobs: Iterable[NewJob]) -> list[int]:
+async def produce(
+    on: Fetches, jobs: Iterable[NewJob], built_ins: BuiltIns = no_built_ins
+) -> list[int]:
     """Insert jobs, a statement per thousand (or 8 MiB); their ids, in the order of the jobs.
 
     Arguments that were not checked against a signature here are checked against what workers have
     published about the task; a task that nobody has published needs a queue, and goes unchecked.
+    Without a queue it may be a built-in one, and is checked against that.
 
     Raises:
-        UnknownTask: a job names no queue, and nobody has published its task.
+        UnknownTask: a job names no queue, and nobody knows its task.
         InvalidArgs: a job's arguments do not fit the published task.
     """
     ids: list[int] = []
     for batch in _batches(jobs):
-        ids += await stored_jobs.enqueue(on, await _placed(on, batch))
+        ids += await stored_jobs.enqueue(on, await _placed(on, batch, built_ins))
     return ids
 
 
@@ -71,30 +83,36 @@ def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
         yield batch
 
 
-async def _placed(on: Fetches, jobs: list[NewJob]) -> list[NewJob]:
+async def _placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
     """The jobs, each with a queue and with arguments that somebody has checked."""
     asked = {job.task for job in jobs if job.queue is None or not job.checked}
     if not asked:
         return jobs
     published = await stored_tasks.find(on, asked)
-    return [
-        job
-        if job.queue is not None and (job.checked or job.task not in published)
-        else await _place(on, job, published.get(job.task))
-        for job in jobs
-    ]
+    known: dict[str, stored_tasks.PublishedTask | Task[..., Any]] = {}
+    if any(job.queue is None and job.task not in published for job in jobs):
+        known.update({task.name: task for task in built_ins()})
+    known.update(published)
+    placed = []
+    for job in jobs:
+        # A queue that is named may be that of an app's own task with a built-in one's name.
+        if job.queue is not None and (job.checked or job.task not in published):
+            placed.append(job)
+        elif job.task in known:
+            placed.append(_place(job, known[job.task]))
+        else:
+            raise UnknownTask(_unknown(job.task, {*known, *await stored_tasks.names(on)}))
+    return placed
 
 
-async def _place(on: Fetches, job: NewJob, task: stored_tasks.PublishedTask | None) -> NewJob:
-    if task is None:
-        raise UnknownTask(await _unknown(on, job.task))
+def _place(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) -> NewJob:
     if not job.checked:
         _check_args(job, task.args_schema)
     return job if job.queue is not None else replace(job, queue=task.queue)
 
 
-async def _unknown(on: Fetches, task: str) -> str:
-    near = difflib.get_close_matches(task, await stored_tasks.names(on), n=3)
+def _unknown(task: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(task, sorted(known), n=3)
     meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return (
         f"no worker has published a task named {task!r}, and no queue was named.{meant} "
@@ -112,7 +130,10 @@ def _check_args(job: NewJob, args_schema: str) -> None:
     odd = best_match(_validator(args_schema).iter_errors(args))
     if odd is not None:
         at = f" - at `{odd.json_path}`" if odd.absolute_path else ""
-        raise InvalidArgs(f"task {job.task}: {odd.message[:MESSAGE_CHARACTERS]}{at}")
+        # The value that does not fit may be personal, and errors are logged.
+        text = odd.message.removeprefix(repr(odd.instance))
+        told = odd.message if text == odd.message else f"the value{text}"
+        raise InvalidArgs(f"task {job.task}: {told[:MESSAGE_CHARACTERS]}{at}")
 
 
 @lru_cache(maxsize=256)

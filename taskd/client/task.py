@@ -44,8 +44,8 @@ class Enqueues(Generic[P]):
 
         Args:
             args: the handler's arguments, checked against its signature.
-            conn: a connection of the caller's (asyncpg, psycopg.AsyncConnection): the job becomes
-                part of its transaction. Without it, the default client's own connection.
+            conn: a connection of the caller's (asyncpg, psycopg, SQLAlchemy): the job becomes part
+                of its transaction. Without it, the default client's own connection.
             kwargs: the handler's arguments.
 
         Raises:
@@ -62,7 +62,7 @@ class Enqueues(Generic[P]):
     def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> int: ...
 
     def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> int:
-        """As enqueue(), for code without an event loop; `conn` is a psycopg.Connection.
+        """As enqueue(), for code without an event loop; `conn` may be Django's or psycopg2's, too.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.

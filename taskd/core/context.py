@@ -55,6 +55,17 @@ class Context(Protocol):
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job in the transaction of `conn`: its effects and `done` commit together.
 
+        Args:
+            conn: what `enqueue` takes as `conn`.
+            result: kept as the job's result; anything that has a JSON form.
+
+        Raises:
+            LeaseLost: the attempt no longer owns its job; roll the transaction back.
+        """
+
+    def complete_sync(self, conn: Any, result: Any = None) -> None:
+        """The same for plain functions; `conn` is what `enqueue_sync` takes.
+
         Raises:
             LeaseLost: the attempt no longer owns its job; roll the transaction back.
         """

@@ -2,7 +2,7 @@
 
 The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature:
 the text says `$1, $2, $3`, so it runs in psql as it stands; `-- moves: a -> b` says which states
-it changes.
+it changes, and `-- roles: worker, admin` whose members may run it (sql/roles.sql).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 HEADER = re.compile(r"^-- name: (\w+)\((.*)\)$")
 MOVES = re.compile(r"^-- moves: (.+)$")
+ROLES = re.compile(r"^-- roles: (.+)$")
 PARAMETER = re.compile(r"\$(\d+)")
 
 
@@ -25,6 +26,7 @@ class Statement:
         parameters: names in the order of `$1, $2, ...`.
         types: their PostgreSQL types, in the same order.
         moves: pairs of states as written; `-` stands for "not there before".
+        roles: of sql/roles.sql, without their prefix, whose members may run it; as its owner may.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Statement:
     types: tuple[str, ...]
     moves: tuple[tuple[str, str], ...]
     file: str
+    roles: tuple[str, ...] = ()
 
 
 def sql_root() -> Path:
@@ -83,10 +86,13 @@ def _statement(file: str, header: re.Match[str], lines: list[str]) -> Statement:
     name, signature = header[1], header[2]
     pairs = [part.strip().split(" ", 1) for part in signature.split(",") if part.strip()]
     moves: list[tuple[str, str]] = []
+    roles: tuple[str, ...] = ()
     body: list[str] = []
     for line in lines:
-        declared = MOVES.match(line)
-        if declared:
+        declared, permitted = MOVES.match(line), ROLES.match(line)
+        if permitted:
+            roles = tuple(permitted[1].split(", "))
+        elif declared:
             for move in declared[1].split(","):
                 before, _, after = move.strip().partition(" -> ")
                 moves.append((before, after))
@@ -99,6 +105,5 @@ def _statement(file: str, header: re.Match[str], lines: list[str]) -> Statement:
     used = {int(number) for number in PARAMETER.findall(text)}
     if used != set(range(1, len(pairs) + 1)):
         raise ValueError(f"{file}: {name} declares {len(pairs)} parameters and uses {sorted(used)}")
-    return Statement(
-        name, text, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), tuple(moves), file
-    )
+    names, types = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+    return Statement(name, text, names, types, tuple(moves), file, roles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -21,10 +22,13 @@ from taskd.config import Settings
 from taskd.errors import (
     ConfigError,
     PermissionDenied,
+    SchemaError,
     SchemaMissing,
     StoreUnavailable,
     TaskdError,
 )
+from taskd.store import migrations
+from taskd.store.database import Database
 from taskd.store.translate import translate
 
 CHECKOUT = Path(taskd.__file__).parent.parent
@@ -337,7 +341,7 @@ async def test_a_missing_database_is_named(server: Any) -> None:
 
 async def test_a_refused_login_is_not_permitted(dsn: str) -> None:
     with pytest.raises(PermissionDenied, match="nobody_here"):
-        await Client(dsn.replace("://taskd@", "://nobody_here:s3cret@")).open()
+        await Client(re.sub(r"://[^@]*@", "://nobody_here:s3cret@", dsn)).open()
 
 
 def test_a_wrong_password_is_not_permitted() -> None:
@@ -349,13 +353,32 @@ def test_a_wrong_password_is_not_permitted() -> None:
 
 
 async def test_a_missing_schema_says_how_to_make_it(empty_dsn: str, send: Any) -> None:
+    says = r"^this database has no schema taskd\. Run `taskd db migrate`\.$"
     async with Client(empty_dsn) as client:
-        with pytest.raises(SchemaMissing, match="taskd db migrate"):
-            await client.enqueue(send.job(to="x"))
-        with pytest.raises(SchemaMissing, match="taskd db migrate"):
-            await client.enqueue_named("x", {})
-        with pytest.raises(SchemaMissing, match="taskd db migrate"):
-            await client.cancel([1])
+        for asked in (
+            client.enqueue(send.job(to="x")),
+            client.enqueue_named("x", {}),
+            client.cancel([1]),
+            client.pause(["email"]),
+            migrations.check(Database({"dsn": empty_dsn})),
+        ):
+            with pytest.raises(SchemaMissing, match=says):
+                await asked
+
+
+async def test_a_missing_table_of_somebody_else_is_not_taken_for_a_missing_schema(
+    client: Client, sql: Any, send: Any
+) -> None:
+    await sql.execute(
+        """
+        CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN INSERT INTO nowhere VALUES (1); RETURN new; END $$;
+        CREATE TRIGGER audit BEFORE INSERT ON taskd.job FOR EACH ROW EXECUTE FUNCTION audit();
+        """
+    )
+    with pytest.raises(SchemaError, match='relation "nowhere" does not exist') as caught:
+        await client.enqueue(send.job(to="x"))
+    assert not isinstance(caught.value, SchemaMissing)
 
 
 async def test_a_target_hides_its_password() -> None:

@@ -241,7 +241,7 @@ async def test_a_named_job_takes_its_queue_from_the_published_task(
     ("args", "says"),
     [
         ({}, "'to' is a required property"),
-        ({"to": 5}, "5 is not of type 'string'"),
+        ({"to": 5}, "the value is not of type 'string'"),
         ({"to": "x", "cpies": 2}, "'cpies' was unexpected"),
         ({"to": "x", "copies": "2"}, r"\$\.copies"),
     ],

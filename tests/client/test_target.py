@@ -11,7 +11,7 @@ import pytest
 
 from taskd import Client, embedded, events
 from taskd.client import open_target
-from taskd.config import Settings
+from taskd.config import Settings, hide_password
 
 
 @pytest.fixture
@@ -60,6 +60,6 @@ async def joins_quietly(settings: Settings, heard: Any) -> list[Any]:
 async def test_a_dsn_keeps_the_embedded_one_away(tmp_path: Path, dsn: str) -> None:
     target = await open_target(Settings(dsn=dsn, data_dir=tmp_path))
     assert target.embedded is None
-    assert target.describe() == dsn
+    assert target.describe() == hide_password(dsn)
     target.close(wait_s=5)
     assert not list(tmp_path.iterdir())

@@ -178,9 +178,9 @@ async def test_errors_of_asyncpg_are_taskds(client: Client, empty_dsn: str, send
 
 @pytest.mark.parametrize("conn", [5, "postgresql://", object()])
 async def test_anything_else_is_refused_by_name(client: Client, send: Any, conn: Any) -> None:
-    with pytest.raises(TypeError, match=r"asyncpg connection .* or a psycopg\.AsyncConnection"):
+    with pytest.raises(TypeError, match=r"asyncpg connection .* a psycopg\.AsyncConnection"):
         await client.enqueue(send.job(to="x"), conn=conn)
-    with pytest.raises(TypeError, match=r"takes a psycopg\.Connection"):
+    with pytest.raises(TypeError, match=r"takes a connection of psycopg"):
         client.enqueue_sync(send.job(to="x"), conn=conn)
 
 

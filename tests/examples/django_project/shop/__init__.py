@@ -1,0 +1,1 @@
+"""A minimal Django project whose views enqueue jobs."""

@@ -1,0 +1,7 @@
+"""One address: orders."""
+
+from django.urls import path
+
+from shop import views
+
+urlpatterns = [path("orders", views.place)]

@@ -1,0 +1,180 @@
+"""The examples for web frameworks: served, and their jobs run by a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+EXAMPLES = Path(__file__).parent
+DJANGO = EXAMPLES / "django_project"
+README = (EXAMPLES.parents[1] / "README.md").read_text(encoding="utf-8")
+WITHIN_S = 45.0
+
+
+@pytest.fixture
+def environ(dsn: str) -> dict[str, str]:
+    """The database as each of the examples looks for it, and nothing else."""
+    parts = conninfo_to_dict(dsn)
+    return os.environ | {
+        "PGHOST": str(parts["host"]),
+        "PGPORT": str(parts["port"]),
+        "PGUSER": str(parts["user"]),
+        "PGDATABASE": str(parts["dbname"]),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def run(*args: str, cwd: Path, environ: dict[str, str]) -> str:
+    ended = subprocess.run(
+        [sys.executable, *args],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+# FastAPI.
+
+
+@pytest.fixture
+def shop(dsn: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the FastAPI example, imported as its server would."""
+    # SQLAlchemy hands every option to asyncpg, which does not know this one.
+    url = re.sub(r"&?sslmode=\w+", "", dsn).replace("postgresql://", "postgresql+asyncpg://")
+    environ["DATABASE_URL"] = url
+    monkeypatch.setenv("DATABASE_URL", url)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import fastapi_app
+
+    yield fastapi_app
+    del sys.modules["fastapi_app"]
+    from taskd.core import registry
+
+    for name in ("confirm", "remind"):
+        registry.DEFAULT._tasks.pop(name)
+
+
+async def test_the_fastapi_example_takes_orders_and_its_worker_confirms_them(
+    shop: Any, environ: dict[str, str], sql: Any
+) -> None:
+    async with shop.app.router.lifespan_context(shop.app):
+        async with shop.engine.begin() as connection:
+            await connection.run_sync(shop.Base.metadata.create_all)
+        await sql.execute("INSERT INTO stock VALUES ('lamp', 1)")
+        transport = httpx.ASGITransport(shop.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as browser:
+            placed = await browser.post("/orders", json={"item": "lamp"})
+            assert (placed.status_code, placed.json()) == (201, {"order": 1})
+            refused = await browser.post("/orders", json={"item": "lamp"})
+            assert refused.status_code == 409
+            reminded = await browser.post("/orders/1/reminder")
+            assert reminded.status_code == 202
+    jobs = await sql.fetch("SELECT task, args ->> 'order_id' FROM taskd.job ORDER BY id")
+    assert [tuple(job) for job in jobs] == [("confirm", "1"), ("remind", "1")]
+    worker = ("-m", "taskd", "run", "--app", "fastapi_app", "--until-empty")
+    await asyncio.to_thread(run, *worker, cwd=EXAMPLES, environ=environ)
+    orders = await sql.fetch("SELECT id, confirmed, reminders FROM shop_order")
+    assert [tuple(order) for order in orders] == [(1, True, 1)]
+
+
+# Django. Its settings are the process's: a process of its own for each.
+
+VISIT = """
+import json
+from shop import worker  # what a WSGI server does in shop/wsgi.py
+from django.core.management import call_command
+from django.test import Client
+from shop.models import Order, Stock
+
+call_command("migrate", run_syncdb=True, verbosity=0)
+Stock.objects.create(item="lamp", left=2)
+answers = [Client().post("/orders", {"item": "lamp"}) for _ in range(3)]
+print(json.dumps([[each.status_code, each.json()] for each in answers]))
+"""
+MINE = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+async def test_the_django_example_takes_orders_and_its_worker_confirms_them(
+    environ: dict[str, str], sql: Any
+) -> None:
+    told = await asyncio.to_thread(run, "-c", VISIT, cwd=DJANGO, environ=environ)
+    assert json.loads(told) == [
+        [201, {"order": 1}],
+        [201, {"order": 2}],
+        [409, {"error": "sold out"}],
+    ]
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 2
+    worker = ("-m", "taskd", "run", "--app", "shop.worker", "--until-empty")
+    await asyncio.to_thread(run, *worker, cwd=DJANGO, environ=environ)
+    orders = await sql.fetch("SELECT id, confirmed FROM shop_order ORDER BY id")
+    assert [tuple(order) for order in orders] == [(1, True), (2, True)]
+
+
+async def test_a_django_worker_outlives_its_threads_connections(
+    environ: dict[str, str], sql: Any
+) -> None:
+    await asyncio.to_thread(run, "-c", VISIT, cwd=DJANGO, environ=environ)
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "taskd", "run", "--app", "shop.worker", "--threads", "1"),
+        cwd=DJANGO,
+        env=environ,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            await done(sql, 2)
+            # taskd's own connections name themselves; Django's has no name.
+            killed = f"SELECT pg_terminate_backend(pid) {MINE} AND application_name = ''"
+            assert [row[0] for row in await sql.fetch(killed)] == [True]
+            while await sql.fetchval(f"SELECT count(*) {MINE} AND application_name = ''"):
+                await asyncio.sleep(0.01)
+            await sql.execute("SELECT taskd.enqueue('confirm', '{\"order_id\": 1}')")
+            await done(sql, 3)
+    finally:
+        worker.terminate()
+        await worker.wait()
+    assert await sql.fetchval("SELECT max(attempt) FROM taskd.jobs") == 1
+
+
+async def done(sql: asyncpg.Connection, count: int) -> None:
+    """Wait until so many jobs are done."""
+    while await sql.fetchval("SELECT count(*) FROM taskd.jobs WHERE state = 'done'") < count:
+        await asyncio.sleep(0.02)
+
+
+# The README shows parts of them.
+
+
+@pytest.mark.parametrize(
+    ("shown", "file"),
+    [
+        ("shop/app.py", "fastapi_app.py"),
+        ("shop/jobs.py", "django_project/shop/jobs.py"),
+        ("shop/views.py", "django_project/shop/views.py"),
+        ("shop/worker.py", "django_project/shop/worker.py"),
+    ],
+)
+def test_what_the_readme_shows_of_an_example_is_in_it(shown: str, file: str) -> None:
+    text = (EXAMPLES / file).read_text(encoding="utf-8")
+    [block] = re.findall(rf"^```python\n# {shown}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    for part in block.strip().split("\n\n"):
+        assert any(textwrap.indent(part, " " * spaces) in text for spaces in (0, 4, 8)), part
