@@ -12,6 +12,7 @@
 -- index: 0.2 s per million jobs. A finished job counts as of its end, a live one as of its birth.
 
 -- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
+-- roles: observer, admin
 SELECT id, queue, task, state, priority, attempt, max_attempts, enqueued_at, run_at, started_at,
        finished_at, reason, last_error,
        date_part('epoch', clock_timestamp() - coalesce(finished_at, started_at, enqueued_at)) AS age_s,
@@ -48,6 +49,7 @@ LIMIT $5;
 -- One job with everything that is known of it: job_pkey, and job_history_id of every partition.
 
 -- name: show_job(id bigint)
+-- roles: admin
 SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt, job.max_attempts,
        job.timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
        job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
@@ -59,12 +61,14 @@ WHERE job.id = $1
 LIMIT 1;
 
 -- name: job_states(ids bigint[])
+-- roles: observer, admin
 SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
 
 -- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled over the
 -- live table, failed by job_history_not_done. A queue is listed when anything speaks of it.
 
 -- name: list_queues(batch bigint)
+-- roles: observer, admin
 WITH queued AS (
     SELECT queue::text, count(*) AS jobs, min(run_at::timestamptz) AS oldest
     FROM taskd.job WHERE state = 'queued' GROUP BY queue
@@ -122,6 +126,7 @@ LIMIT $1;
 -- where more wait, no worker promotes at all, and the oldest say so. A paused queue need not be served.
 
 -- name: queues_in_need()
+-- roles: worker, observer, admin
 WITH RECURSIVE waiting AS (
     (SELECT queue::text FROM taskd.job WHERE state = 'queued' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -151,6 +156,7 @@ WHERE NOT EXISTS (
 ORDER BY due.queue;
 
 -- name: count_serving(queue text)
+-- roles: worker, observer, admin
 SELECT count(*) AS workers
 FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $1 = ANY (queues);
@@ -159,6 +165,7 @@ WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $
 -- has buried it yet. Running jobs are counted along job_running.
 
 -- name: list_workers(dead_s double precision, batch bigint)
+-- roles: worker, observer, admin
 SELECT id::text AS id,
        CASE WHEN died_at IS NOT NULL THEN 'dead'
             WHEN lease_until < clock_timestamp() THEN 'silent'
@@ -175,7 +182,24 @@ WHERE died_at IS NULL OR died_at > clock_timestamp() - make_interval(secs => $1)
 ORDER BY died_at DESC NULLS FIRST, started_at DESC
 LIMIT $2;
 
+-- The workers that share host, boot and pid namespace with whoever asks, so in a container those of
+-- that container alone: for `taskd health --worker`. Whether their processes still run is looked up
+-- there. The table holds the workers of the last week: few enough to be read from end to end.
+
+-- name: list_workers_here(host text, boot_id text, pid_namespace text, batch bigint)
+-- roles: worker, observer, admin
+SELECT id::text AS id, pid, pid_started,
+       CASE WHEN lease_until < clock_timestamp() THEN 'silent'
+            WHEN draining THEN 'draining'
+            ELSE 'live' END AS state,
+       date_part('epoch', clock_timestamp() - beat_at) AS beat_age_s
+FROM taskd.worker
+WHERE died_at IS NULL AND host = $1 AND boot_id = $2 AND pid_namespace = $3
+ORDER BY started_at DESC
+LIMIT $4;
+
 -- name: list_tasks(batch bigint)
+-- roles: producer, worker, observer, admin
 SELECT name::text, app, queue::text, max_attempts::smallint, timeout_s::double precision,
        args_schema::text, published_at
 FROM taskd.task
@@ -188,6 +212,7 @@ LIMIT $1;
 -- that needed more than one attempt. A job cancelled before it ever ran has neither.
 
 -- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
+-- roles: observer, admin
 SELECT CASE WHEN $4 THEN date_trunc('hour', finished_at) END AS hour,
        queue, task,
        count(*) FILTER (WHERE state = 'done') AS done,
@@ -195,7 +220,8 @@ SELECT CASE WHEN $4 THEN date_trunc('hour', finished_at) END AS hour,
        count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
        count(*) FILTER (WHERE attempt > 1) AS retried,
        percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (
-           ORDER BY greatest(date_part('epoch', started_at - run_at), 0)) AS wait_s,
+           ORDER BY greatest(date_part('epoch', started_at - run_at), 0))
+           FILTER (WHERE started_at IS NOT NULL) AS wait_s,
        percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (
            ORDER BY date_part('epoch', finished_at - started_at)) AS run_s
 FROM taskd.job_history

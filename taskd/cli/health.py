@@ -11,21 +11,38 @@ from taskd.cli.session import QUEUE, Session, json_option
 
 if TYPE_CHECKING:
     from taskd.store.database import Lane
+    from taskd.store.reports import Row
 
 EXIT_CHECK_FAILED = 4
 
 
 @click.command()
 @click.option("--queue", "queues", type=QUEUE, multiple=True, help="Check these queues alone.")
+@click.option("--worker", is_flag=True, help="Check the worker of this host or container instead.")
 @json_option
 @click.pass_context
-def health(ctx: click.Context, queues: tuple[str, ...], as_json: bool) -> None:
+def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: bool) -> None:
     """Exit 0 when every queue with due jobs is served.
 
     Served: a live worker that does not drain claims from it. Paused queues need not be. With
-    --queue, that queue must be served whether or not jobs wait in it. Exit 4: one is not;
-    69: the database cannot be reached; 78: its schema does not fit.
+    --queue, that queue must be served whether or not jobs wait in it. With --worker, queues are
+    not looked at: a worker of this host (in a container: of that container) must run, keep its
+    lease, and not drain. Exit 4: it is not so; 69: the database cannot be reached, which says
+    nothing about the worker; 78: its schema does not fit.
     """
+    if worker and queues:
+        raise click.UsageError("--worker looks at no queue; give one of --worker and --queue")
+    session = ctx.ensure_object(Session)
+    healthy = (
+        _check_worker(session, as_json=as_json)
+        if worker
+        else _check_queues(session, queues, as_json=as_json)
+    )
+    if not healthy:
+        ctx.exit(EXIT_CHECK_FAILED)
+
+
+def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -> bool:
     from taskd.store import reports
 
     async def look(lane: Lane) -> dict[str, int]:
@@ -33,7 +50,6 @@ def health(ctx: click.Context, queues: tuple[str, ...], as_json: bool) -> None:
             return {queue: await reports.count_serving(lane, queue) for queue in queues}
         return await reports.queues_in_need(lane)
 
-    session = ctx.ensure_object(Session)
     workers = session.ask(look)
     unserved = [queue for queue, serving in workers.items() if not serving]
     if as_json:
@@ -47,4 +63,35 @@ def health(ctx: click.Context, queues: tuple[str, ...], as_json: bool) -> None:
             f"taskd: no live worker serves {names}; start one: taskd run --queue {unserved[0]}",
             err=True,
         )
-        ctx.exit(EXIT_CHECK_FAILED)
+    return not unserved
+
+
+def _check_worker(session: Session, *, as_json: bool) -> bool:
+    from taskd.store import reports
+    from taskd.worker.lease import new_incarnation
+
+    me = new_incarnation(app="")
+    rows = session.ask(lambda lane: reports.list_workers_here(lane, me))
+    workers = [_with_its_process(row) for row in rows]
+    live = [row for row in workers if row["state"] == "live"]
+    if as_json:
+        print_json({"healthy": bool(live), "host": me.host, "workers": workers})
+    elif live:
+        click.echo(f"healthy: the worker with pid {live[0]['pid']} on {me.host} is live")
+    if not live:
+        found = ", ".join(f"the one with pid {row['pid']} is {row['state']}" for row in workers)
+        click.echo(
+            f"taskd: no live worker on {me.host}: " + (found or "none has registered"), err=True
+        )
+    return bool(live)
+
+
+def _with_its_process(row: Row) -> Row:
+    """The row, its state `gone` when the process has ended: a lease outlives a killed worker."""
+    from taskd.store.workers import Other
+    from taskd.worker.lease import is_gone
+
+    pid, started = row["pid"], row["pid_started"]
+    gone = is_gone(Other(int(row["id"]), pid, started, neighbour=True, silent=False))
+    state = "gone" if gone else row["state"]
+    return {"id": row["id"], "pid": pid, "state": state, "beat_age_s": row["beat_age_s"]}

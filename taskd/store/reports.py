@@ -9,6 +9,7 @@ import msgspec
 
 from taskd.core.job import JobState
 from taskd.store.jobs import Fetches
+from taskd.store.workers import Incarnation
 
 Row = dict[str, Any]
 ROWS_MAX = 1000
@@ -67,6 +68,13 @@ async def count_serving(on: Fetches, queue: str) -> int:
 async def list_workers(on: Fetches, dead_s: float) -> list[Row]:
     """Workers that live, and those that died within the last `dead_s` seconds."""
     return _rows(await on.fetch("list_workers", dead_s, ROWS_MAX))
+
+
+async def list_workers_here(on: Fetches, me: Incarnation) -> list[Row]:
+    """Workers with the host, boot and pid namespace of this process, the newest first."""
+    return _rows(
+        await on.fetch("list_workers_here", me.host, me.boot_id, me.pid_namespace, ROWS_MAX)
+    )
 
 
 async def list_tasks(on: Fetches) -> list[Row]:

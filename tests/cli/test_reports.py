@@ -1,6 +1,14 @@
 """`taskd queues`, `workers`, `tasks`, `stats`, `health`, `config`."""
 
+import asyncio
 import json
+import os
+
+import pytest
+
+from taskd.store import workers
+from taskd.store.database import Database, Lane
+from taskd.worker import lease
 
 
 def by(name, rows):
@@ -34,6 +42,19 @@ def test_pausing(taskd):
     rows = by("queue", taskd.json("queues", "list"))
     assert (rows["email"]["paused"], rows["web"]["paused"]) == (False, True)
     taskd("queues", "pause", "email", "--reason", "x" * 501, code=2)
+    assert "above zero" in taskd("queues", "pause", "email", "--for", "0s", code=2).stderr
+
+
+def test_pausing_as_json(taskd):
+    assert taskd.json("queues", "pause", "web", "email", "--for", "10m", "--reason", "down") == [
+        {"paused": ["email", "web"], "for_s": 600, "reason": "down"}
+    ]
+    assert taskd.json("queues", "pause", "bulk") == [
+        {"paused": ["bulk"], "for_s": None, "reason": None}
+    ]
+    assert taskd.json("queues", "resume", "email", "other", "email") == [
+        {"resumed": ["email"], "not_paused": ["other"]}
+    ]
 
 
 def test_a_pause_that_is_over_is_none(taskd):
@@ -112,11 +133,11 @@ def test_stats(taskd):
     assert all(row["hour"] for row in taskd.json("stats", "--by", "hour"))
 
 
-def test_a_job_that_never_ran_has_no_run_time(taskd):
+def test_a_job_that_never_ran_has_no_times(taskd):
     taskd("jobs", "cancel", taskd.enqueue("t", "--queue", "email"))
     [row] = taskd.json("stats")
     assert row["cancelled"] == 1
-    assert row["run_p50_s"] is None
+    assert row["wait_p50_s"] is row["run_p50_s"] is None
 
 
 def test_health(taskd):
@@ -154,6 +175,63 @@ def test_health_of_named_queues(taskd):
     taskd("health", "--queue", "email")
     result = taskd("health", "--queue", "email", "--queue", "web", "--queue", "bulk", code=4)
     assert "serves web, bulk" in result.stderr
+
+
+@pytest.fixture
+def here(taskd):
+    """Registers this process as a worker."""
+
+    def register(**columns):
+        me = lease.new_incarnation("app")._replace(**columns)
+
+        async def run():
+            lane = Lane(Database({"dsn": taskd.dsn}), "test")
+            await workers.register(lane, me, 30.0, ["email"], ["t"])
+            await lane.close()
+
+        asyncio.run(run())
+
+    return register
+
+
+def test_health_of_this_hosts_worker(taskd, here):
+    taskd.worker(1, "email")
+    taskd.enqueue("t", "--queue", "web")
+    assert "none has registered" in taskd("health", "--worker", code=4).stderr
+    here()
+    assert "is live" in taskd("health", "--worker").stdout
+    [said] = taskd.json("health", "--worker")
+    assert said["healthy"] is True
+    assert [(row["pid"], row["state"]) for row in said["workers"]] == [(os.getpid(), "live")]
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ("draining = true", "draining"),
+        ("lease_until = now() - interval '1 ms'", "silent"),
+        ("pid_started = pid_started - 1", "gone"),
+        ("died_at = now()", None),
+    ],
+)
+def test_health_tells_what_became_of_this_hosts_worker(taskd, here, change, state):
+    here()
+    taskd.sql(f"UPDATE taskd.worker SET {change}")
+    result = taskd("health", "--worker", "--json", code=4)
+    assert [row["state"] for row in json.loads(result.stdout)["workers"]] == ([state] * bool(state))
+    assert f"is {state}" in result.stderr or "none has registered" in result.stderr
+
+
+@pytest.mark.parametrize("fact", ["host", "boot_id", "pid_namespace"])
+def test_a_worker_of_another_host_or_container_is_not_this_one(taskd, here, fact):
+    here(**{fact: "other"})
+    taskd("health", "--worker", code=4)
+    here()  # one that lives is enough
+    taskd("health", "--worker")
+
+
+def test_health_of_a_worker_asks_for_no_queue(taskd):
+    taskd("health", "--worker", "--queue", "email", code=2)
 
 
 def test_config(nowhere, home):
