@@ -27,10 +27,23 @@ CREATE DOMAIN taskd.queue_name AS text
 	CONSTRAINT queue_name_is_a_channel CHECK ((VALUE ~ '^[a-z0-9_.-]{1,48}$'::text));
 
 CREATE DOMAIN taskd.task_name AS text
-	CONSTRAINT task_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)));
+	CONSTRAINT task_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
+	CONSTRAINT task_name_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
 
 CREATE DOMAIN taskd.timeout_s AS double precision
 	CONSTRAINT timeout_is_1_ms_to_30_days CHECK (((VALUE >= (0.001)::double precision) AND (VALUE <= (2592000)::double precision)));
+
+CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    LOCK TABLE ONLY taskd.job_history IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
 
 CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -39,9 +52,9 @@ CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
     AS $_$
 BEGIN
     IF leaf !~ '^job_history_[0-9]{8}$' OR to_date(right(leaf, 8), 'YYYYMMDD') >= current_date THEN
-        RAISE EXCEPTION 'partition % has not expired', leaf;
+        RAISE EXCEPTION 'partition % has not expired', leaf USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) OR to_regclass('taskd.' || leaf) IS NULL THEN
+    IF NOT taskd.begin_history_upkeep() OR to_regclass('taskd.' || leaf) IS NULL THEN
         RETURN false;
     END IF;
     EXECUTE format('DROP TABLE taskd.%I', leaf);
@@ -111,7 +124,11 @@ DECLARE
     leaf text;
     made integer := 0;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) THEN
+    IF days NOT BETWEEN 0 AND 31 THEN
+        RAISE EXCEPTION 'partitions are made for 0 to 31 days ahead, not for %', days
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT taskd.begin_history_upkeep() THEN
         RETURN 0;
     END IF;
     FOR day IN
@@ -145,6 +162,25 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    WITH gone AS (
+        DELETE FROM taskd.job_history_default
+        WHERE ctid = ANY (ARRAY(
+            SELECT ctid
+            FROM taskd.job_history_default
+            WHERE expires_at < now()
+            ORDER BY expires_at
+            LIMIT batch
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING 1
+    )
+    SELECT count(*) FROM gone
+$$;
+
 CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -153,7 +189,7 @@ CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
 DECLARE
     leaf text;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) THEN
+    IF NOT taskd.begin_history_upkeep() THEN
         RETURN NULL;
     END IF;
     SELECT c.relname INTO leaf

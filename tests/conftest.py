@@ -8,6 +8,7 @@ real one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import uuid
@@ -20,6 +21,8 @@ import pytest
 
 from taskd.store import migrations
 from taskd.store.database import Database, Lane
+from tests.canary import PASSWORD, PAYLOAD, with_canary
+from tests.logins import Logins
 
 for _name in list(os.environ):
     if _name in {"DATABASE_URL", "CREDENTIALS_DIRECTORY"} or (
@@ -40,6 +43,14 @@ class TestServer:
         self.admin_dsn = admin_dsn
         self.run = uuid.uuid4().hex[:10]
         self.template = f"taskd_template_{self.run}"
+        self.roles: list[str] = []
+
+    def tell_password(self) -> None:
+        """Put a password into every DSN, if the server asks for none: no output may show it."""
+        with_password = with_canary(self.admin_dsn)
+        with contextlib.suppress(asyncpg.PostgresError, OSError):
+            asyncio.run(_connects(with_password))
+            self.admin_dsn = with_password
 
     def dsn(self, database: str) -> str:
         base, _, query = self.admin_dsn.partition("?")
@@ -66,6 +77,21 @@ class TestServer:
         self.admin(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
 
+async def _connects(dsn: str) -> None:
+    await (await asyncpg.connect(dsn)).close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """A test in whose output a canary is seen has failed."""
+    report = yield
+    told = "".join(text for _, text in report.sections)
+    if report.passed and any(canary in told for canary in (PASSWORD, PAYLOAD)):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: a password or a payload is in its output:\n{told}"
+    return report
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
     embedded = None
@@ -79,10 +105,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
         embedded = embedded_postgres.start(home, durable=False)
         dsn = embedded.dsn("postgres")
     made = TestServer(dsn)
+    made.tell_password()
     made.admin(f'CREATE DATABASE "{made.template}" TEMPLATE template0')
     asyncio.run(migrations.migrate(Database({"dsn": made.dsn(made.template)})))
     yield made
     made.drop(made.template)
+    for role in made.roles:
+        made.admin(f"DROP ROLE {role}")
     if embedded is not None:
         embedded.close()
 
@@ -101,6 +130,12 @@ def empty_dsn(server: TestServer) -> Iterator[str]:
     name = server.create(template="template0")
     yield server.dsn(name)
     server.drop(name)
+
+
+@pytest.fixture
+def logins(server: TestServer, dsn: str) -> Logins:
+    """Logins that are members of one role of `taskd db roles` each, on the database of `dsn`."""
+    return Logins(server, dsn)
 
 
 @pytest.fixture

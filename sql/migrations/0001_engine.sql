@@ -12,7 +12,9 @@ CREATE SCHEMA taskd;
 CREATE DOMAIN taskd.queue_name AS text
     CONSTRAINT queue_name_is_a_channel CHECK (VALUE ~ '^[a-z0-9_.-]{1,48}$');
 CREATE DOMAIN taskd.task_name AS text
-    CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200);
+    CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
+    -- It is printed on terminals and in logs: no newline, no escape sequence.
+    CONSTRAINT task_name_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
 CREATE DOMAIN taskd.payload AS jsonb
     CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT payload_fits_256_kib CHECK (octet_length(VALUE::text) <= 262144);
@@ -164,6 +166,21 @@ CREATE VIEW taskd.jobs AS
 -- default partition already holds rows is left to it: attaching would have to move them
 -- under a lock, and they expire there just as well.
 -- One worker at a time: two that make the same partition would collide. Who comes second has nothing to do.
+-- What keeps them apart is a lock on the parent, which ATTACH takes anyway and which stops neither reads nor
+-- writes. It is no advisory lock: whoever may connect can hold one of those for ever, and the upkeep would
+-- stop without a word; this one needs rights on the table that no producer has.
+CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE ONLY taskd.job_history IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
 CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -174,7 +191,11 @@ DECLARE
     leaf text;
     made integer := 0;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) THEN
+    IF days NOT BETWEEN 0 AND 31 THEN
+        RAISE EXCEPTION 'partitions are made for 0 to 31 days ahead, not for %', days
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT taskd.begin_history_upkeep() THEN
         RETURN 0;
     END IF;
     FOR day IN
@@ -218,7 +239,7 @@ AS $$
 DECLARE
     leaf text;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) THEN
+    IF NOT taskd.begin_history_upkeep() THEN
         RETURN NULL;
     END IF;
     SELECT c.relname INTO leaf
@@ -243,14 +264,35 @@ SET timezone = 'UTC'
 AS $$
 BEGIN
     IF leaf !~ '^job_history_[0-9]{8}$' OR to_date(right(leaf, 8), 'YYYYMMDD') >= current_date THEN
-        RAISE EXCEPTION 'partition % has not expired', leaf;
+        RAISE EXCEPTION 'partition % has not expired', leaf USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF NOT pg_try_advisory_xact_lock(hashtext('taskd history'), 0) OR to_regclass('taskd.' || leaf) IS NULL THEN
+    IF NOT taskd.begin_history_upkeep() OR to_regclass('taskd.' || leaf) IS NULL THEN
         RETURN false;
     END IF;
     EXECUTE format('DROP TABLE taskd.%I', leaf);
     RETURN true;
 END
+$$;
+
+-- Deletes up to `batch` expired rows of the default partition; how many. Nobody but the owner deletes from
+-- the history in any other way: what has happened stays, until its time is over.
+CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH gone AS (
+        DELETE FROM taskd.job_history_default
+        WHERE ctid = ANY (ARRAY(
+            SELECT ctid
+            FROM taskd.job_history_default
+            WHERE expires_at < now()
+            ORDER BY expires_at
+            LIMIT batch
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING 1
+    )
+    SELECT count(*) FROM gone
 $$;
 
 SELECT taskd.make_history_partitions(3);
@@ -321,3 +363,7 @@ BEGIN
     RETURN job_id;
 END
 $$;
+
+-- PostgreSQL lets everybody call a new function. These run with their owner's rights, or write: who may
+-- call them is said in sql/roles.sql, and until that was run nobody but their owner may.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC;

@@ -12,6 +12,7 @@
 -- with cancels (7 runs of 8). The acks' connection has it switched off.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences integer[])
+-- roles: worker
 -- moves: running -> done
 WITH ended AS (
     DELETE FROM taskd.job AS job
@@ -39,15 +40,13 @@ SELECT count(*) AS written FROM ended;
 -- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
 -- suspect goes back to the slow lane and never to the hot index. `refunds`: the attempt does not
 -- count. An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
+-- The arrays are looked up by place, as above: joined to unnest() they were scanned once for every
+-- running row (500 results of 30 KB among 2,100 running rows: 14.6 s; like this 0.2 s).
 
 -- name: ack_settled(worker_id bigint, ids bigint[], fences integer[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[])
+-- roles: worker
 -- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued
-WITH ack AS MATERIALIZED (
-    SELECT *
-    FROM unnest($2::bigint[], $3::integer[], $4::text[], $5::double precision[], $6::boolean[],
-                $7::boolean[], $8::text[], $9::text[], $10::text[])
-        AS a (id, fence, state, delay_s, refund, interrupted, reason, error, result)
-), held AS MATERIALIZED (
+WITH held AS MATERIALIZED (
     SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result,
            CASE WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
                 WHEN job.cancel_asked THEN 'cancelled'
@@ -61,11 +60,21 @@ WITH ack AS MATERIALIZED (
                                             'started', job.started_at, 'ended', clock_timestamp())
                          || ack.error::jsonb)
            END AS errors
-    FROM taskd.job AS job
-    JOIN ack ON ack.id = job.id AND ack.fence = job.fence
-    WHERE job.worker_id IS NOT DISTINCT FROM $1 AND job.state = 'running'
-    ORDER BY job.id
-    FOR UPDATE OF job
+    FROM (
+        SELECT *, width_bucket(id, $2::bigint[]) AS n
+        FROM taskd.job
+        WHERE id = ANY ($2::bigint[])
+          AND fence = ($3::integer[])[width_bucket(id, $2::bigint[])]
+          AND worker_id IS NOT DISTINCT FROM $1
+          AND state = 'running'
+        ORDER BY id
+        FOR UPDATE
+    ) AS job
+    CROSS JOIN LATERAL (
+        SELECT ($4::text[])[n] AS state, ($5::double precision[])[n] AS delay_s,
+               ($6::boolean[])[n] AS refund, ($7::boolean[])[n] AS interrupted,
+               ($8::text[])[n] AS reason, ($9::text[])[n] AS error, ($10::text[])[n] AS result
+    ) AS ack
 ), ended AS (
     DELETE FROM taskd.job AS job
     USING held
@@ -109,12 +118,22 @@ WITH ack AS MATERIALIZED (
 )
 SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
 
+-- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
+
+-- name: locked_jobs(ids bigint[])
+-- roles: worker
+WITH free AS MATERIALIZED (
+    SELECT id FROM taskd.job WHERE id = ANY ($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED
+)
+SELECT id FROM taskd.job WHERE id = ANY ($1::bigint[]) AND id NOT IN (SELECT id FROM free);
+
 -- What became of acks that matched no row, or whose reply was lost: `running`: still mine, send
 -- it again; `acked`: written before; `absent`: written before, and the queue keeps no
 -- history; `lost`: somebody else has taken the job over. Rescue keeps the fence, so that what
 -- tells it from an ack is the error that it leaves behind. People may have moved the job on since.
 
 -- name: check_acks(worker_id bigint, ids bigint[], fences integer[])
+-- roles: worker
 SELECT ack.id,
        CASE
            WHEN job.id IS NULL THEN 'absent'
@@ -137,6 +156,7 @@ LEFT JOIN LATERAL (
 -- together, or neither does. No row returned: the lease was lost, and the caller must roll back.
 
 -- name: complete_job(id bigint, worker_id bigint, fence integer, result text)
+-- roles: worker
 -- moves: running -> done
 WITH ended AS (
     DELETE FROM taskd.job AS job

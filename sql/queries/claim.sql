@@ -13,6 +13,7 @@
 -- RETURNING has no order; the worker sorts.
 
 -- name: claim_jobs(worker_id bigint, queue text, batch bigint)
+-- roles: worker
 -- moves: queued -> running
 UPDATE taskd.job AS job
 SET state = 'running',
@@ -49,6 +50,7 @@ RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.ma
 -- names the culprit and costs one suspect only.
 
 -- name: claim_suspect(worker_id bigint, queues text[], tasks text[])
+-- roles: worker
 -- moves: scheduled -> running
 UPDATE taskd.job AS job
 SET state = 'running',

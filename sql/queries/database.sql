@@ -4,13 +4,31 @@
 -- this database, for services that refuse a second request with the same key.
 
 -- name: identify_database()
+-- roles: producer, worker, observer, admin
 SELECT to_hex((date_part('epoch', applied_at) * 1000000)::bigint) AS key
 FROM taskd.migration
 WHERE number = 1;
 
--- What the server allows: for the connection budget that a worker prints at its start.
+-- What the server allows, keeps for superusers and other chosen ones, and has: for the connection
+-- budget that a worker prints and checks at its start. `pg_stat_database` counts for everybody;
+-- `pg_stat_activity` hides other users' kind of connection from those who may not read all.
+-- `reserved_connections` exists from PostgreSQL 16 on.
 
 -- name: count_connections()
+-- roles: producer, worker, observer, admin
 SELECT current_setting('max_connections')::integer AS allowed,
-       current_setting('superuser_reserved_connections')::integer AS reserved,
-       (SELECT count(*)::integer FROM pg_stat_activity WHERE backend_type = 'client backend') AS used;
+       current_setting('superuser_reserved_connections')::integer
+           + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
+       (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used;
+
+-- The prefix of the roles that the schema was handed over to (sql/roles.sql); no row when it was not.
+
+-- name: find_roles()
+-- roles: producer, worker, observer, admin
+SELECT left(owner.rolname::text, -6) AS prefix
+FROM pg_namespace
+JOIN pg_roles AS owner ON owner.oid = nspowner
+WHERE nspname = 'taskd' AND owner.rolname LIKE '%\_owner'
+  AND (SELECT count(*) FROM pg_roles
+       WHERE rolname IN (left(owner.rolname::text, -6) || '_producer', left(owner.rolname::text, -6) || '_worker',
+                         left(owner.rolname::text, -6) || '_observer', left(owner.rolname::text, -6) || '_admin')) = 4;

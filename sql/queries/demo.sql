@@ -4,18 +4,21 @@
 -- without it are somebody's own.
 
 -- name: demo_left(queue text)
+-- roles: admin
 SELECT id, task::text, args #>> '{headers,X-Demo-Folder}' AS folder
 FROM taskd.job
 WHERE queue = $1
 ORDER BY id;
 
 -- name: demo_live(ids bigint[])
+-- roles: worker, observer, admin
 SELECT count(*) AS live FROM taskd.job WHERE id = ANY ($1::bigint[]);
 
 -- The rows know better than the run's own events, which end when a process is killed. The wait is
 -- that of the last attempt.
 
 -- name: demo_outcome(ids bigint[])
+-- roles: admin
 SELECT count(*) FILTER (WHERE state = 'done') AS done,
        count(*) FILTER (WHERE state = 'failed') AS failed,
        count(*) FILTER (WHERE state = 'cancelled') AS cancelled,

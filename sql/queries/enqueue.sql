@@ -6,6 +6,7 @@
 -- the workers have set. Ids are drawn in the order of the arrays.
 
 -- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[])
+-- roles: producer, admin
 -- moves: - -> queued, - -> scheduled
 WITH asked AS (
     SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
@@ -19,8 +20,8 @@ WITH asked AS (
            due, max_attempts, timeout_s
     FROM asked
     ORDER BY n
-    RETURNING id, queue::text
+    RETURNING id
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM born) AS q
+    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM asked) AS q
 )
 SELECT id FROM born, (SELECT count(*) FROM rung) AS r;

@@ -4,25 +4,17 @@
 -- later: a long reader of the history must never stall the acks behind a waiting DDL.
 
 -- name: make_history_partitions(days integer)
+-- roles: worker, admin
 SELECT taskd.make_history_partitions($1) AS made;
 
 -- name: truncate_expired_partition()
+-- roles: worker
 SELECT taskd.truncate_expired_partition() AS leaf;
 
 -- name: drop_expired_partition(leaf text)
+-- roles: worker
 SELECT taskd.drop_expired_partition($1) AS dropped;
 
 -- name: prune_default_partition(batch bigint)
-WITH gone AS (
-    DELETE FROM taskd.job_history_default
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid
-        FROM taskd.job_history_default
-        WHERE expires_at < now()
-        ORDER BY expires_at
-        LIMIT $1
-        FOR UPDATE SKIP LOCKED
-    ))
-    RETURNING 1
-)
-SELECT count(*) AS pruned FROM gone;
+-- roles: worker
+SELECT taskd.prune_default_partition($1) AS pruned;

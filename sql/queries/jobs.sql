@@ -5,6 +5,7 @@
 -- else: a row that was queued in the statement's snapshot may be running by then.
 
 -- name: cancel_jobs(ids bigint[], reason text)
+-- roles: admin
 -- moves: scheduled -> cancelled, queued -> cancelled
 WITH held AS MATERIALIZED (
     SELECT id, state
@@ -45,6 +46,7 @@ SELECT id, 'running' FROM asked;
 -- clean crash count. A job that has had 1,000 attempts stays where it is.
 
 -- name: retry_jobs(ids bigint[])
+-- roles: admin
 -- moves: failed -> queued, cancelled -> queued
 WITH held AS MATERIALIZED (
     SELECT id

@@ -7,11 +7,13 @@
 -- is found by the next sweep. All clocks are the database's.
 
 -- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[])
+-- roles: worker
 INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks)
 VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[])
 RETURNING id;
 
 -- name: beat(worker_id bigint, lease_s double precision, draining boolean)
+-- roles: worker
 UPDATE taskd.worker
 SET beat_at = clock_timestamp(),
     lease_until = clock_timestamp() + make_interval(secs => $2),
@@ -20,6 +22,7 @@ WHERE id = $1 AND died_at IS NULL
 RETURNING id;
 
 -- name: retire_worker(worker_id bigint)
+-- roles: worker
 UPDATE taskd.worker
 SET died_at = clock_timestamp()
 WHERE id = $1 AND died_at IS NULL
@@ -29,6 +32,7 @@ RETURNING id;
 -- not know) and jobs that somebody asked to cancel.
 
 -- name: running_jobs(worker_id bigint)
+-- roles: worker, observer, admin
 SELECT id, fence, cancel_asked, date_part('epoch', clock_timestamp() - started_at) AS age_s
 FROM taskd.job
 WHERE worker_id = $1;
@@ -38,6 +42,7 @@ WHERE worker_id = $1;
 -- share host, boot and pid namespace: their death can be proved by looking at the process table.
 
 -- name: list_others(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
+-- roles: worker, observer, admin
 SELECT id, pid, pid_started,
        (host = $3 AND boot_id = $4 AND pid_namespace = $5 AND boot_id <> '') AS neighbour,
        (lease_until < clock_timestamp()
@@ -49,6 +54,7 @@ WHERE died_at IS NULL AND id <> $1;
 -- worker may have beaten since it was listed.
 
 -- name: bury_workers(ids bigint[], proved boolean)
+-- roles: worker
 UPDATE taskd.worker
 SET died_at = clock_timestamp()
 WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
@@ -68,6 +74,7 @@ RETURNING id, host, pid;
 -- would have been true of it.
 
 -- name: rescue_jobs(batch bigint, max_crashes integer)
+-- roles: worker
 -- moves: running -> scheduled, running -> failed, running -> cancelled
 WITH RECURSIVE owner AS (
     (SELECT worker_id AS id FROM taskd.job WHERE worker_id IS NOT NULL ORDER BY worker_id LIMIT 1)
@@ -136,6 +143,7 @@ WITH RECURSIVE owner AS (
 SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
 
 -- name: forget_workers(after_s double precision)
+-- roles: worker
 DELETE FROM taskd.worker AS worker
 WHERE died_at < clock_timestamp() - make_interval(secs => $1)
   AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id);

@@ -5,6 +5,7 @@
 -- By ctid, as in the claim: a join by id walked the whole table, however few were due.
 
 -- name: promote_jobs(batch bigint)
+-- roles: worker
 -- moves: scheduled -> queued
 WITH moved AS (
     UPDATE taskd.job AS job
@@ -28,6 +29,7 @@ SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 -- In how many seconds the next scheduled job, and the next suspect, is due; NULL when there is none.
 
 -- name: next_due()
+-- roles: worker, observer, admin
 SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
         WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
        (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job

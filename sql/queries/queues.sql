@@ -4,11 +4,13 @@
 -- Rows are written in the order of their names: workers that start together would deadlock otherwise.
 
 -- name: declare_queues(names text[])
+-- roles: worker, admin
 INSERT INTO taskd.queue (name)
 SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n
 ON CONFLICT (name) DO NOTHING;
 
 -- name: pause_queues(names text[], for_s double precision, reason text)
+-- roles: admin
 INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason)
 SELECT n, clock_timestamp(), clock_timestamp() + make_interval(secs => $2), $3
 FROM (SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n) AS named
@@ -17,6 +19,7 @@ SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_
 RETURNING name::text;
 
 -- name: resume_queues(names text[])
+-- roles: admin
 WITH held AS MATERIALIZED (
     SELECT name
     FROM taskd.queue
@@ -35,6 +38,7 @@ WITH held AS MATERIALIZED (
 SELECT name FROM resumed, (SELECT count(*) FROM rung) AS r;
 
 -- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
+-- roles: admin
 INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s)
 VALUES ($1::text, coalesce($2, 604800), coalesce($3, 2592000))
 ON CONFLICT (name) DO UPDATE
@@ -42,22 +46,24 @@ SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, 
 RETURNING name::text, keep_done_s, keep_failed_s;
 
 -- What is left in queues for a worker that shall end when they are empty. `runnable`, `running` and
--- `soon` (due, or a retry within a minute) keep it going; the rest stays and is named when it ends.
+-- `soon` (due, or claimed before and due again within a minute) keep it going; the rest stays and
+-- is named when it ends. A fence tells that a job was claimed before: attempts may be refunded.
 
 -- name: count_left(queues text[], tasks text[])
+-- roles: worker, observer, admin
 SELECT count(*) FILTER (WHERE state = 'queued' AND known AND NOT paused) AS runnable,
        count(*) FILTER (WHERE state = 'running') AS running,
        count(*) FILTER (WHERE soon AND known AND NOT paused) AS soon,
        count(*) FILTER (WHERE state <> 'running' AND paused) AS paused,
        count(*) FILTER (WHERE state <> 'running' AND NOT paused AND NOT known) AS unknown,
-       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND attempt > 0) AS later_retries,
-       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND attempt = 0) AS future
+       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence > 0) AS later_retries,
+       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence = 0) AS future
 FROM (
-    SELECT job.state, job.attempt, job.task = ANY ($2::text[]) AS known,
+    SELECT job.state, job.fence, job.task = ANY ($2::text[]) AS known,
            queue.paused_at IS NOT NULL
                AND coalesce(queue.paused_until > clock_timestamp(), true) AS paused,
            job.state = 'scheduled'
-               AND job.run_at <= clock_timestamp() + CASE WHEN job.attempt > 0 THEN interval '60 s' ELSE interval '0' END AS soon
+               AND job.run_at <= clock_timestamp() + CASE WHEN job.fence > 0 THEN interval '60 s' ELSE interval '0' END AS soon
     FROM taskd.job AS job
     LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
     WHERE job.queue = ANY ($1::text[])

@@ -5,6 +5,7 @@
 -- written decides, not what was seen: the other app may have published it a moment ago.
 
 -- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[])
+-- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
     FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[])
@@ -27,11 +28,13 @@ LEFT JOIN taskd.task AS task ON task.name = mine.name
 WHERE mine.name NOT IN (SELECT name FROM published);
 
 -- name: find_tasks(names text[])
+-- roles: producer, worker, observer, admin
 SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, published_at
 FROM taskd.task
 WHERE name = ANY ($1::text[]);
 
 -- name: task_names(batch bigint)
+-- roles: producer, worker, observer, admin
 SELECT name::text
 FROM taskd.task
 ORDER BY name

@@ -32,26 +32,35 @@ def db() -> None:
 
 
 @db.command()
+@json_option
 @pass_session
-def migrate(session: Session) -> None:
+def migrate(session: Session, as_json: bool) -> None:
     """Apply the migrations that the database lacks. Safe to repeat, and from several places."""
     from taskd.store import migrations
+    from taskd.store import roles as stored_roles
 
     async def work() -> list[Migration]:
         async with session.target() as target:
-            return await migrations.migrate(target.database)
+            applied = await migrations.migrate(target.database)
+            if applied:
+                await stored_roles.renew(target.database)
+            return applied
 
-    applied = run(work())
-    for migration in applied:
-        click.echo(f"{migration.number:04d}_{migration.name}")
+    applied = [f"{each.number:04d}_{each.name}" for each in run(work())]
     newest = migrations.all_migrations()[-1].number
+    if as_json:
+        print_json({"applied": applied, "schema": newest})
+    else:
+        for name in applied:
+            click.echo(name)
     nothing = "" if applied else "; nothing was missing"
     session.say(f"the schema taskd is at {newest:04d}{nothing}")
 
 
 @db.command()
+@json_option
 @pass_session
-def check(session: Session) -> None:
+def check(session: Session, as_json: bool) -> None:
     """Exit 0 when the database's schema fits this taskd, else 78."""
     from taskd.store import migrations
 
@@ -60,7 +69,11 @@ def check(session: Session) -> None:
             await migrations.check(target.database)
 
     run(work())
-    click.echo(f"the schema taskd is at {migrations.all_migrations()[-1].number:04d}, as it should")
+    newest = migrations.all_migrations()[-1].number
+    if as_json:
+        print_json({"schema": newest})
+    else:
+        click.echo(f"the schema taskd is at {newest:04d}, as it should")
 
 
 @db.command()
@@ -91,8 +104,43 @@ def sql(session: Session, pending: bool) -> None:
 
 
 @db.command()
+@click.option("--prefix", default="taskd", show_default=True, help="What their names begin with.")
+@click.option("--sql", "--print", "as_sql", is_flag=True, help="Print the SQL; run nothing.")
+@json_option
 @pass_session
-def start(session: Session) -> None:
+def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
+    """Make roles for producers, workers, observers and admins.
+
+    Each may do what it needs and no more. Safe to repeat. Nobody logs in as one of them: a login
+    becomes a member, as in GRANT taskd_worker TO my_worker.
+    """
+    from taskd.store import roles as stored
+
+    try:
+        names = stored.names(prefix)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--prefix") from None
+    if as_sql:
+        click.echo(stored.script(prefix), nl=False)
+        return
+
+    async def work() -> None:
+        async with session.target() as target:
+            await stored.make(target.database, prefix)
+
+    run(work())
+    if as_json:
+        print_json({"roles": names})
+    else:
+        for name in names:
+            click.echo(name)
+    session.say(f"the schema taskd belongs to {names[0]}; GRANT one of the others to each login")
+
+
+@db.command()
+@json_option
+@pass_session
+def start(session: Session, as_json: bool) -> None:
     """Start the embedded PostgreSQL, and keep it up.
 
     Until `taskd db stop`; otherwise it ends soon after its last user.
@@ -104,20 +152,27 @@ def start(session: Session) -> None:
     server = embedded.keep(_home(session))
     try:
         run(migrations.migrate(Database(server.connect_args())))
-        click.echo(server.dsn())
+        if as_json:
+            print_json({"dsn": server.dsn(), "home": server.home, "major": server.major})
+        else:
+            click.echo(server.dsn())
         session.say(f"PostgreSQL {server.major} stays up; its data is in {server.home}")
     finally:
         server.close()
 
 
 @db.command()
+@json_option
 @pass_session
-def stop(session: Session) -> None:
+def stop(session: Session, as_json: bool) -> None:
     """Stop the embedded PostgreSQL, whoever uses it."""
     from taskd import embedded
 
     stopped = embedded.stop(_home(session))
-    session.say("stopped" if stopped else "it was not running")
+    if as_json:
+        print_json({"stopped": stopped})
+    else:
+        session.say("stopped" if stopped else "it was not running")
 
 
 @db.command()
@@ -137,8 +192,9 @@ def status(session: Session, as_json: bool) -> None:
 
 @db.command()
 @click.option("--show-password", is_flag=True, help="Print the password of a configured DSN, too.")
+@json_option
 @pass_session
-def dsn(session: Session, show_password: bool) -> None:
+def dsn(session: Session, show_password: bool, as_json: bool) -> None:
     """Print the DSN alone, without its password.
 
     Of the configured database, or of the embedded one, which it starts if need be.
@@ -146,17 +202,24 @@ def dsn(session: Session, show_password: bool) -> None:
     loaded = session.load()
     if loaded.settings.dsn is not None:
         configured = loaded.settings.dsn
-        click.echo(configured if show_password else hide_password(configured))
+        _print_dsn(configured if show_password else hide_password(configured), as_json)
         return
     from taskd import embedded
 
     server = embedded.start(_home(session))
     try:
-        click.echo(server.dsn())
+        _print_dsn(server.dsn(), as_json)
         if not embedded.status(server.home).kept:
             session.say("it ends soon after its last user; `taskd db start` keeps it up")
     finally:
         server.close()
+
+
+def _print_dsn(dsn: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"dsn": dsn})
+    else:
+        click.echo(dsn)
 
 
 @db.command(context_settings={"ignore_unknown_options": True})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -31,6 +32,8 @@ from taskd.errors import InvalidArgs
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# The one kind of message in which msgspec quotes a value.
+QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
 CONTEXT_PARAMETER = "ctx"
 RESERVED_PARAMETERS = frozenset({"conn"})
 MAX_ATTEMPTS_DEFAULT = 20
@@ -117,7 +120,7 @@ class Task(Generic[P, R]):
         try:
             self._decoder.decode(text)
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
-            raise InvalidArgs(f"task {self.name}: {error}") from None
+            raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return text
 
     def decode(self, args: str) -> dict[str, Any]:
@@ -129,7 +132,7 @@ class Task(Generic[P, R]):
         try:
             decoded = self._decoder.decode(args)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
-            raise InvalidArgs(f"task {self.name}: {error}") from None
+            raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return {field: getattr(decoded, field) for field in self._fields}
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
@@ -139,6 +142,11 @@ class Task(Generic[P, R]):
             InvalidArgs: the arguments do not fit the signature.
         """
         return NewJob(self.name, self.encode(*args, **kwargs), queue=self.queue, checked=True)
+
+
+def _without_value(error: Exception) -> str:
+    """What does not fit and where; the value itself may be personal, and errors are logged."""
+    return QUOTED_VALUE.sub(r"\1", str(error), count=1)
 
 
 def _check_handler(handler: Callable[..., Any]) -> None:

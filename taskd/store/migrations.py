@@ -15,6 +15,7 @@ import asyncpg
 from taskd.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
 from taskd.store.database import Database
 from taskd.store.statements import sql_root
+from taskd.store.translate import NO_SCHEMA
 
 FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 ADVISORY_LOCK = 0x7461736B64  # "taskd"
@@ -67,18 +68,23 @@ async def migrate(database: Database) -> list[Migration]:
     async with database.connection(
         "migrate", statement_timeout="0", lock_timeout="0"
     ) as connection:
-        await connection.execute("SELECT pg_advisory_lock($1)", ADVISORY_LOCK, timeout=120)
-        # A migration may take as long as it needs, but it waits 2 s at most for a table: a waiting
-        # ALTER TABLE would block every claim behind it. Not so for whoever migrates already.
-        await connection.execute(
-            "SELECT set_config('lock_timeout', $1, false)", str(LOCK_TIMEOUT_MS)
-        )
-        done = await _applied(connection)
-        _refuse_newer(done)
         for migration in all_migrations():
-            if migration.number in done:
-                continue
             async with connection.transaction():
+                # Held until the commit, and by the transaction: behind a pooler the session is
+                # anybody's.
+                await connection.execute(
+                    "SELECT pg_advisory_xact_lock($1)", ADVISORY_LOCK, timeout=120
+                )
+                # A migration may take as long as it needs, but it waits 2 s at most for a table: a
+                # waiting ALTER TABLE would block every claim behind it. Not so for whoever
+                # migrates already.
+                await connection.execute(
+                    f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
+                )
+                done = await _applied(connection)
+                _refuse_newer(done)
+                if migration.number in done:
+                    continue
                 await connection.execute(migration.text, timeout=3600)
                 await connection.execute(LEDGER)
                 await connection.execute(
@@ -100,7 +106,7 @@ async def check(database: Database) -> None:
     async with database.connection("check") as connection:
         done = await _applied(connection)
     if not done:
-        raise SchemaMissing("this database has no schema taskd. Run `taskd db migrate`.")
+        raise SchemaMissing(NO_SCHEMA)
     _refuse_newer(done)
     missing = [m for m in all_migrations() if m.number not in done]
     if missing:

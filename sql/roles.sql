@@ -1,0 +1,123 @@
+-- Roles: who may do what. `taskd db roles` runs this, `taskd db roles --sql` prints it.
+--
+-- Five roles that nobody logs in as; a login gets its rights as a member: GRANT taskd_worker TO my_worker;
+--
+--   taskd_owner     owns the schema and all in it. Whoever migrates is a member, and nobody else.
+--   taskd_producer  enqueues, and reads what workers have published about their tasks.
+--   taskd_worker    claims, runs and acks jobs, and does the upkeep. What its handlers enqueue needs taskd_producer.
+--   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
+--   taskd_admin     reads everything; cancels and retries jobs; pauses, resumes and keeps queues.
+--
+-- May be run again at any time, and must be after a migration (`taskd db migrate` does it by itself): all is
+-- taken from the four and granted anew in one transaction, so nobody notices. Roles belong to the whole
+-- server, grants to this database. The first time it needs a superuser, or a role that may create roles and
+-- has made the schema; later a member of taskd_owner will do.
+
+BEGIN;
+SET LOCAL lock_timeout = '2s';
+SET LOCAL search_path = pg_catalog;
+
+-- One at a time: two that change the same grants would fail.
+LOCK TABLE taskd.migration IN SHARE ROW EXCLUSIVE MODE;
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['taskd_owner', 'taskd_producer', 'taskd_worker', 'taskd_observer', 'taskd_admin'] LOOP
+        IF to_regrole(name) IS NULL THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+    END LOOP;
+    -- To hand something over one must be able to be who gets it. Superusers always are.
+    IF NOT pg_has_role('taskd_owner', 'USAGE') THEN
+        EXECUTE format('GRANT taskd_owner TO %I', current_user);
+    END IF;
+END
+$$;
+
+-- What still belongs to whoever migrated is handed over, so that the functions that run with their
+-- owner's rights run with those of a role that has none beyond this schema. What is handed over already
+-- is not locked again.
+DO $$
+DECLARE
+    change text;
+BEGIN
+    FOR change IN
+        SELECT format('ALTER SCHEMA %I OWNER TO taskd_owner', nspname)
+        FROM pg_namespace WHERE nspname = 'taskd' AND nspowner <> 'taskd_owner'::regrole
+        UNION ALL
+        SELECT format('ALTER TABLE %s OWNER TO taskd_owner', oid::regclass)
+        FROM pg_class
+        WHERE relnamespace = 'taskd'::regnamespace AND relkind IN ('r', 'p', 'v') AND relowner <> 'taskd_owner'::regrole
+        UNION ALL
+        SELECT format('ALTER FUNCTION %s OWNER TO taskd_owner', oid::regprocedure)
+        FROM pg_proc
+        WHERE pronamespace = 'taskd'::regnamespace AND proowner <> 'taskd_owner'::regrole
+        UNION ALL
+        SELECT format('ALTER %s %s OWNER TO taskd_owner', CASE typtype WHEN 'd' THEN 'DOMAIN' ELSE 'TYPE' END, oid::regtype)
+        FROM pg_type
+        WHERE typnamespace = 'taskd'::regnamespace AND typtype IN ('d', 'e') AND typowner <> 'taskd_owner'::regrole
+    LOOP
+        EXECUTE change;
+    END LOOP;
+END
+$$;
+
+-- From nothing: a right that is no longer needed does not stay. On a table this takes those on its columns, too.
+REVOKE ALL ON ALL TABLES IN SCHEMA taskd FROM taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+REVOKE ALL ON SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+GRANT USAGE ON SCHEMA taskd TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+-- Each checks at its start that the schema fits its code.
+GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+
+-- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
+-- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraints of
+-- the table leave `queued` and `scheduled` only. What they may read tells which ids there are.
+GRANT INSERT (queue, task, args, priority, state, run_at, max_attempts, timeout_s) ON taskd.job TO taskd_producer;
+GRANT SELECT (id) ON taskd.job TO taskd_producer;
+GRANT SELECT ON taskd.task TO taskd_producer;
+GRANT EXECUTE ON FUNCTION
+    taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision)
+    TO taskd_producer;
+
+-- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
+-- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
+GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
+GRANT UPDATE (state, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, errors) ON taskd.job TO taskd_worker;
+GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
+GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
+GRANT SELECT, INSERT, UPDATE ON taskd.task TO taskd_worker;
+GRANT SELECT, INSERT, DELETE, UPDATE (beat_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.make_history_partitions(integer), taskd.truncate_expired_partition(),
+    taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint)
+    TO taskd_worker;
+
+-- Observers see neither arguments nor results, which may be personal. The errors of attempts they see: whoever
+-- watches must see what fails. A handler should therefore not put personal data into its exceptions.
+GRANT SELECT (
+    id, worker_id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt, max_attempts,
+    crashes, interrupts, cancel_asked, queue, task, errors
+) ON taskd.job TO taskd_observer;
+GRANT SELECT (
+    id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence, state, priority,
+    attempt, max_attempts, crashes, interrupts, queue, task, reason, errors
+) ON taskd.job_history TO taskd_observer;
+GRANT SELECT (
+    id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
+    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors
+) ON taskd.jobs TO taskd_observer;
+GRANT SELECT ON taskd.queue, taskd.task, taskd.worker TO taskd_observer;
+
+-- Admins: cancelling moves a job to the history, retrying moves it back, as it is. To lock a row of the
+-- history for that, PostgreSQL wants the right to change some column of it: the reason.
+GRANT SELECT ON taskd.job, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
+GRANT INSERT, DELETE, UPDATE (cancel_asked) ON taskd.job TO taskd_admin;
+GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
+GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
+-- A queue that shall keep its jobs for another time gets the partitions for it at once.
+GRANT EXECUTE ON FUNCTION taskd.make_history_partitions(integer) TO taskd_admin;
+
+COMMIT;

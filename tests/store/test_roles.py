@@ -1,0 +1,510 @@
+"""Roles: what members of each cannot do, statement by statement, and what nobody can be refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd.core.job import NewJob
+from taskd.errors import PermissionDenied
+from taskd.store import history, jobs, migrations, roles, workers
+from taskd.store.database import Database, Lane
+from taskd.store.translate import ValueRefused
+from tests.canary import PASSWORD
+from tests.logins import Logins, as_user
+from tests.store.helpers import Ears, new_worker
+
+As = Callable[[str], Awaitable[Any]]
+
+DENIED = "42501"
+CHECKED = "23514"  # a constraint of a table or a domain
+RANGE = "22003"
+PARAMETER = "22023"
+LIMIT = "54000"
+TEXT = "22P05"  # U+0000 in JSON
+
+NEW = "INSERT INTO taskd.job (task, queue{more}) VALUES ('t', 'q'{values})"
+FINISHED = (
+    "(id, enqueued_at, run_at, finished_at, expires_at, fence, state, priority, attempt, crashes, "
+    "interrupts, queue, task, args, errors) "
+    "VALUES (1, now(), now(), now(), now(), 0, 'done', 1, 1, 0, 0, 'q', 't', '{}', '[]')"
+)
+
+
+def new(**columns: str) -> str:
+    more = "".join(f", {name}" for name in columns)
+    return NEW.format(more=more, values="".join(f", {value}" for value in columns.values()))
+
+
+def call(*arguments: str) -> str:
+    return f"SELECT taskd.enqueue({', '.join(arguments)})"
+
+
+@pytest.fixture
+async def as_(logins: Logins) -> AsyncIterator[As]:
+    """Opens a plain connection as a member of a role."""
+    opened: list[Any] = []
+
+    async def one(kind: str) -> Any:
+        opened.append(await asyncpg.connect(logins.dsn(kind)))
+        return opened[-1]
+
+    yield one
+    for each in opened:
+        each.terminate()
+
+
+@pytest.fixture
+async def rows(sql: Any, lane: Lane, logins: Logins) -> Any:
+    """A waiting job of somebody else, a running one and a finished one; what is there."""
+    worker = await new_worker(lane)
+    args = json.dumps({"iban": "DE02"})
+    await jobs.enqueue(
+        lane, [NewJob("t", args, "q"), NewJob("t", args, "q"), NewJob("t", args, "q")]
+    )
+    first, *_ = await jobs.claim(lane, worker, "q", 2)
+    assert await jobs.ack_done(lane, worker, [first.id], [first.fence])
+
+    async def look() -> list[Any]:
+        found: list[Any] = []
+        for table in ("job", "job_history", "queue", "task", "worker", "migration"):
+            found += [table, *await sql.fetch(f"SELECT * FROM taskd.{table} ORDER BY 1")]
+        return found
+
+    return look
+
+
+async def wrongly_answered(connection: Any, refused: dict[str, str]) -> dict[str, str]:
+    """The statements that were not refused with the SQLSTATE that they should be."""
+    wrong = {}
+    for statement, wanted in refused.items():
+        try:
+            await connection.execute(statement)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate != wanted:
+                wrong[statement] = f"{error.sqlstate} {error}"
+            if connection.is_in_transaction():
+                await connection.execute("ROLLBACK")
+        else:
+            wrong[statement] = "done"
+    return wrong
+
+
+def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
+    """What a producer tries, and the SQLSTATE that it gets."""
+    group, me = logins.role("producer"), f"{logins.role('producer')}_login"
+    denied = [
+        # Other people's jobs.
+        "UPDATE taskd.job SET args = '{}'",
+        "UPDATE taskd.job SET state = 'done'",
+        "UPDATE taskd.job SET fence = fence + 1",
+        "UPDATE taskd.job SET priority = -1",
+        "UPDATE taskd.job SET cancel_asked = true",
+        "DELETE FROM taskd.job",
+        "TRUNCATE taskd.job",
+        "SELECT args FROM taskd.job",
+        "SELECT queue FROM taskd.job",
+        "SELECT id FROM taskd.job FOR UPDATE",
+        "SELECT * FROM taskd.jobs",
+        "SELECT args FROM taskd.job_history",
+        "SELECT id FROM taskd.job_history_default",
+        "COPY taskd.job TO STDOUT",
+        "COPY (SELECT args FROM taskd.job) TO STDOUT",
+        "MERGE INTO taskd.job USING (SELECT 1) AS x ON true WHEN MATCHED THEN DELETE",
+        # Columns that are none of a producer's business.
+        new(fence="9"),
+        new(worker_id="1", state="'running'"),
+        new(attempt="900"),
+        new(crashes="2"),
+        new(errors="'[1]'"),
+        new(enqueued_at="'2001-01-01'"),
+        new(id="1").replace("VALUES", "OVERRIDING SYSTEM VALUE VALUES"),
+        new() + " ON CONFLICT (id) DO UPDATE SET args = '{}'",
+        new() + " RETURNING args",
+        "SELECT setval('taskd.job_id_seq', 1)",
+        "SELECT nextval('taskd.job_id_seq')",
+        # The history, the workers, the queues, the tasks, the ledger.
+        f"INSERT INTO taskd.job_history {FINISHED}",
+        f"INSERT INTO taskd.job_history_default {FINISHED}",
+        "DELETE FROM taskd.job_history",
+        "TRUNCATE taskd.job_history",
+        "UPDATE taskd.worker SET died_at = now()",
+        "INSERT INTO taskd.worker (id) VALUES (1)",
+        "SELECT host FROM taskd.worker",
+        "INSERT INTO taskd.queue (name, paused_at) VALUES ('q', now())",
+        "UPDATE taskd.task SET queue = 'mine'",
+        "DELETE FROM taskd.migration",
+        # Definitions.
+        "DROP TABLE taskd.job",
+        "DROP SCHEMA taskd CASCADE",
+        "ALTER TABLE taskd.job DISABLE TRIGGER ALL",
+        "ALTER TABLE taskd.job ADD COLUMN x text",
+        "CREATE TABLE taskd.x ()",
+        "CREATE INDEX ON taskd.job (args)",
+        "CREATE VIEW taskd.x AS SELECT 1",
+        "CREATE OR REPLACE FUNCTION taskd.enqueue(text) RETURNS bigint LANGUAGE sql AS 'SELECT 1'",
+        "CREATE TRIGGER x BEFORE UPDATE ON taskd.job EXECUTE FUNCTION tsvector_update_trigger()",
+        "CREATE RULE x AS ON INSERT TO taskd.job DO INSTEAD NOTHING",
+        "CREATE TABLE evil.x (id bigint REFERENCES taskd.job)",
+        "CREATE TABLE evil.x () INHERITS (taskd.job)",
+        "CREATE TABLE evil.x PARTITION OF taskd.job_history FOR VALUES FROM ('1-1-1') TO ('today')",
+        "COMMENT ON TABLE taskd.job IS 'mine'",
+        "REINDEX TABLE taskd.job",
+        # The upkeep.
+        "SELECT taskd.make_history_partitions(3)",
+        "SELECT taskd.truncate_expired_partition()",
+        "SELECT taskd.drop_expired_partition('job_history_20010101')",
+        "SELECT taskd.prune_default_partition(1)",
+        "SELECT taskd.begin_history_upkeep()",
+        # Locks on tables, in their weakest and strongest form.
+        "BEGIN; LOCK TABLE taskd.job IN ACCESS SHARE MODE",
+        "BEGIN; LOCK TABLE taskd.job IN ROW EXCLUSIVE MODE",
+        "BEGIN; LOCK TABLE taskd.job IN ACCESS EXCLUSIVE MODE",
+        "BEGIN; LOCK TABLE taskd.job_history IN ACCESS EXCLUSIVE MODE",
+        "BEGIN; LOCK TABLE taskd.worker IN SHARE MODE",
+        # Somebody else's rights.
+        f"SET ROLE {logins.role('owner')}",
+        f"SET ROLE {logins.role('worker')}",
+        f"SET SESSION AUTHORIZATION {logins.role('owner')}",
+        f"ALTER ROLE {me} SUPERUSER",
+        f"ALTER FUNCTION taskd.prune_default_partition(bigint) OWNER TO {group}",
+        # The server.
+        "COPY (SELECT 1) TO PROGRAM 'true'",
+        "CREATE TEMP TABLE x (y text); COPY x FROM PROGRAM 'id'",
+        "COPY (SELECT 1) TO '/tmp/x'",
+        "SELECT pg_read_file('/etc/passwd')",
+        "ALTER SYSTEM SET work_mem = '1GB'",
+        f"SELECT pg_terminate_backend({owners_pid})",
+        f"SELECT pg_cancel_backend({owners_pid})",
+    ]
+    spaces = "' '"
+    return dict.fromkeys(denied, DENIED) | {
+        # States in which no job is born.
+        new(state="'done'"): CHECKED,
+        new(state="'running'"): CHECKED,
+        # Values beyond their limits, through both doors.
+        call("'t'", f"jsonb_build_object('a', repeat({spaces}, 262144))", "queue => 'q'"): LIMIT,
+        new(args=f"jsonb_build_object('a', repeat({spaces}, 262144))"): CHECKED,
+        call("'t'", "'[]'", "queue => 'q'"): PARAMETER,
+        new(args="'[]'"): CHECKED,
+        call("'t'", """'{"a": "\\u0000"}'""", "queue => 'q'"): TEXT,
+        call("'t'", "queue => 'q'", "priority => 40000"): RANGE,
+        call("'t'", "queue => 'q'", "max_attempts => 0"): CHECKED,
+        call("'t'", "queue => 'q'", "max_attempts => 1001"): CHECKED,
+        call("'t'", "queue => 'q'", "timeout_s => 'NaN'"): CHECKED,
+        call("'t'", "queue => 'q'", "timeout_s => 1e9"): CHECKED,
+        call("'t'", "queue => 'q'", "run_at => 'infinity'"): CHECKED,
+        call("'t'", "queue => 'q'", "run_at => '9999-01-01'"): CHECKED,
+        call("''", "queue => 'q'"): CHECKED,
+        call("repeat('t', 201)", "queue => 'q'"): CHECKED,
+        call(r"E'ok\n[error] all is lost'", "queue => 'q'"): CHECKED,
+        call(r"E'\x1b[2Jt'", "queue => 'q'"): CHECKED,
+        call(r"U&'\009b2Jt'", "queue => 'q'"): CHECKED,
+        call("'t'", "queue => 'q''; DROP TABLE taskd.job; --'"): CHECKED,
+        call("'t'", "queue => 'Q'"): CHECKED,
+        call("'t'", "queue => repeat('q', 49)"): CHECKED,
+        call("'t'", r"queue => E'q\n'"): CHECKED,
+    }
+
+
+async def test_what_a_hostile_producer_tries_is_refused_and_changes_nothing(
+    sql: Any, logins: Logins, as_: As, rows: Any
+) -> None:
+    producer = await as_("producer")
+    await sql.execute(f"CREATE SCHEMA evil AUTHORIZATION {logins.role('producer')}")
+    tried = hostile(logins, sql.get_server_pid())
+    before = await rows()
+    assert len(tried) >= 20
+    assert await wrongly_answered(producer, tried) == {}
+    assert await rows() == before
+
+
+async def test_what_a_producer_may_do_it_can(as_: As, sql: Any) -> None:
+    producer = await as_("producer")
+    by_function = await producer.fetchval(call("'t'", "queue => 'q'", "priority => 5"))
+    by_hand = await producer.fetchval(new(args="""'{"a": 1}'""") + " RETURNING id")
+    found = await sql.fetch("SELECT id, state, fence, attempt FROM taskd.job ORDER BY id")
+    assert [tuple(each) for each in found] == [
+        (by_function, "queued", 0, 0),
+        (by_hand, "queued", 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        (
+            "worker",
+            {
+                "UPDATE taskd.job SET args = '{}'": DENIED,
+                "UPDATE taskd.job SET task = 'other'": DENIED,
+                "UPDATE taskd.job SET queue = 'other'": DENIED,
+                "UPDATE taskd.job SET priority = 1": DENIED,
+                "UPDATE taskd.job SET max_attempts = 1": DENIED,
+                new(): DENIED,
+                call("'t'", "queue => 'q'"): DENIED,
+                "TRUNCATE taskd.job": DENIED,
+                "SELECT args FROM taskd.job_history": DENIED,
+                "UPDATE taskd.job_history SET state = 'done'": DENIED,
+                "DELETE FROM taskd.job_history": DENIED,
+                "DELETE FROM taskd.job_history_default": DENIED,
+                "TRUNCATE taskd.job_history_default": DENIED,
+                "UPDATE taskd.queue SET paused_at = NULL": DENIED,
+                "DELETE FROM taskd.task": DENIED,
+                "UPDATE taskd.worker SET host = 'other'": DENIED,
+                "CREATE TABLE taskd.x ()": DENIED,
+                "ALTER TABLE taskd.job_history DETACH PARTITION taskd.job_history_default": DENIED,
+                "SELECT taskd.make_history_partitions(100000)": PARAMETER,
+                "SELECT taskd.drop_expired_partition('job_history_29990101')": PARAMETER,
+                "SELECT taskd.drop_expired_partition('job_history_default')": PARAMETER,
+                "SELECT taskd.drop_expired_partition('job')": PARAMETER,
+            },
+        ),
+        (
+            "observer",
+            {
+                "SELECT args FROM taskd.job": DENIED,
+                "SELECT * FROM taskd.jobs": DENIED,
+                "SELECT args FROM taskd.jobs": DENIED,
+                "SELECT result FROM taskd.jobs": DENIED,
+                "SELECT result FROM taskd.job_history": DENIED,
+                "SELECT args FROM taskd.job_history_default": DENIED,
+                "UPDATE taskd.job SET state = 'queued'": DENIED,
+                "UPDATE taskd.queue SET paused_at = now()": DENIED,
+                "SELECT id FROM taskd.job FOR SHARE": DENIED,
+                "BEGIN; LOCK TABLE taskd.job IN SHARE MODE": DENIED,
+                new(): DENIED,
+                call("'t'", "queue => 'q'"): DENIED,
+            },
+        ),
+        (
+            "admin",
+            {
+                "UPDATE taskd.job SET args = '{}'": DENIED,
+                "UPDATE taskd.job SET state = 'queued'": DENIED,
+                "UPDATE taskd.job_history SET args = '{}'": DENIED,
+                "UPDATE taskd.worker SET died_at = now()": DENIED,
+                "UPDATE taskd.task SET queue = 'x'": DENIED,
+                "DELETE FROM taskd.queue": DENIED,
+                "TRUNCATE taskd.job": DENIED,
+                "DROP TABLE taskd.job": DENIED,
+                "CREATE TABLE taskd.x ()": DENIED,
+                "SELECT taskd.prune_default_partition(1)": DENIED,
+            },
+        ),
+    ],
+)
+async def test_the_other_roles_are_refused_what_they_do_not_need(
+    as_: As, rows: Any, kind: str, refused: dict[str, str]
+) -> None:
+    before = await rows()
+    assert await wrongly_answered(await as_(kind), refused) == {}
+    assert await rows() == before
+
+
+async def test_statistics_tell_no_arguments(as_: As, sql: Any, rows: Any) -> None:
+    await sql.execute("ANALYZE taskd.job")
+    seen = "SELECT count(*) FROM pg_stats WHERE tablename = 'job' AND attname = 'args'"
+    assert await sql.fetchval(seen) == 1
+    for kind in ("producer", "observer"):
+        assert await (await as_(kind)).fetchval(seen) == 0
+
+
+# What nobody can be refused.
+
+
+async def test_advisory_locks_that_a_producer_holds_stop_no_upkeep(
+    as_: As, logins: Logins, sql: Any
+) -> None:
+    producer = await as_("producer")
+    for key in (f"{migrations.ADVISORY_LOCK}", "hashtext('taskd history'), 0", "0, 0", "1"):
+        await producer.execute(f"SELECT pg_advisory_lock({key})")
+    await sql.execute(
+        "DO $$ DECLARE leaf text; BEGIN "
+        "FOR leaf IN SELECT oid::regclass FROM pg_class WHERE relname ~ '^job_history_[0-9]{8}$' "
+        "LOOP EXECUTE 'DROP TABLE ' || leaf; END LOOP; END $$"
+    )
+    await sql.execute(
+        f"CREATE TABLE taskd.job_history_20010101 (LIKE taskd.job_history INCLUDING ALL);"
+        f"ALTER TABLE taskd.job_history_20010101 OWNER TO {logins.role('owner')};"
+        "ALTER TABLE taskd.job_history ATTACH PARTITION taskd.job_history_20010101 "
+        "FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')"
+    )
+    lane = Lane(Database({"dsn": logins.dsn("worker")}), "history")
+    assert await history.make_partitions(lane) == 2 * (history.DAYS_AHEAD + 1)
+    assert await history.drop_expired(lane) == "job_history_20010101"
+    assert await history.prune_default(lane) == 0
+    await lane.close()
+    # A worker starts; only who migrates waits, and is told so after its time.
+    await migrations.check(Database({"dsn": logins.dsn("worker")}))
+
+
+async def test_what_an_open_transaction_of_a_producer_holds_stops_nobody(
+    as_: As, logins: Logins
+) -> None:
+    producer = await as_("producer")
+    await producer.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+    await producer.execute("LISTEN taskd_q")
+    await producer.execute(call("'t'", "queue => 'q'"))
+    await producer.execute("SELECT count(id) FROM taskd.job")
+    other = Lane(Database({"dsn": logins.dsn("producer")}), "other")
+    worker = Lane(Database({"dsn": logins.dsn("worker")}), "worker", lock_timeout="1000")
+    async with asyncio.timeout(20):
+        [job_id] = await jobs.enqueue(other, [NewJob("t", queue="q")])
+        me = await new_worker(worker)
+        [job] = await jobs.claim(worker, me, "q", 10)
+        assert job.id == job_id
+        assert await jobs.ack_done(worker, me, [job.id], [job.fence]) == 1
+        assert await history.make_partitions(worker) == 0
+        await workers.forget(worker, 0)
+    await other.close()
+    await worker.close()
+
+
+async def test_whoever_listens_hears_the_names_of_queues_and_nothing_else(
+    as_: As, lane: Lane, logins: Logins
+) -> None:
+    ears = Ears(await as_("producer"))  # it asserts that no payload comes
+    await ears.listen("taskd_q")
+    await jobs.enqueue(lane, [NewJob("t", '{"secret": 1}', "q")])
+    assert await ears.so_far() == ["taskd_q"]
+
+
+TRAP = """
+CREATE SEQUENCE evil.calls;
+GRANT USAGE ON SEQUENCE evil.calls TO PUBLIC;
+CREATE FUNCTION evil.same(taskd.queue_name, text) RETURNS boolean LANGUAGE sql
+    AS $$ SELECT nextval('evil.calls') > 0 $$;
+CREATE OPERATOR evil.= (LEFTARG = taskd.queue_name, RIGHTARG = text, FUNCTION = evil.same);
+CREATE FUNCTION evil.pg_notify(text, text) RETURNS bigint LANGUAGE sql
+    AS $$ SELECT nextval('evil.calls') $$;
+CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql
+    AS $$ SELECT timestamptz '2001-01-01' + nextval('evil.calls') * interval '1 s' $$;
+CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql
+    AS $$ SELECT 'object' || nextval('evil.calls') $$;
+"""
+
+
+async def test_functions_and_operators_of_somebody_elses_schema_are_never_called(
+    as_: As, sql: Any, logins: Logins
+) -> None:
+    await sql.execute(f"CREATE SCHEMA evil AUTHORIZATION {logins.role('producer')}")
+    producer = await as_("producer")
+    await producer.execute(TRAP)
+    await sql.execute("GRANT USAGE ON SCHEMA evil TO PUBLIC")
+    # As a database from before PostgreSQL 15, where all look into a schema that all may write to.
+    name = await sql.fetchval("SELECT current_database()")
+    await sql.execute(f'ALTER DATABASE "{name}" SET search_path = evil, pg_catalog, pg_temp')
+    worker = Lane(Database({"dsn": logins.dsn("worker")}), "worker")
+    assert await worker.fetch("count_connections")
+    me = await new_worker(worker)
+    hostile = await as_("producer")
+    assert await hostile.fetchval("SHOW search_path") == "evil, pg_catalog, pg_temp"
+    await hostile.execute("CREATE TEMP TABLE job (id bigint); CREATE TEMP TABLE task (name text)")
+    job_id = await hostile.fetchval(call("'t'", "queue => 'q'"))
+    [job] = await jobs.claim(worker, me, "q", 10)
+    assert job.id == job_id
+    await jobs.ack_done(worker, me, [job.id], [job.fence])
+    await history.make_partitions(worker)
+    await history.prune_default(worker)
+    await jobs.promote(worker, 10)
+    await jobs.rescue(worker, 10, 3)
+    assert await sql.fetchval("SELECT is_called FROM evil.calls") is False
+    await worker.close()
+
+
+# What taskd says of a refusal.
+
+
+async def test_a_refused_statement_says_which_role_may_run_it(logins: Logins) -> None:
+    lane = Lane(Database({"dsn": logins.dsn("producer")}), "worker")
+    with pytest.raises(PermissionDenied, match="taskd_worker, as `taskd db roles` makes them"):
+        await jobs.promote(lane, 1)
+    with pytest.raises(PermissionDenied, match="taskd_observer or taskd_admin"):
+        await lane.fetch("list_jobs", None, None, None, None, 1)
+    await lane.close()
+
+
+async def test_roles_are_made_by_who_may(logins: Logins, database: Database) -> None:
+    with pytest.raises(PermissionDenied, match="taskd db roles --sql"):
+        await roles.make(Database({"dsn": logins.dsn("worker")}), logins.prefix)
+    # The second time no superuser is needed: a member of the owner grants anew.
+    await roles.make(Database({"dsn": logins.dsn("owner")}), logins.prefix)
+
+
+async def test_no_superuser_is_needed_where_the_owner_of_the_schema_may_make_roles(
+    server: Any, empty_dsn: str
+) -> None:
+    prefix = f"taskd_test_{server.run}_own"
+    boss = f"{prefix}_boss"
+    plain = await asyncpg.connect(empty_dsn)
+    name = await plain.fetchval("SELECT current_database()")
+    try:
+        await plain.execute(f"CREATE ROLE {boss} LOGIN CREATEROLE PASSWORD '{PASSWORD}'")
+        await plain.execute(f'GRANT CREATE ON DATABASE "{name}" TO {boss}')
+        database = Database({"dsn": as_user(empty_dsn, boss)})
+        await migrations.migrate(database)
+        await roles.make(database, prefix)
+        await roles.make(database, prefix)
+        owner = "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'taskd'"
+        assert await plain.fetchval(owner) == f"{prefix}_owner"
+        # Its functions run with their new owner's rights, and go on.
+        lane = Lane(database, "history")
+        await plain.execute(f"GRANT {prefix}_worker TO {boss}")
+        assert await history.make_partitions(lane) == 0
+        await lane.close()
+    finally:
+        await plain.execute("DROP SCHEMA IF EXISTS taskd CASCADE")
+        await plain.execute(f"DROP OWNED BY {boss}")
+        for role in (*roles.names(prefix), boss):
+            await plain.execute(f"DROP ROLE IF EXISTS {role}")
+        await plain.close()
+
+
+async def test_a_schema_that_was_handed_over_gets_its_grants_anew_after_a_migration(
+    logins: Logins, sql: Any, database: Database
+) -> None:
+    # As a migration run by a superuser leaves it: a new table that nobody may read, a new owner.
+    await sql.execute(
+        "DROP TABLE taskd.task; CREATE TABLE taskd.task (name text PRIMARY KEY, app text)"
+    )
+    assert await roles.renew(database) == roles.names(logins.prefix)
+    owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.task'::regclass"
+    assert await sql.fetchval(owner) == logins.role("owner")
+    for kind in ("producer", "worker", "observer", "admin"):
+        may = "SELECT has_table_privilege($1, 'taskd.task', 'SELECT')"
+        assert await sql.fetchval(may, logins.role(kind)), kind
+
+
+async def test_a_schema_that_was_never_handed_over_is_left_alone(database: Database) -> None:
+    assert await roles.renew(database) == []
+
+
+@pytest.mark.parametrize("prefix", ["", "Taskd", "1x", 'x"; DROP', "x-y", "x" * 41])
+def test_a_prefix_that_would_need_quotes_is_refused(prefix: str) -> None:
+    with pytest.raises(ValueError, match="prefix"):
+        roles.script(prefix)
+
+
+# Rows in messages.
+
+
+async def test_an_error_quotes_no_row(sql: Any, lane: Lane) -> None:
+    await sql.execute("ALTER TABLE taskd.job ADD CONSTRAINT small CHECK (length(args::text) < 10)")
+    with pytest.raises(ValueRefused) as caught:
+        await jobs.enqueue(lane, [NewJob("t", '{"iban": "DE02 1234"}', "q")])
+    cause = caught.value.__cause__
+    assert "small" in str(caught.value)
+    assert "DE02" not in f"{caught.value}{cause}"
+
+
+async def test_a_value_that_cannot_be_sent_is_not_quoted(lane: Lane) -> None:
+    with pytest.raises(ValueRefused) as caught:
+        await lane.fetch("enqueue_jobs", ["t"], ["q"], ['{"iban": "DE02\ud800"}'], *[[None]] * 5)
+    assert "query argument $3" in str(caught.value)
+    assert "DE02" not in str(caught.value)
