@@ -50,7 +50,10 @@ def _seconds(low: float, high: float = 86400.0 * 365) -> Callable[[Any], float]:
 
 def _whole(low: int, high: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
-        number = int(value)
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = low - 1
         if not low <= number <= high:
             raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
         return number
@@ -152,7 +155,10 @@ class Settings:
         _names,
     )
     concurrency: int = setting(
-        100, "Attempts that run at the same time, per queue.", _whole(1, 10_000)
+        100, "Attempts that run at the same time, per queue and process.", _whole(1, 10_000)
+    )
+    processes: int = setting(
+        1, "Processes that run jobs, 64 at most; more than one have a parent.", _whole(1, 64)
     )
     threads: int = setting(16, "Threads for plain `def` handlers, per process.", _whole(1, 1000))
     drain_s: float = setting(
@@ -302,7 +308,7 @@ def _dsn_elsewhere(
 ) -> dict[str, Any]:
     """The DSN from a file, a systemd credential, DATABASE_URL or libpq's own variables."""
     credential = Path(environ.get("CREDENTIALS_DIRECTORY", "")) / "dsn"
-    if dsn_file is None and environ.get("CREDENTIALS_DIRECTORY") and credential.is_file():
+    if dsn_file is None and environ.get("CREDENTIALS_DIRECTORY") and _may_be_file(credential):
         dsn_file = credential
         sources["dsn_file"] = "CREDENTIALS_DIRECTORY"
     if dsn_file is not None:
@@ -323,6 +329,13 @@ def _dsn_elsewhere(
         sources["dsn"] = "PG* variables"
         return {"dsn": "postgresql://"}
     return {}
+
+
+def _may_be_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return True  # to read it will say why it cannot be read
 
 
 def has_password(dsn: str) -> bool:

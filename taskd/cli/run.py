@@ -7,15 +7,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.session import DURATION, Session, pass_session
-from taskd.core.job import check_queue
-from taskd.errors import ConfigError, InvalidJob
+from taskd.cli.session import QUEUE, OfSetting, Session, pass_session
+
+if TYPE_CHECKING:
+    from taskd.client import Target
+    from taskd.config import Settings
+    from taskd.worker import Notify, Place, Report
 
 LEFT_WORDS = {
     "future": "scheduled for later",
@@ -23,16 +26,17 @@ LEFT_WORDS = {
     "unknown": "of tasks that this worker does not know",
     "later_retries": "retried in more than 60 s",
 }
+CONCURRENCY = OfSetting("concurrency")
 
 
 def _check_queues(
-    _ctx: click.Context, _option: click.Parameter, queues: tuple[str, ...]
+    ctx: click.Context, option: click.Parameter, queues: tuple[str, ...]
 ) -> tuple[str, ...]:
     for queue in queues:
-        try:
-            check_queue(queue.partition(":")[0])
-        except InvalidJob as error:
-            raise click.BadParameter(str(error)) from None
+        name, colon, number = queue.partition(":")
+        QUEUE.convert(name, option, ctx)
+        if colon:
+            CONCURRENCY.convert(number, option, ctx)
     return queues
 
 
@@ -48,13 +52,28 @@ def _check_queues(
 )
 @click.option("--app", metavar="MODULE", help="The module whose @task functions are run.")
 @click.option(
-    "--concurrency", type=int, metavar="N", help="Attempts that run at the same time, per queue."
+    "--processes",
+    type=OfSetting("processes"),
+    metavar="N",
+    help="Processes that run jobs, 1 by default. What is given per queue or as --threads is for "
+    "each of them.",
 )
-@click.option("--threads", type=int, metavar="N", help="Threads for plain `def` handlers.")
+@click.option(
+    "--concurrency",
+    type=CONCURRENCY,
+    metavar="N",
+    help="Attempts that run at the same time, per queue and process.",
+)
+@click.option(
+    "--threads",
+    type=OfSetting("threads"),
+    metavar="N",
+    help="Threads for plain `def` handlers, per process.",
+)
 @click.option(
     "--drain",
     "drain_s",
-    type=DURATION,
+    type=OfSetting("drain_s"),
     metavar="TIME",
     help="How long a stop lets running attempts end.",
 )
@@ -63,10 +82,18 @@ def _check_queues(
     is_flag=True,
     help="End when the queues hold nothing to run soon: 0 if no job failed, else 1.",
 )
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="For development: drain and start anew whenever a .py file below the current directory "
+    "or of the app changes.",
+)
 @click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default=None)
 @pass_session
-def run(session: Session, /, queues: tuple[str, ...], until_empty: bool, **flags: Any) -> None:
-    r"""Run jobs until stopped.
+def run(
+    session: Session, /, queues: tuple[str, ...], until_empty: bool, reload: bool, **flags: Any
+) -> None:
+    """Run jobs until stopped.
 
     SIGTERM or Ctrl-C drains: nothing new is claimed, running attempts may end, unstarted jobs go
     back. A second one cancels what runs, a third abandons it. SIGQUIT dumps the stacks and
@@ -76,8 +103,15 @@ def run(session: Session, /, queues: tuple[str, ...], until_empty: bool, **flags
     \b
     Exit codes: 0 drained; 1 a job failed (--until-empty); 69 database unreachable;
     75 attempts were abandoned; 77 not permitted; 78 bad configuration or schema.
-    """
+    """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     flags["queues"] = queues or None
+    if reload:
+        from taskd.cli.reload import anew_on_changes
+
+        settings = session.load(**flags).settings
+        if until_empty or settings.processes > 1:
+            raise click.UsageError("--reload is for one process without --until-empty")
+        anew_on_changes(settings, session.say)
     sys.exit(_to_its_end(_run(session, flags, until_empty=until_empty)))
 
 
@@ -105,25 +139,60 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
 
 
 async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
-    from taskd import aclose_default, configure, events, tasks
-    from taskd.client import open_target
-    from taskd.core.registry import Registry
-    from taskd.worker import Worker
-    from taskd.worker.app import BUILT_IN_APP, load_app, with_built_ins
+    from taskd import events
+    from taskd.worker import Lifeline, Notify, Place, longest_stop_s
 
-    settings = session.load(**flags).settings
+    def reload() -> Settings:
+        settings = session.load(**flags).settings
+        if lifeline is not None:
+            lifeline.longest_stop_s = longest_stop_s(settings)
+        return settings
+
+    lifeline = None
+    settings = reload()
     events.configure(
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
     )
+    place = Place.from_environment(os.environ)
+    notify = Notify.from_environment(os.environ, os.getpid(), to_parent=not place.alone)
+    if not place.alone:
+        lifeline = Lifeline(place.lifeline, longest_stop_s(settings))
+    try:
+        if settings.processes > 1:
+            report, code = await _run_processes(settings, notify, reload)
+        else:
+            report, code = await _run_here(settings, notify, place, reload, until_empty)
+    finally:
+        notify.close()
+    if report.left is not None and place.alone:
+        session.say(summary(report.jobs, report.left))
+    if not await _nothing_is_left():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # its reader may have left
+                stream.flush()
+        os._exit(code)
+    return code
+
+
+async def _run_here(
+    settings: Settings,
+    notify: Notify,
+    place: Place,
+    reload: Callable[[], Settings],
+    until_empty: bool,
+) -> tuple[Report, int]:
+    """Be the worker; its report and the exit code."""
+    from taskd import aclose_default, configure, tasks
+    from taskd.client import open_target
+    from taskd.core.registry import Registry
+    from taskd.worker import Worker
+    from taskd.worker.app import BUILT_IN_APP, load_app, queue_limits, with_built_ins
+
     # Handlers that enqueue mean this worker's database, also when a flag named it.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
-    if not len(registry):
-        raise ConfigError(
-            "there are no tasks to run: name your module with --app (or TASKD_APP), or set "
-            "TASKD_SMTP_HOST to turn the built-in send_email on"
-        )
+    queue_limits(settings, registry)  # what is wrong with them is said before a database starts
     target = await open_target(settings)
     worker = Worker(
         settings,
@@ -131,23 +200,38 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
         target.database,
         app=settings.app or BUILT_IN_APP,
         until_empty=until_empty,
-        reload=lambda: session.load(**flags).settings,
+        reload=reload,
         on_close=[tasks.close],
+        notify=notify,
+        place=place,
     )
     try:
-        code = await worker.run()
+        return worker.report, await worker.run()
     finally:
         await aclose_default()
-        # As process 1 of a container our end kills the server: let it stop cleanly first.
-        target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
-    if worker.report.left is not None:
-        session.say(summary(worker.report.jobs, worker.report.left))
-    if not await _nothing_is_left():
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # its reader may have left
-                stream.flush()
-        os._exit(code)
-    return code
+        _leave(target)
+
+
+async def _run_processes(
+    settings: Settings, notify: Notify, reload: Callable[[], Settings]
+) -> tuple[Report, int]:
+    """Be the parent of several workers; the sum of their reports and the exit code."""
+    from taskd.client import open_target
+    from taskd.worker.processes import Processes
+
+    # The same command once more, whatever Python and its options were: the last flag wins.
+    command = [sys.executable, *sys.orig_argv[1:], "--processes", "1"]
+    target = await open_target(settings)
+    processes = Processes(settings, command, notify=notify, reload=reload)
+    try:
+        return processes.report, await processes.run(target.database)
+    finally:
+        _leave(target)
+
+
+def _leave(target: Target) -> None:
+    # As process 1 of a container our end kills the server: let it stop cleanly first.
+    target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
 
 
 async def _nothing_is_left() -> bool:
@@ -162,8 +246,9 @@ async def _nothing_is_left() -> bool:
         task.cancel()
     left.add(loop.create_task(loop.shutdown_default_executor()))
     _, still = await asyncio.wait(left, timeout=1.0)
-    threads = any(thread.name.startswith("taskd-job") for thread in threading.enumerate())
-    return not still and not threads
+    # At its end the interpreter waits for these: ours with a job, and those that a handler started.
+    others = (each for each in threading.enumerate() if each is not threading.main_thread())
+    return not still and all(each.daemon for each in others)
 
 
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:

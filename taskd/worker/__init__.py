@@ -1,6 +1,8 @@
 """Waits: every loop, every signal, every asyncio task of a worker lives on this floor."""
 
+from taskd.worker.lifeline import Lifeline, Place, longest_stop_s
+from taskd.worker.notify import Notify
 from taskd.worker.report import Report
 from taskd.worker.worker import Worker
 
-__all__ = ["Report", "Worker"]
+__all__ = ["Lifeline", "Notify", "Place", "Report", "Worker", "longest_stop_s"]

@@ -1,0 +1,291 @@
+"""Several worker processes under one parent: `taskd run --processes 4`.
+
+The parent runs no job. It starts its children, replaces those that crash, passes signals on, and
+speaks for all of them: they tell it in systemd's own protocol (notify.py) how they are, and it
+tells systemd the sum. Each child has a session of its own, so that a Ctrl-C, which goes to the
+whole foreground group of a terminal, reaches a child once: through the parent.
+
+The first child goes ahead and the others follow when it is ready: what is wrong with the settings
+or the app is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from taskd import events
+from taskd.config import Settings
+from taskd.errors import ConfigError
+from taskd.store import migrations
+from taskd.store.database import Database
+from taskd.worker.lifeline import EXIT_ABANDONED, Place, longest_stop_s
+from taskd.worker.notify import Ear, Notify, Status
+from taskd.worker.report import Report
+
+# Until a crashed child is replaced: doubling, and short again after a minute of life.
+DELAY_S = 1.0
+DELAY_S_MAX = 30.0
+STEADY_S = 60.0
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+FORWARDED = (*STOPPING, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR2)
+
+# What a restart does not mend: a wrong command line, a refused user, wrong settings or schema.
+HOPELESS = (2, 77, 78)
+# The parent's exit code is the last of these that a child has ended with.
+WORST_LAST = (0, 1, 69, EXIT_ABANDONED, *HOPELESS)
+
+
+def _badness(code: int) -> int:
+    return WORST_LAST.index(code if code in WORST_LAST else 1)
+
+
+class Child:
+    """One process, and what it has said of itself.
+
+    Attributes:
+        heard: it has said something, so its signal handlers are in place.
+        ready: it listens and claims, and does not just read its settings again.
+        begun: it was ready once.
+        ticked: since the parent last told its watchdog; None: it has not begun to tick.
+        report: its drain report, the receipt of an orderly end.
+    """
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+        self.number = number
+        self.process = process
+        self.heard = self.ready = self.begun = False
+        self.ticked: bool | None = None
+        self.status = Status()
+        self.report: Report | None = None
+        self._began = time.monotonic()
+        self._owed: list[signal.Signals] = []
+
+    def hear(self, said: dict[str, str]) -> None:
+        """Take a datagram in."""
+        if not self.heard:
+            self.heard = True
+            for number in self._owed:
+                self.signal(number)
+        if "READY" in said:
+            self.ready = self.begun = True
+        if "WATCHDOG" in said:
+            self.ticked = True
+        if "X_TASKD_STATUS" in said:
+            self.status = Status(**json.loads(said["X_TASKD_STATUS"]))
+        if "X_TASKD_REPORT" in said:
+            self.report = Report(**json.loads(said["X_TASKD_REPORT"]))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pass a signal on; one that would kill a child without handlers waits for these."""
+        if not self.heard and number not in STOPPING:
+            self._owed.append(number)
+            return
+        if not self.heard:
+            number = signal.SIGTERM  # it has claimed nothing, and may go as it is
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self._began
+
+
+class Processes:
+    """The parent.
+
+    Args:
+        settings: `processes` says how many; the rest is the children's own affair.
+        command: what a child executes; its environment is this process's, and its Place.
+        notify: the parent's own supervisor.
+        reload: called on SIGHUP; returns the settings as they are now.
+
+    Attributes:
+        report: the sum of the children's, once run() has returned.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        command: Sequence[str],
+        *,
+        notify: Notify,
+        reload: Callable[[], Settings],
+    ) -> None:
+        self.report = Report()
+        self._settings = settings
+        self._command = list(command)
+        self._notify = notify
+        self._reload = reload
+        self._children: dict[int, Child] = {}
+        self._codes = {0}
+        self._begun = self._said_ready = self._was_ready = self._quiet = False
+        self._go_ahead = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+
+    async def run(self, database: Database) -> int:
+        """Keep the children until they are stopped or, with `--until-empty`, done; the exit code.
+
+        Raises:
+            SchemaError, ConfigError, StoreUnavailable, PermissionDenied: they could not start.
+        """
+        await migrations.check(database)
+        loop = asyncio.get_running_loop()
+        self._lifeline, held = os.pipe()
+        self._ear = Ear()
+        loop.add_reader(self._ear.socket, self._listen)
+        for each in FORWARDED:
+            loop.add_signal_handler(each, self._signalled, each)
+        ticking = asyncio.create_task(self._tick_for_ever(), name="notifier")
+        self._notify.starting()
+        try:
+            async with asyncio.TaskGroup() as keepers:
+                for number in range(1, self._settings.processes + 1):
+                    keepers.create_task(self._keep(number), name=f"process:{number}")
+        finally:
+            ticking.cancel()
+            for each in FORWARDED:
+                loop.remove_signal_handler(each)
+            loop.remove_reader(self._ear.socket)
+            self._ear.close()
+            os.close(held)
+            os.close(self._lifeline)
+        if self._begun:
+            events.worker_stopped(processes=self._settings.processes, **self.report.told())
+        return max(self._codes, key=_badness)
+
+    # The children.
+
+    async def _keep(self, number: int) -> None:
+        """Have one child run, and another whenever it crashes, until it has ended in order."""
+        delay_s = DELAY_S
+        if number > 1:
+            await self._go_ahead.wait()
+        while not self._stop_asked.is_set():
+            child = await self._spawn(number)
+            code = await child.process.wait()
+            self._listen()  # what it said last may not have been read yet
+            del self._children[child.process.pid]
+            # Of one that crashed, what it had done is known to the last second.
+            self.report.add(child.report or Report(jobs=child.status.jobs))
+            if child.age_s >= STEADY_S:
+                delay_s = DELAY_S
+            if self._is_over(child, code, delay_s):
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stop_asked.wait()
+            delay_s = min(delay_s * 2, DELAY_S_MAX)
+
+    async def _spawn(self, number: int) -> Child:
+        place = Place(number, self._settings.processes, self._lifeline)
+        environment = os.environ | {"NOTIFY_SOCKET": self._ear.address} | place.environment()
+        if self._notify.watchdog_s is not None:
+            environment["WATCHDOG_USEC"] = str(int(self._notify.watchdog_s * 1e6))
+        process = await asyncio.create_subprocess_exec(
+            *self._command, env=environment, pass_fds=(self._lifeline,), start_new_session=True
+        )
+        child = self._children[process.pid] = Child(number, process)
+        if self._quiet:
+            child.signal(signal.SIGTSTP)
+        if self._stop_asked.is_set():
+            child.signal(signal.SIGTERM)
+        return child
+
+    def _is_over(self, child: Child, code: int, delay_s: float) -> bool:
+        """Whether nobody takes the place of a child that has ended; its exit code is noted then."""
+        report, pid = child.report, child.process.pid
+        if self._stop_asked.is_set():
+            if report is None and child.begun:
+                # Killed, or crashed: what it ran is as good as abandoned.
+                self._codes.add(EXIT_ABANDONED)
+                events.worker_crashed(child.number, pid, code, 0.0)
+            elif report is not None:
+                self._codes.add(report.exit_code)
+        elif report is not None and report.left is not None:
+            self._codes.add(report.exit_code)  # --until-empty
+        elif not child.begun and (code in HOPELESS or not self._begun):
+            # One process alone would have ended like this, and has said why if it could.
+            if code < 0:
+                events.worker_crashed(child.number, pid, code, 0.0)
+            self._codes.add(max(code, 1))
+            self._stop(f"exit code {code}")
+            self._forward(signal.SIGTERM)
+        else:
+            events.worker_crashed(child.number, pid, code, delay_s)
+            return False
+        return True
+
+    # What they and others say.
+
+    def _listen(self) -> None:
+        for pid, said in self._ear.heard():
+            child = self._children.get(pid)
+            if child is not None:
+                child.hear(said)
+        living = self._children.values()
+        if any(child.begun for child in living):
+            self._begun = True
+            self._go_ahead.set()
+        # Later on, one that has crashed does not keep a reload of the others from its end.
+        ready = sum(child.ready for child in living)
+        wanted = len(living) if self._was_ready else self._settings.processes
+        if not self._said_ready and ready >= wanted:
+            self._said_ready = self._was_ready = True
+            self._notify.ready()
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            children = self._children.values()
+            ticking = all(child.ticked is not False for child in children)
+            if ticking:
+                for child in children:
+                    child.ticked = None if child.ticked is None else False
+            parts = [child.status for child in children]
+            status = Status.total([*parts, Status(jobs=self.report.jobs)])
+            self._notify.tick(status, ticking=ticking, draining=self._stop_asked.is_set())
+            await asyncio.sleep(self._notify.every_s)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if number in STOPPING:
+            self._stop(number.name)
+        elif number == signal.SIGHUP:
+            self._reload_settings()
+        elif number != signal.SIGUSR2:
+            self._quiet = number == signal.SIGTSTP
+        self._forward(number)
+
+    def _forward(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            child.signal(number)
+
+    def _reload_settings(self) -> None:
+        with suppress(ConfigError):  # the children say it
+            self._settings = self._reload()
+        if self._said_ready:
+            self._said_ready = False
+            self._notify.reloading()
+            for child in self._children.values():
+                child.ready = False
+
+    def _stop(self, why: str) -> None:
+        """The first time: no child is started any more, and none may take too long to end."""
+        if not self._stop_asked.is_set():
+            self.report.signal = why
+            self._stop_asked.set()
+            self._go_ahead.set()
+            self._notify.stopping()
+            longest_s = longest_stop_s(self._settings)
+            asyncio.get_running_loop().call_later(longest_s, self._kill)
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            with suppress(ProcessLookupError):
+                child.process.kill()

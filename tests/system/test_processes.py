@@ -1,0 +1,356 @@
+"""`taskd run --processes 2`: one parent, two workers, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.shell import ROOT, WITHIN_S, Shell
+from tests.worker.test_notify import Supervisor
+
+TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
+
+
+class Family(Shell):
+    """A parent, its children, and how to find them."""
+
+    async def start(
+        self, *args: str, ready: int = 2, terminal: int | None = None, **settings: Any
+    ) -> asyncio.subprocess.Process:
+        """Start a parent and wait until so many children are ready."""
+        given = {
+            "dsn": self.dsn,
+            "processes": 2,
+            "drain_s": 0.5,
+            "cancel_s": 0.5,
+            "log_format": "json",
+            "log_level": "debug",
+            "job_lines_per_s": 1000,
+        } | settings
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "taskd", "run", "--app", "stop_app", *args,
+            cwd=self.home,
+            env={k: v for k, v in os.environ.items() if not k.startswith(("TASKD_", "PG"))}
+            | {f"TASKD_{name.upper()}": str(value) for name, value in given.items()}
+            | {"PYTHONPATH": str(ROOT)},
+            stdin=terminal,
+            stderr=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=terminal is not None,
+            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        self.processes.append(process)
+        self._readers.append(asyncio.create_task(self._read(process)))
+        await self.heard("worker.ready", ready)
+        return process
+
+    def children(self, parent: asyncio.subprocess.Process) -> list[int]:
+        return [
+            int(pid)
+            for task in Path(f"/proc/{parent.pid}/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        ]
+
+    async def gone(self, pids: list[int]) -> float:
+        """Wait until no such process exists; how long that took."""
+        began = time.monotonic()
+        async with asyncio.timeout(WITHIN_S):
+            while any(Path(f"/proc/{pid}").exists() for pid in pids):
+                await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+    async def close(self) -> None:
+        await super().close()
+        pids = [line["pid"] for line in self.of("worker.started")]
+        try:
+            await self.gone(pids)
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, KILL)
+
+
+@pytest.fixture
+async def family(home: Path, dsn: str, sql: Any) -> AsyncIterator[Family]:
+    made = Family(home, dsn, sql)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supervisor]:
+    """What systemd would be to the parent."""
+    made = Supervisor(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+    yield made
+    made.socket.close()
+
+
+async def said(supervisor: Supervisor, name: str, value: str = "1", count: int = 1) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while sum(value in each for each in supervisor.heard(name)) < count:
+            await asyncio.sleep(0.02)
+
+
+async def test_two_processes_share_the_work_and_stop_with_one_report(family: Family) -> None:
+    parent = await family.start(concurrency=5)
+    await family.enqueue("sleeps", 40, s=0.1)
+    await family.settled(40)
+    started = family.of("worker.started")
+    assert {line["process"] for line in started} == {1, 2}
+    assert sorted(line["pid"] for line in started) == sorted(family.children(parent))
+    workers = await family.sql.fetch("SELECT DISTINCT worker_id FROM taskd.job_history")
+    assert len(workers) == 2
+    code, took = await family.stop(parent, TERM)
+    assert code == 0
+    assert took < 8
+    [report] = family.of("worker.stopped")
+    assert report["processes"] == 2
+    assert report["signal"] == "SIGTERM"
+    assert report["jobs"] == {"done": 40}
+    assert await family.sql.fetchval("SELECT bool_and(died_at IS NOT NULL) FROM taskd.worker")
+
+
+async def test_a_killed_child_is_replaced_and_its_jobs_are_rescued(family: Family) -> None:
+    parent = await family.start(concurrency=2)
+    await family.enqueue("sleeps", 4, s=1)
+    await family.running(4)
+    [victim, *_] = family.children(parent)
+    os.kill(victim, KILL)
+    [crashed] = await family.heard("worker.crashed")
+    assert (crashed["pid"], crashed["ended"]) == (victim, "signal 9")
+    await family.heard("worker.ready", 3)
+    assert len(family.children(parent)) == 2
+    await family.settled(4)
+    rows = await family.sql.fetch(
+        "SELECT state, crashes, count(*) FROM taskd.job_history GROUP BY 1, 2"
+    )
+    assert {tuple(row) for row in rows} == {("done", 0, 2), ("done", 1, 2)}
+    assert (await family.stop(parent, TERM))[0] == 0
+
+
+async def test_children_end_with_a_parent_that_is_killed(family: Family) -> None:
+    parent = await family.start()
+    await family.enqueue("sleeps", 20, s=600)
+    await family.running(20)
+    children = family.children(parent)
+    parent.kill()
+    assert await family.gone(children) < 8
+    rows = await family.sql.fetch("SELECT DISTINCT state, attempt, worker_id FROM taskd.job")
+    assert {tuple(row) for row in rows} == {("queued", 0, None)}
+    assert len(family.of("worker.stopped")) == 2  # nobody takes their reports any more
+
+
+def test_a_child_whose_loop_is_blocked_ends_with_its_parent_too() -> None:
+    program = (
+        "import os, signal, sys, time; from taskd.worker.lifeline import Lifeline\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('TERM', flush=True))\n"
+        "Lifeline(int(sys.argv[1]), 0.3); print('begun', flush=True); time.sleep(60)"
+    )
+    reading, held = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(reading)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        pass_fds=[reading], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout
+    assert child.stdout.readline() == "begun\n"
+    os.close(held)
+    out, err = child.communicate(timeout=WITHIN_S)
+    os.close(reading)
+    assert out == "TERM\n"
+    assert "time.sleep" in err or "most recent call first" in err
+    assert child.returncode == 75
+
+
+async def test_ctrl_c_in_a_terminal_drains_once(family: Family) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        parent = await family.start(terminal=theirs, drain_s=60)
+        await family.enqueue("sleeps", 2, s=600)
+        await family.enqueue("sleeps", 2, s=1.5)
+        await family.running(4)
+        os.write(ours, b"\x03")
+        await family.heard("worker.draining", 2)
+        await family.heard("job.done", 2)  # a second signal would have cancelled them
+        assert parent.returncode is None
+        os.write(ours, b"\x03")
+        assert await family.end(parent) == 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    [report] = family.of("worker.stopped")
+    assert report["signal"] == "SIGINT"
+    assert report["jobs"] == {"done": 2, "interrupted": 2}
+    assert await family.states() == {"queued": 2, "done": 2}
+
+
+async def test_a_child_that_is_killed_during_the_drain_counts_as_abandoned(family: Family) -> None:
+    parent = await family.start(drain_s=60)
+    await family.enqueue("swallows")
+    [started] = await family.heard("job.started")
+    parent.send_signal(TERM)
+    await family.heard("worker.draining", 2)
+    async with asyncio.timeout(WITHIN_S):
+        while len(family.children(parent)) > 1:
+            await asyncio.sleep(0.02)
+    [last] = family.children(parent)
+    os.kill(last, KILL)
+    assert await family.end(parent) == 75
+    assert len(family.of("worker.crashed")) == 1
+    assert len(family.of("worker.ready")) == 2
+    assert started["task"] == "swallows"
+
+
+@pytest.mark.parametrize(
+    ("args", "settings", "why"),
+    [
+        (["--app", "no_such_app"], {}, "app 'no_such_app' cannot be imported"),
+        ([f"--queue=q{number}" for number in range(20)], {"processes": 64}, "64 processes 1600"),
+        ([], {"dsn": "postgresql://127.0.0.1/x?port=1"}, "refuse"),
+    ],
+    ids=["app", "connections", "database"],
+)
+async def test_what_keeps_one_from_starting_is_said_once_and_ends_all(
+    family: Family, args: list[str], settings: dict[str, Any], why: str
+) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "taskd", "run", "--app", "stop_app", *args,
+        cwd=family.home,
+        env=os.environ
+        | {"TASKD_DSN": family.dsn, "TASKD_PROCESSES": "3", "PYTHONPATH": str(ROOT)}
+        | {f"TASKD_{name.upper()}": str(value) for name, value in settings.items()},
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    family.processes.append(parent)
+    async with asyncio.timeout(WITHIN_S):
+        _, errors = await parent.communicate()
+    assert errors.decode().count(why) == 1, errors.decode()
+    assert parent.returncode == (69 if "dsn" in settings else 78)
+    assert "worker.crashed" not in errors.decode()
+    assert "worker.stopped" not in errors.decode()
+
+
+async def test_until_empty_ends_with_the_sum(family: Family) -> None:
+    await family.enqueue("sleeps", 30, s=0.05)
+    await family.enqueue("exits_in_a_task", 2)
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "taskd", "run", "--app", "stop_app", "--until-empty",
+        cwd=family.home,
+        env=os.environ | {"TASKD_DSN": family.dsn, "PYTHONPATH": str(ROOT)}
+        | {"TASKD_PROCESSES": "2", "TASKD_LOG_FORMAT": "json", "TASKD_CONCURRENCY": "2"},
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    family.processes.append(parent)
+    async with asyncio.timeout(WITHIN_S):
+        _, errors = await parent.communicate()
+    *lines, last = errors.decode().splitlines()
+    assert last == "taskd: 30 done, 2 failed; nothing is left"
+    assert parent.returncode == 1
+    assert json.loads(lines[-1])["jobs"] == {"done": 30, "failed": 2}
+
+
+async def test_the_parent_speaks_to_systemd_for_all(family: Family, supervisor: Supervisor) -> None:
+    parent = await family.start(drain_s=60)
+    await said(supervisor, "READY")
+    await said(supervisor, "WATCHDOG", count=2)
+    await family.enqueue("sleeps", 5, s=0)
+    await family.enqueue("sleeps", 3, s=600)
+    await said(supervisor, "STATUS", "default: 3 running, 5 done, 0 failed")
+    parent.send_signal(HUP)
+    await said(supervisor, "READY", count=2)
+    await family.heard("worker.reloaded", 2)
+    assert len(supervisor.heard("RELOADING")) == len(supervisor.heard("MONOTONIC_USEC")) == 1
+    parent.send_signal(TERM)
+    await said(supervisor, "STOPPING")
+    await said(supervisor, "EXTEND_TIMEOUT_USEC", "", count=3)
+    await family.heard("worker.draining", 2)
+    code, _ = await family.stop(parent, TERM)
+    assert code == 0
+    assert not any(name.startswith("X_") for heard in supervisor.hear() for name in heard)
+
+
+async def test_the_watchdog_hears_nothing_while_one_loop_is_blocked(
+    family: Family, supervisor: Supervisor
+) -> None:
+    parent = await family.start(drain_s=60)
+    await said(supervisor, "WATCHDOG")
+    await family.enqueue("blocks", s=4)
+    await family.heard("loop.blocked")
+    await asyncio.sleep(0.7)  # what was said before may still be on its way
+    before = len(supervisor.heard("WATCHDOG"))
+    await asyncio.sleep(1.5)
+    assert len(supervisor.heard("WATCHDOG")) == before
+    await family.heard("job.done")
+    await said(supervisor, "WATCHDOG", count=before + 1)
+    assert (await family.stop(parent, TERM))[0] == 0
+
+
+async def test_signals_reach_children_that_start_later(family: Family) -> None:
+    parent = await family.start()
+    parent.send_signal(signal.SIGTSTP)
+    await family.heard("worker.quiet", 2)
+    os.kill(family.children(parent)[0], KILL)
+    await family.heard("worker.quiet", 3)
+    await family.heard("worker.ready", 3)
+    await family.enqueue("sleeps", 3, s=0)
+    parent.send_signal(signal.SIGCONT)
+    await family.settled(3)
+    assert (await family.stop(parent, TERM))[0] == 0
+
+
+@pytest.mark.parametrize("number", [TERM, KILL], ids=["stopped", "killed"])
+async def test_a_parent_that_ends_before_a_child_is_ready_leaves_nothing(
+    family: Family, number: signal.Signals
+) -> None:
+    (family.home / "stop_app.py").write_text("import time; open('importing', 'w'); time.sleep(60)")
+    parent = await family.start(ready=0)
+    async with asyncio.timeout(WITHIN_S):
+        while not (family.home / "importing").exists():
+            await asyncio.sleep(0.02)
+    [child] = family.children(parent)
+    parent.send_signal(number)
+    assert await family.gone([child]) < 8
+    assert await family.end(parent) == (0 if number == TERM else -KILL)
+    assert not family.of("worker.stopped")
+
+
+async def test_a_first_child_that_is_killed_before_it_is_ready_is_told(family: Family) -> None:
+    (family.home / "stop_app.py").write_text("import os; os.kill(os.getpid(), 9)")
+    parent = await family.start(ready=0)
+    assert await family.end(parent) == 1
+    [crashed] = await family.heard("worker.crashed")
+    assert crashed["ended"] == "signal 9"
+
+
+def test_a_log_line_is_one_write_so_that_lines_of_several_processes_do_not_mix() -> None:
+    program = (
+        "from taskd import events\n"
+        "class Stream:\n"
+        "    isatty = flush = lambda self: False\n"
+        "written = []\n"
+        "stream = Stream(); stream.write = written.append\n"
+        "events.configure('json', stream=stream)\n"
+        "events.worker_quiet(True); events.worker_quiet(False)\n"
+        "print([each.count('\\n') for each in written])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[1, 1]\n"
