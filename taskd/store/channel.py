@@ -21,6 +21,10 @@ def channel_name(queue: str) -> str:
     return f"taskd_{queue}"
 
 
+class Pooled(StoreUnavailable):
+    """Through a pooler LISTEN is accepted and nothing is ever heard."""
+
+
 class Channel:
     """A listening connection.
 
@@ -43,9 +47,12 @@ class Channel:
         """Connect and LISTEN.
 
         Raises:
+            Pooled: a pooler stands between.
             StoreUnavailable: not now.
         """
         self._connection = await self._database.connect(f"listen {self.name}")
+        if self._database.pooled:
+            raise Pooled(f"{self.name} cannot be listened to through a pooler")
         self._connection.add_termination_listener(lambda _connection: self._lost())
         with translated():
             await self._connection.add_listener(self.name, lambda *_: self._heard())

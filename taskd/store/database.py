@@ -15,8 +15,9 @@ from typing import Any
 import asyncpg
 
 from taskd.errors import StoreUnavailable
+from taskd.store import hosts
 from taskd.store.statements import statement
-from taskd.store.translate import is_gone, translated
+from taskd.store.translate import STRAYED, Down, is_gone, translate, translated
 
 CONNECT_TIMEOUT_S = 5.0
 # A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
@@ -32,6 +33,10 @@ class Database:
         statement_timeout_s: seconds that one statement may take on the server; the client gives
             up a little later, so that the server's verdict usually arrives.
         revive: brings a server of our own back when nobody answers at its address; blocking.
+
+    Attributes:
+        pooled: whether a pooler stands between that lends a session for each transaction, so
+            that nothing may rest on the session; None: nobody has connected yet.
     """
 
     def __init__(
@@ -43,7 +48,9 @@ class Database:
     ) -> None:
         self.connect_args = dict(connect_args)
         self.statement_timeout_s = statement_timeout_s
+        self.pooled: bool | None = None
         self._revive = revive
+        self._addresses = hosts.addresses(connect_args)
 
     async def connect(self, purpose: str, **settings: str) -> asyncpg.Connection:
         """A new connection whose `application_name` is `taskd <purpose>`.
@@ -54,34 +61,113 @@ class Database:
         Raises:
             StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
         """
-        timeout_ms = str(int(self.statement_timeout_s * 1000))
-        server_settings = {
-            "application_name": f"taskd {purpose}",
-            "statement_timeout": timeout_ms,
-            "lock_timeout": str(int(self.statement_timeout_s * 400)),
-            "idle_in_transaction_session_timeout": "15000",
-            "default_transaction_isolation": "read committed",
-            "jit": "off",
-            "client_min_messages": "error",
-        } | settings
         with translated():
             try:
-                connection = await self._connect(server_settings)
+                connection = await self._connect_directly_or_not(purpose, settings)
             except (ConnectionRefusedError, FileNotFoundError):
                 if self._revive is None:
                     raise
                 await asyncio.to_thread(self._revive)
-                connection = await self._connect(server_settings)
+                connection = await self._connect_directly_or_not(purpose, settings)
         _keep_alive(connection)
         return connection
 
-    async def _connect(self, server_settings: dict[str, str]) -> asyncpg.Connection:
-        return await asyncpg.connect(
-            **({"target_session_attrs": "read-write"} | self.connect_args),
-            timeout=CONNECT_TIMEOUT_S,
-            command_timeout=self.statement_timeout_s + 2.0,
-            server_settings=server_settings,
+    async def run(
+        self, connection: asyncpg.Connection, name: str, args: tuple[Any, ...], **settings: str
+    ) -> list[asyncpg.Record]:
+        """Run the named statement on a connection that was made here with these settings."""
+        text = statement(name).text
+        try:
+            if not self.pooled:
+                rows: list[asyncpg.Record] = await connection.fetch(text, *args)
+                return rows
+            return await self._run_pooled(connection, text, args, settings)
+        except STRAYED:
+            self.pooled = True
+            connection.terminate()
+            raise
+
+    async def _run_pooled(
+        self,
+        connection: asyncpg.Connection,
+        text: str,
+        args: tuple[Any, ...],
+        settings: dict[str, str],
+    ) -> list[asyncpg.Record]:
+        """In a transaction that says all that the session would remember: it may be anybody's."""
+        words = "".join(
+            f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
         )
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;{words}")
+        try:
+            rows: list[asyncpg.Record] = await connection.fetch(text, *args)
+        except TimeoutError:
+            raise  # what still runs there cannot be told to stop
+        except Exception:
+            if not connection.is_closed():
+                await connection.execute("ROLLBACK")
+            raise
+        await connection.execute("COMMIT")
+        return rows
+
+    def _settings(self, settings: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "statement_timeout": str(int(self.statement_timeout_s * 1000)),
+            "lock_timeout": str(int(self.statement_timeout_s * 400)),
+            "idle_in_transaction_session_timeout": "15000",
+            "jit": "off",
+            "client_min_messages": "error",
+            # Whoever may create functions or operators elsewhere could put better matches there.
+            "search_path": "pg_catalog",
+        } | dict(settings)
+
+    async def _connect_directly_or_not(
+        self, purpose: str, settings: Mapping[str, str]
+    ) -> asyncpg.Connection:
+        """Connect with the settings; through a pooler, which cannot keep them, without."""
+        name = {"application_name": f"taskd {purpose}"}
+        if not self.pooled:
+            isolation = {"default_transaction_isolation": "read committed"}
+            try:
+                connection = await self._connect(name | isolation | self._settings(settings))
+            except asyncpg.ProtocolViolationError as error:
+                if "startup parameter" not in str(error):
+                    raise
+                self.pooled = True
+            else:
+                if self.pooled is None:
+                    self.pooled = await _is_pooled(connection)
+                if not self.pooled:
+                    return connection
+                connection.terminate()
+        # Nothing prepared under a name, and no question about the host before a transaction began.
+        return await self._connect(name, statement_cache_size=0, target_session_attrs="any")
+
+    async def _connect(self, server_settings: dict[str, str], **args: Any) -> asyncpg.Connection:
+        """Connect to the first host that will do, beginning with the one that did last."""
+        addresses = self._addresses
+        unsure: Exception | None = None
+        for number, address in enumerate(addresses, 1):
+            try:
+                connection = await asyncpg.connect(
+                    **({"target_session_attrs": "read-write"} | self.connect_args | address | args),
+                    timeout=CONNECT_TIMEOUT_S,
+                    command_timeout=self.statement_timeout_s + 2.0,
+                    server_settings=server_settings,
+                )
+            except Exception as error:
+                said = translate(error)
+                if not isinstance(said, StoreUnavailable):
+                    raise
+                # One that is down proves nothing while another cannot be reached from here.
+                unsure = unsure or (None if isinstance(said, Down) else error)
+                if number == len(addresses):
+                    raise unsure or error from None
+            else:
+                # One assignment: the beat thread connects by the same list.
+                self._addresses = [address, *(each for each in addresses if each != address)]
+                return connection
+        raise AssertionError("there is at least one address")
 
     @contextlib.asynccontextmanager
     async def connection(self, purpose: str, **settings: str) -> AsyncIterator[asyncpg.Connection]:
@@ -92,6 +178,15 @@ class Database:
                 yield connection
         finally:
             await close(connection)
+
+
+async def _is_pooled(connection: asyncpg.Connection) -> bool:
+    """Whether who answers is not who was connected to: a pooler hands out keys of its own."""
+    try:
+        pid = await connection.fetchval("SELECT pg_backend_pid()")
+    except STRAYED:
+        return True
+    return bool(pid != connection.get_server_pid())
 
 
 async def close(connection: asyncpg.Connection) -> None:
@@ -156,9 +251,8 @@ class Lane:
         async with self._lock:
             connection = await self._ready()
             try:
-                with translated():
-                    rows: list[asyncpg.Record] = await connection.fetch(statement(name).text, *args)
-                    return rows
+                with translated(statement(name).roles):
+                    return await self._database.run(connection, name, args, **self._settings)
             except StoreUnavailable as error:
                 if connection.is_closed() or is_gone(error.__cause__ or error):
                     self.drop()

@@ -34,11 +34,10 @@ class Pool:
             StoreUnavailable: the connection could not be made, or broke (then it may have run).
             ValueRefused: a value was refused; nothing was written.
         """
-        with translated():
+        with translated(statement(name).roles):
             pool = await self._ready()
             async with pool.acquire() as connection:
-                rows: list[Any] = await connection.fetch(statement(name).text, *args)
-                return rows
+                return await self._database.run(connection, name, args)
 
     async def open(self) -> None:
         """Connect now, so that a wrong DSN shows.

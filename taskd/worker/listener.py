@@ -6,7 +6,7 @@ import asyncio
 
 from taskd import events
 from taskd.errors import TaskdError
-from taskd.store.channel import Channel
+from taskd.store.channel import Channel, Pooled
 from taskd.store.database import Database
 from taskd.worker.service import Backoff, Wakeup, jittered_s
 
@@ -32,6 +32,9 @@ class Listener:
             delay_s = 0.0
             try:
                 await self._listen()
+            except Pooled:
+                events.listener_pooled(self._channel.name)
+                return
             except TaskdError as error:
                 delay_s = self._backoff.next_s()
                 events.listener_lost(self._channel.name, str(error), delay_s)

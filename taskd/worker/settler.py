@@ -11,7 +11,7 @@ from taskd.core.job import Job, JobState
 from taskd.core.outcome import Ack, Happened, Raised, Returned
 from taskd.core.task import Task
 from taskd.worker.acker import Acker
-from taskd.worker.attempt import AttemptContext
+from taskd.worker.context import AttemptContext
 
 NOT_COMMITTED = "ctx.complete() was called, but its transaction was not committed"
 COUNTED = (
@@ -75,8 +75,8 @@ class Settler:
             text = f"its outcome could not be described: {type(error).__name__}"
             ack = outcome.settle(job, task, Raised(RuntimeError(text)))
         self._acker.settled(ack)
-        if isinstance(happened, outcome.TaskUnknown):
-            self.counts["released"] += 1  # said once per batch, in _take
+        if isinstance(happened, outcome.TaskUnknown | outcome.IdTaken):
+            self.counts["released"] += 1  # said once per batch, in Consumer._take
         else:
             self._say(job, ack, time.monotonic() - began)
 

@@ -137,8 +137,13 @@ SQL = re.compile(
 ALLOWED = {
     ("embedded/launch.py", "CREATE DATABASE "),  # before there is a server
     ("store/channel.py", "SELECT pg_listening_channels()"),  # the probe of the connection itself
-    ("store/migrations.py", "SELECT pg_advisory_lock("),  # before there is a schema
-    ("store/migrations.py", "SELECT set_config('lock_timeout'"),
+    ("store/database.py", "SELECT pg_backend_pid()"),  # whether a pooler answers
+    ("store/database.py", "BEGIN ISOLATION LEVEL"),  # around each statement behind a pooler
+    ("store/database.py", "SET LOCAL "),
+    ("store/database.py", "ROLLBACK"),
+    ("store/database.py", "COMMIT"),
+    ("store/migrations.py", "SELECT pg_advisory_xact_lock("),  # before there is a schema
+    ("store/migrations.py", "SET LOCAL statement_timeout"),
     ("store/migrations.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
     ("store/migrations.py", "INSERT INTO taskd.migration"),
     ("store/migrations.py", "SELECT to_regclass('taskd.migration')"),

@@ -217,7 +217,8 @@ class Judge:
         Args:
             enqueued: ids that a producer was given; each must have been born.
             waiting: jobs that are meant to be unfinished.
-            rolled_back: jobs whose claims a failover took back; a run without a claim is lawful.
+            rolled_back: jobs whose claims or outcomes a failover took back; a run without a claim
+                is lawful, and so is another one.
             left_behind: jobs whose handlers ignore their cancellation and outlive their attempt.
             ledger: a task and the job id of each entry that its effects left: one per job done.
             sessions: connections of taskd that may still be open.

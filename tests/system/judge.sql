@@ -379,7 +379,15 @@ CREATE VIEW judge.stale_write AS
           WHERE run.claim = claim.seq AND run.ended_at <= claim.closed_at
             AND (run.outcome = 'done' OR claim.closed_as = 'forgotten')
       )
-      AND EXISTS (SELECT 1 FROM judge.run WHERE run.job = claim.job);
+      AND EXISTS (SELECT 1 FROM judge.run WHERE run.job = claim.job)
+      -- The run that earned it began in the same process under a claim that a failover took back.
+      AND NOT EXISTS (
+          SELECT 1 FROM judge.said
+          JOIN judge.run ON run.job = said.job
+          JOIN judge.worker ON worker.pid = run.pid
+          WHERE said.job = claim.job AND said.what = 'rolled back' AND worker.id = claim.worker
+            AND run.claim IS NULL AND run.outcome = 'done' AND run.ended_at <= claim.closed_at
+      );
 
 -- Why a run that was not its job's first is not explained.
 CREATE VIEW judge.unexplained AS
@@ -399,6 +407,9 @@ CREATE VIEW judge.unexplained AS
     WHERE run.claim_n > 1
       AND (before.closed_as IS NULL OR before.closed_as IN ('release', 'stolen', 'burn')
            OR (before.closed_as = 'retry' AND past.outcome = 'done' AND past.ended_at <= before.closed_at))
+      -- Its outcome was taken back by a failover: the worker gives back what it no longer knows.
+      AND NOT (before.closed_as = 'release' AND EXISTS (
+          SELECT 1 FROM judge.said WHERE said.job = run.job AND said.what = 'rolled back'))
     UNION ALL
     SELECT claim.job, format('it was rescued from worker %s, which lived', claim.worker)
     FROM judge.claim AS claim JOIN judge.worker AS worker ON worker.id = claim.worker

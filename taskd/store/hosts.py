@@ -1,0 +1,40 @@
+"""The hosts of a DSN: `postgresql://a:5432,b:5433/jobs`, or `?host=a,b` with sockets among them.
+
+The driver tries several hosts under one time limit, so that a first host which has vanished
+without a word (a dead machine, a cut network) would keep it from the second one for ever. Here
+each host is an address of its own, to be tried with a limit of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(\d+))?")
+
+
+def addresses(connect_args: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What to give to the driver on top of the arguments to reach each host; [{}] for one host."""
+    dsn = connect_args.get("dsn")
+    if dsn is None or "," not in dsn:
+        return [{}]
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    found = [
+        HOST_AND_PORT.fullmatch(unquote(text))
+        for text in parts.netloc.rpartition("@")[2].split(",")
+        if text
+    ]
+    hosts = [(match[1].strip("[]"), match[2]) for match in found if match]
+    if not hosts:
+        ports = query.get("port", [""])[-1].split(",")
+        names = [name for name in query.get("host", [""])[-1].split(",") if name]
+        # As everywhere: one port is every host's.
+        fill = ports[0] if len(ports) == 1 else ""
+        hosts = list(zip_longest(names, ports[: len(names)], fillvalue=fill))
+    if len(hosts) < 2:
+        return [{}]
+    return [{"host": host} | ({"port": int(port)} if port else {}) for host, port in hosts]

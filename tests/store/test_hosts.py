@@ -1,0 +1,100 @@
+"""Several hosts in one DSN: each is tried with a time limit of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from taskd.store import database as databases
+from taskd.store.database import Database
+from taskd.store.hosts import addresses
+from taskd.store.translate import Silence
+
+
+@pytest.mark.parametrize(
+    ("dsn", "found"),
+    [
+        ("postgresql://u@a/d", [{}]),
+        ("postgresql://u:p,q@a/d", [{}]),
+        ("postgresql://u@a,b/d", [{"host": "a"}, {"host": "b"}]),
+        (
+            "postgresql://u:x%2Cy@a:1,[::1]:2/d",
+            [{"host": "a", "port": 1}, {"host": "::1", "port": 2}],
+        ),
+        (
+            "postgresql://u@/d?host=/s/a,/s/b&port=1,2",
+            [{"host": "/s/a", "port": 1}, {"host": "/s/b", "port": 2}],
+        ),
+        (
+            "postgresql://u@/d?host=/s/a,b&port=7",
+            [{"host": "/s/a", "port": 7}, {"host": "b", "port": 7}],
+        ),
+    ],
+)
+def test_the_hosts_of_a_dsn(dsn: str, found: list[dict[str, object]]) -> None:
+    assert addresses({"dsn": dsn}) == found
+
+
+def test_without_a_dsn_the_driver_knows_the_host() -> None:
+    assert addresses({"host": "/s", "user": "u"}) == [{}]
+
+
+@pytest.fixture
+async def silent_port() -> AsyncIterator[int]:
+    """Somebody who takes connections and never says a word, as a machine that has vanished."""
+    gone = asyncio.Event()
+
+    async def wait(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gone.wait()
+        writer.close()
+
+    listening = await asyncio.start_server(wait, "127.0.0.1", 0)
+    yield listening.sockets[0].getsockname()[1]
+    gone.set()
+    listening.close()
+    await asyncio.sleep(0)
+
+
+async def _tcp(dsn: str) -> tuple[str, str]:
+    """Where this run's server listens by TCP, and the database."""
+    parts = urlsplit(dsn)
+    if not parts.port:
+        pytest.skip("this run's server has no TCP port")
+    return f"{parts.hostname}:{parts.port}", parts.path
+
+
+async def test_a_first_host_that_is_silent_does_not_keep_from_the_second(
+    dsn: str, silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "CONNECT_TIMEOUT_S", 0.5)
+    there, path = await _tcp(dsn)
+    database = Database(
+        {"dsn": f"postgresql://taskd@127.0.0.1:{silent_port},{there}{path}?sslmode=disable"}
+    )
+    async with database.connection("test") as connection:
+        assert await connection.fetchval("SELECT 1") == 1
+    began = time.monotonic()
+    async with database.connection("test"):
+        # The one that answered is asked first from then on.
+        assert time.monotonic() - began < 0.5
+
+
+async def test_a_host_that_refuses_proves_nothing_about_one_that_is_silent(
+    silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "CONNECT_TIMEOUT_S", 0.2)
+    dsn = f"postgresql://taskd@127.0.0.1:{silent_port},127.0.0.1:1/d?sslmode=disable"
+    with pytest.raises(Silence):
+        await Database({"dsn": dsn}).connect("test")
+
+
+async def test_a_direct_connection_is_not_taken_for_a_pooler(dsn: str) -> None:
+    database = Database({"dsn": dsn})
+    async with database.connection("test") as connection:
+        assert isinstance(connection, asyncpg.Connection)
+    assert database.pooled is False

@@ -1,0 +1,78 @@
+"""The server goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.system.faults import app
+from tests.system.faults.cluster import private
+from tests.system.faults.scene import Outcome, scene
+
+
+async def restarts(times: int = 20, jobs_between: int = 300) -> Outcome:
+    """`pg_ctl restart -m immediate`, again and again, while two workers have a load."""
+    async with private() as cluster, scene(cluster.dsn()) as made:
+        await made.worker()
+        await made.worker()
+        made.feed()
+        recovered_s = []
+        for _ in range(times):
+            await made.ended(jobs_between)
+            await cluster.stop()
+            await cluster.start()
+            recovered_s.append(await made.first_claim_after(time.time()))
+        made.figures |= {"restarts": times, "recovered_s": recovered_s}
+        made.figures["buried"] = len(made.said("workers.buried"))
+        return await made.finish("restarts")
+
+
+async def outage(outage_s: float = 90.0, lease_s: float = 30.0) -> Outcome:
+    """The server is away for longer than a lease; long handlers end meanwhile, and after it."""
+    async with private() as cluster, scene(cluster.dsn(), lease_s=lease_s) as made:
+        for _ in range(2):
+            await made.worker()
+        made.feed(200)
+        gates = [made.home / "meanwhile", made.home / "afterwards"]
+        held = [await made.enqueue([app.holds.job(gate=str(gate))] * 5) for gate in gates]
+        await made.running(held[0] + held[1])
+        await made.ended(200)
+        await cluster.stop()
+        away = time.monotonic()
+        gates[0].touch()
+        await asyncio.sleep(outage_s - (time.monotonic() - away))
+        started = [row[1] for row in made.records() if row[5] == "start"]
+        await cluster.start()
+        back = time.time()
+        made.figures["first_claim_s"] = await made.first_claim_after(back)
+        acked = await made.ask(
+            "SELECT date_part('epoch', max(at)) FROM judge.event "
+            "WHERE kind = 'gone' AND job = ANY ($1::bigint[])",
+            held[0],
+        )
+        made.figures["acked_s"] = acked - back if acked else None
+        made.figures["acked_first"] = bool(acked and acked - back < made.figures["first_claim_s"])
+        gates[1].touch()
+        made.figures["buried"] = len(made.said("workers.buried")) + len(made.said("worker.buried"))
+        made.figures["fenced"] = len(made.said("worker.fenced"))
+        outcome = await made.finish("outage")
+        runs = [row[1] for row in made.records() if row[5] == "start"]
+        made.figures["long_jobs_run_once"] = all(runs.count(job) == 1 for job in held[0] + held[1])
+        assert len(started) <= len(runs)
+        return outcome
+
+
+async def test_restarts_under_load_lose_nothing() -> None:
+    outcome = await restarts(times=2, jobs_between=100)
+    print(outcome)
+    outcome.verdict.require()
+    assert outcome.figures["buried"] == 0
+
+
+async def test_an_outage_longer_than_the_lease_buries_nobody() -> None:
+    outcome = await outage(outage_s=5.0, lease_s=2.0)
+    print(outcome)
+    outcome.verdict.require()
+    assert outcome.figures["buried"] == outcome.figures["fenced"] == 0
+    assert outcome.figures["long_jobs_run_once"]
+    assert outcome.figures["acked_first"]
