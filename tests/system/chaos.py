@@ -127,7 +127,9 @@ def _unexpected(row: Any) -> str:
 class Fleet:
     """Worker processes that are started again when they die, as systemd would."""
 
-    def __init__(self, dsn: str, judge: Judge, lease_s: float, logs: Path) -> None:
+    def __init__(
+        self, dsn: str, judge: Judge, lease_s: float, logs: Path, **settings: object
+    ) -> None:
         self._judge = judge
         self._logs = logs
         self._environ = {
@@ -136,11 +138,13 @@ class Fleet:
             "TASKD_LEASE_S": str(lease_s),
             "TASKD_LOG_FORMAT": "json",
             "TASKD_JOB_LINES_PER_S": "0",
+            **{f"TASKD_{name.upper()}": str(value) for name, value in settings.items()},
         }
         self._slots: dict[int, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._leaving: set[int] = set()
         self._stopping = False
+        self.exit_codes: dict[int, int] = {}
 
     async def start(self, workers: int) -> None:
         for slot in range(workers):
@@ -158,7 +162,7 @@ class Fleet:
     async def _keep(self, slot: int) -> None:
         while True:
             process = self._slots[slot]
-            code = await process.wait()
+            code = self.exit_codes[process.pid] = await process.wait()
             if self._stopping:
                 return
             drained = code == 0 and process.pid in self._leaving
@@ -179,7 +183,10 @@ class Fleet:
 
     async def restart_one(self, dice: random.Random, connection: asyncpg.Connection) -> None:
         """Ask a worker to stop; another takes its place when it has drained."""
-        pid = await self._any(dice, connection)
+        self.restart(await self._any(dice, connection))
+
+    def restart(self, pid: int) -> None:
+        """Ask this one to stop."""
         self._leaving.add(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

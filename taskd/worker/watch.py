@@ -1,0 +1,111 @@
+"""What runs on the main loop, and who blocks it: written by the loop, read by the beat thread."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+
+from taskd import events
+from taskd.core.job import Job
+
+LOOK_EVERY_S = 0.1
+# The pulse ticks every 40 to 60 ms, so a blocked loop is named within 0.45 s.
+BLOCKED_S = 0.35
+# A loop that stays blocked is named again after 1, 2, 4 ... seconds, at most once in 60.
+AGAIN_S = 1.0
+AGAIN_S_MAX = 60.0
+STACK_FRAMES = 8
+STACK_CHARS = 4000
+
+
+class Pulse:
+    """Written by the main loop, read by other threads: single attributes, so no lock.
+
+    Attributes:
+        ticked: when the loop last turned (time.monotonic).
+        job: the job whose handler is being stepped now.
+        owners: the asyncio tasks that handlers have made, and for which job.
+    """
+
+    def __init__(self) -> None:
+        self.ticked = time.monotonic()
+        self.job: Job | None = None
+        self.owners: dict[asyncio.Task[object], Job] = {}
+
+    def running(self, loop: asyncio.AbstractEventLoop) -> Job | None:
+        """The job on whose behalf the loop works at this moment."""
+        job = self.job
+        if job is None and self.owners:
+            current = asyncio.current_task(loop)
+            job = None if current is None else self.owners.get(current)
+        return job
+
+
+@dataclass(slots=True)
+class _Told:
+    """When a task's blockages may be told again, and how many were not."""
+
+    next_at: float = 0.0
+    gap_s: float = AGAIN_S
+    untold: int = 0
+
+
+class LoopWatch:
+    """Names who blocks the loop. Made on the main loop; `look` is called by another thread."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._looked = time.monotonic()
+        self._since: float | None = None
+        self._by: Job | None = None
+        self._telling: _Told | None = None
+        self._told: dict[str, _Told] = {}
+
+    def look(self) -> None:
+        """Look once; to be called every LOOK_EVERY_S."""
+        now, ticked = time.monotonic(), self._pulse.ticked
+        late_s, self._looked = now - self._looked, now
+        if self._since is not None and ticked != self._since:
+            self._ended(ticked - self._since)
+        # Was this whole process stopped, its loop is not to blame.
+        if now - ticked < BLOCKED_S or late_s > 1.0:
+            return
+        if self._since is None:
+            self._since, self._by = ticked, self._pulse.running(self._loop)
+        self._tell(now, now - self._since)
+
+    def stack(self) -> str:
+        """Where the main thread is."""
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the only way
+        if frame is None:
+            return ""
+        return "".join(traceback.format_stack(frame, limit=STACK_FRAMES))[-STACK_CHARS:]
+
+    def blocker(self) -> Job | None:
+        """The job that the loop works for now."""
+        return self._pulse.running(self._loop)
+
+    def _tell(self, now: float, blocked_s: float) -> None:
+        told = self._told.setdefault(self._by.task if self._by else "", _Told())
+        if now < told.next_at:
+            if self._telling is None:
+                told.untold += 1
+                self._telling = told
+            return
+        if now > told.next_at + AGAIN_S_MAX:
+            told.gap_s = AGAIN_S
+        events.loop_blocked(blocked_s, self._by, self.stack(), told.untold)
+        self._telling, told.untold = told, 0
+        told.next_at, told.gap_s = now + told.gap_s, min(told.gap_s * 2, AGAIN_S_MAX)
+
+    def _ended(self, blocked_s: float) -> None:
+        by, told = self._by, self._telling
+        self._since = self._by = self._telling = None
+        if told is not None and not told.untold:
+            events.loop_unblocked(blocked_s, by)
