@@ -7,6 +7,7 @@ from taskd.core.backoff import Custom, Exponential, Fixed, Linear
 from taskd.core.context import Context
 from taskd.core.job import JobState, NewJob
 from taskd.core.outcome import Cancel, Fail, Retry, Snooze
+from taskd.core.resource import resource
 from taskd.errors import TaskdError
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "TaskdError",
     "aclose_default",
     "configure",
+    "resource",
     "task",
 ]
 

@@ -11,6 +11,7 @@ TaskdError                       1
 │   ├── SchemaOutdated              the database is older than this code
 │   └── SchemaTooNew                this code is older than the database
 ├── AppError                    78  the module of --app does not import, or registers nothing usable
+├── ResourceError                1  a resource of the app could not be made; worth another start
 ├── EnqueueError                 2
 │   ├── UnknownTask                 nobody has published that task and no queue was named
 │   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
@@ -80,6 +81,10 @@ class AppError(TaskdError):
     """The module named by --app cannot be used."""
 
     exit_code = 78
+
+
+class ResourceError(TaskdError):
+    """A resource of the app could not be made when the worker started."""
 
 
 class EnqueueError(TaskdError):

@@ -53,10 +53,10 @@ def configure(
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console)
-    # The bound logger is kept: structlog's lazy proxy costs 650 ns even for a line that is not
-    # written.
+    # The bound logger is kept: structlog's lazy proxy costs 650 ns even for lines not written.
     _log = structlog.wrap_logger(
-        structlog.PrintLogger(cast("TextIO", _Unbreakable(stream))),
+        # A line is one write, so that those of several processes on one pipe do not mix.
+        structlog.WriteLogger(cast("TextIO", _Unbreakable(stream))),
         processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
     ).bind()
@@ -138,7 +138,9 @@ def flush_folded() -> None:
     _folding.flush()
 
 
-def _job_fields(job: Job, duration_s: float | None = None) -> dict[str, Any]:
+def _job_fields(job: Job | None, duration_s: float | None = None) -> dict[str, Any]:
+    if job is None:
+        return {}
     fields = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
     if duration_s is not None:
         fields["wait_ms"] = round(job.wait_s * 1000, 1)
@@ -224,6 +226,20 @@ def task_unknown(task: str, queue: str, count: int) -> None:
     _emit("task.unknown", "warning", task=task, queue=queue, count=count)
 
 
+def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
+    """Asyncio tasks that a handler made outlive its attempt; `stack` is where one of them waits."""
+    _emit(
+        "task.leaks",
+        "warning",
+        task=job.task,
+        queue=job.queue,
+        job_id=job.id,
+        count=count,
+        cancelled=cancelled,
+        stack=stack,
+    )
+
+
 # The worker.
 
 
@@ -245,6 +261,12 @@ def worker_draining(signal: str, running: int, released: int) -> None:
 def worker_stopped(**report: Any) -> None:
     """The worker has stopped; the drain report."""
     _emit("worker.stopped", "info", **report)
+
+
+def worker_crashed(process: int, pid: int, code: int, delay_s: float) -> None:
+    """One of several processes ended unasked or without a report; another one follows, if any."""
+    ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    _emit("worker.crashed", "error", process=process, pid=pid, ended=ended, delay_s=delay_s)
 
 
 def worker_quiet(quiet: bool) -> None:
@@ -272,9 +294,28 @@ def workers_buried(workers: Sequence[str], proof: str) -> None:
     _emit("workers.buried", "warning", workers=list(workers), proof=proof)
 
 
-def loop_blocked(blocked_s: float, job: str, stack: str) -> None:
-    """A handler blocks the event loop: nothing else runs meanwhile."""
-    _emit("loop.blocked", "warning", blocked_s=round(blocked_s, 2), job=job, stack=stack)
+def loop_blocked(blocked_s: float, job: Job | None, stack: str, untold: int) -> None:
+    """The event loop is blocked, by a handler if a job is named; `untold` times before, too."""
+    _emit(
+        "loop.blocked",
+        "warning",
+        blocked_s=round(blocked_s, 2),
+        **_job_fields(job),
+        untold=untold,
+        stack=stack,
+    )
+
+
+def loop_unblocked(blocked_s: float, job: Job | None) -> None:
+    """The event loop, which was named as blocked, turns again."""
+    _emit("loop.unblocked", "info", blocked_s=round(blocked_s, 2), **_job_fields(job))
+
+
+def worker_stuck(job: Job | None, running: int, released: int, stack: str) -> None:
+    """A stop is over its time and the loop does not answer: the worker leaves as it is."""
+    _emit(
+        "worker.stuck", "error", **_job_fields(job), running=running, released=released, stack=stack
+    )
 
 
 def service_crashed(service: str, error: BaseException, crashes: int, delay_s: float) -> None:
@@ -300,6 +341,21 @@ def task_replaced(name: str, by: str) -> None:
 def store_back(outage_s: float) -> None:
     """PostgreSQL answers again."""
     _emit("store.back", "info", outage_s=round(outage_s, 1))
+
+
+def store_pooled() -> None:
+    """A pooler stands before PostgreSQL: each statement takes its settings along."""
+    _emit("store.pooled", "info")
+
+
+def listeners_none() -> None:
+    """Through a pooler nothing is heard: queues are only polled. Set TASKD_LISTEN_DSN."""
+    _emit("listeners.none", "warning")
+
+
+def listener_pooled(channel: str) -> None:
+    """TASKD_LISTEN_DSN leads to a pooler, through which nothing is heard; the queue is polled."""
+    _emit("listener.pooled", "warning", channel=channel)
 
 
 def listener_connected(channel: str) -> None:
@@ -344,6 +400,21 @@ def jobs_rescued(states: Mapping[int, str]) -> None:
     _emit("jobs.rescued", "warning", count=len(states), states=counts, job_ids=list(states)[:20])
 
 
+def connections_short(needed: int, free: int) -> None:
+    """The server has fewer free connections now than this worker may use; it goes on trying."""
+    _emit("connections.short", "warning", needed=needed, free=free)
+
+
+def connections_none(error: str, delay_s: float) -> None:
+    """The server has no connection left for this worker, which waits for one to start."""
+    _emit("connections.none", "warning", error=error, delay_s=round(delay_s, 2))
+
+
+def resources_not_closed(error: BaseException) -> None:
+    """A resource of the app failed, or took too long, when it was taken down."""
+    _emit("resources.not_closed", "error", error=f"{type(error).__name__}: {error}")
+
+
 def jobs_reconciled(job_ids: Sequence[int]) -> None:
     """The database says this worker runs jobs that it never received; they were given back."""
     _emit("jobs.reconciled", "warning", count=len(job_ids), job_ids=list(job_ids)[:20])
@@ -366,7 +437,7 @@ def partition_dropped(name: str) -> None:
 
 
 def upkeep_postponed(what: str, error: str) -> None:
-    """Upkeep found the history in use and will try again later."""
+    """Upkeep of the history could not go on, as it is in use or not permitted; it tries again."""
     _emit("upkeep.postponed", "info", what=what, error=error)
 
 

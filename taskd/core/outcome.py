@@ -125,11 +125,31 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class StillRuns:
+    """Claimed, but an abandoned attempt of the job still runs in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdTaken:
+    """Claimed, but a job that a failover has forgotten runs here by the same id: given back."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskUnknown:
     """This worker does not know the task: given back, for one that does."""
 
 
-Happened = Returned | Raised | TimedOut | Interrupted | CancelAsked | NotStarted | TaskUnknown
+Happened = (
+    Returned
+    | Raised
+    | TimedOut
+    | Interrupted
+    | CancelAsked
+    | NotStarted
+    | StillRuns
+    | IdTaken
+    | TaskUnknown
+)
 
 
 def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
@@ -144,8 +164,7 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
-            # It may still be running here: the attempt counts, and it waits until this process is
-            # gone.
+            # It may still run here: the attempt counts, and waits until this process is gone.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
@@ -153,7 +172,14 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
             return _ack(job, JobState.CANCELLED, reason="cancel asked")
         case NotStarted():
             return _ack(job, JobState.QUEUED, refund=True)
-        case TaskUnknown():
+        case StillRuns():
+            # It counts: a handler that never ends must not bring its job back for ever.
+            text = "an earlier attempt of it was abandoned and still runs in this worker"
+            delay_s = max(
+                ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
+            )
+            return _again(job, task, failure.Failure("StillRuns", text), delay_s)
+        case TaskUnknown() | IdTaken():
             return _ack(job, JobState.SCHEDULED, delay_s=UNKNOWN_TASK_DELAY_S, refund=True)
 
 

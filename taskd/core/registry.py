@@ -5,18 +5,22 @@ The only way from a row to code; nothing is ever imported by a name that stands 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from taskd.core.task import Task
 
 
 class Registry:
-    """The tasks that a process knows."""
+    """The tasks that a process knows, and the resources of their handlers.
+
+    Attributes:
+        resources: generator functions by name; see taskd.core.resource.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
+        self.resources: dict[str, Callable[[], Any]] = {}
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
@@ -32,13 +36,24 @@ class Registry:
             )
         self._tasks[task.name] = task
 
+    def add_resource(self, maker: Callable[[], Any]) -> None:
+        """Register a resource under the name of its function.
+
+        Raises:
+            ValueError: another resource has that name already.
+        """
+        name = maker.__name__
+        known = self.resources.get(name)
+        if known is not None and _place(known) != _place(maker):
+            raise ValueError(
+                f"two resources are named {name!r}: {_place(known)} and {_place(maker)}; "
+                "rename one of the functions"
+            )
+        self.resources[name] = maker
+
     def get(self, name: str) -> Task[..., Any] | None:
         """The task of that name, if known."""
         return self._tasks.get(name)
-
-    def nearest(self, name: str) -> list[str]:
-        """Known names that look like `name`, best first."""
-        return difflib.get_close_matches(name, self._tasks, n=3)
 
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -60,7 +75,11 @@ def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:
 
 
 def _where(task: Task[..., Any]) -> str:
-    return f"{task.handler.__module__}.{task.handler.__qualname__}"
+    return _place(task.handler)
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 # Where `@task` registers unless told otherwise.

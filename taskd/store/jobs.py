@@ -106,6 +106,11 @@ async def check_acks(
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
 
 
+async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
+    """Which of these jobs' rows somebody else's transaction has locked."""
+    return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
+
+
 async def promote(on: Fetches, batch: int) -> dict[str, int]:
     """Move due jobs to `queued`; how many, by queue."""
     return {row[0]: row[1] for row in await on.fetch("promote_jobs", batch)}

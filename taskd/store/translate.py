@@ -7,7 +7,8 @@ message, is passed on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import asyncpg
@@ -16,29 +17,42 @@ from taskd.errors import (
     ConfigError,
     InvalidJob,
     PermissionDenied,
+    SchemaError,
     SchemaMissing,
     StoreUnavailable,
     TaskdError,
 )
 
+# What a pooler that lends a session for one transaction says of a statement that was prepared in
+# another session, or by another client under the same name.
+STRAYED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 # The connection, or the server behind it, is gone or going; the statement may have run or not.
 _GONE = (
     asyncpg.PostgresConnectionError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.CannotConnectNowError,
     asyncpg.InternalClientError,
     asyncpg.InterfaceError,
     ConnectionError,
     OSError,
+    *STRAYED,
 )
-# The server answers, but not now: locks, timeouts, deadlocks, no room, a standby.
+# No server takes connections there, or none that takes writes.
+_DOWN = (
+    ConnectionRefusedError,
+    FileNotFoundError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.exceptions.TargetServerAttributeNotMatched,
+)
+_HELD_UP = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
+# The server answers, but not now: deadlocks, no room, a full NOTIFY queue.
 _BUSY = (
+    asyncpg.ProgramLimitExceededError,
     asyncpg.TransactionRollbackError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
     asyncpg.ObjectNotInPrerequisiteStateError,
-    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.PostgresSystemError,
 )
 _BAD_VALUE = (
@@ -48,22 +62,66 @@ _BAD_VALUE = (
     OverflowError,
 )
 
+NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
+# How asyncpg refuses a value before it is sent: with the value.
+_ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
+# As PostgreSQL names what it misses, whatever the language of its messages.
+_OURS = re.compile(r"\btaskd\b")
+
 
 class Silence(StoreUnavailable):
     """No answer within the time limit: nobody knows whether the statement ran."""
+
+
+class Down(StoreUnavailable):
+    """The server has ended, or is ending, starting or a standby: nobody can write to it now."""
+
+
+class HeldUp(StoreUnavailable):
+    """The server gave the statement up after its time limit, or after waiting for a lock.
+
+    Nothing of it was written. A smaller one may get through.
+    """
+
+
+class NoRoom(StoreUnavailable):
+    """The server has no connection left for us; others may have theirs."""
 
 
 class ValueRefused(InvalidJob):
     """The database refused a value of the statement; nothing of the statement was written."""
 
 
-def translate(error: BaseException) -> TaskdError | None:
-    """The taskd error for what the driver raised, or None when it is not the driver's."""
+def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | None:
+    """The taskd error for what the driver raised, or None when it is not the driver's.
+
+    Args:
+        roles: whose members may run the statement.
+    """
     message = first_line(error)
     if isinstance(error, TaskdError):
         return error
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return Silence("PostgreSQL did not answer in time")
+    mend = _to_be_mended(error, message, roles)
+    if mend is not None:
+        return mend
+    if _is_bad_value(error):
+        return ValueRefused(f"PostgreSQL: {message}")
+    if isinstance(error, _DOWN):
+        return Down(f"PostgreSQL cannot be reached: {message}")
+    if isinstance(error, _HELD_UP):
+        return HeldUp(f"PostgreSQL: {message}")
+    if isinstance(error, _BUSY):
+        full = isinstance(error, asyncpg.TooManyConnectionsError)
+        return (NoRoom if full else StoreUnavailable)(f"PostgreSQL: {message}")
+    if isinstance(error, _GONE):
+        return StoreUnavailable(f"PostgreSQL cannot be reached: {message}")
+    return None
+
+
+def _to_be_mended(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
+    """What somebody must put right, the DSN, a right or the schema; None when that is not it."""
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
         return PermissionDenied(
             f"PostgreSQL refuses the login: {message}. Check user and password."
@@ -73,23 +131,29 @@ def translate(error: BaseException) -> TaskdError | None:
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return ConfigError(f"{message}. Create it, or correct the DSN.")
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
-        return PermissionDenied(f"PostgreSQL: {message}. Grant it, or use another role.")
+        return PermissionDenied(f"PostgreSQL: {message}. {_needs(roles)}")
     if isinstance(error, asyncpg.InvalidSchemaNameError | asyncpg.UndefinedTableError):
-        return SchemaMissing(f"{message}. Run `taskd db migrate`.")
-    if isinstance(error, _BAD_VALUE) or _unencodable(error):
-        return ValueRefused(f"PostgreSQL: {message}")
-    if isinstance(error, _BUSY):
-        return StoreUnavailable(f"PostgreSQL: {message}")
-    if isinstance(error, _GONE):
-        return StoreUnavailable(f"PostgreSQL cannot be reached: {message}")
+        return _missing(message)
     return None
+
+
+def _missing(message: str) -> SchemaError:
+    # A table of somebody else's is missing when a trigger or a rule of theirs wants it.
+    ours = _OURS.search(message)
+    return SchemaMissing(NO_SCHEMA) if ours else SchemaError(f"PostgreSQL: {message}")
 
 
 def is_gone(error: BaseException) -> bool:
     """Whether the connection is of no further use after this error."""
-    return isinstance(error, (*_GONE, TimeoutError, asyncio.TimeoutError)) and not _unencodable(
-        error
-    )
+    # Another host of the DSN may take writes by now where this one refuses them.
+    gone = (*_GONE, *_DOWN, TimeoutError, asyncio.TimeoutError)
+    return isinstance(error, gone) and not _unencodable(error)
+
+
+def _is_bad_value(error: BaseException) -> bool:
+    if getattr(error, "server_source_filename", None) == "async.c":
+        return False  # the NOTIFY queue is full, which has the code of a value that is too large
+    return isinstance(error, _BAD_VALUE) or _unencodable(error)
 
 
 def _unencodable(error: BaseException) -> bool:
@@ -98,18 +162,32 @@ def _unencodable(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The error's message without DETAIL and HINT."""
+    """The error's message without DETAIL and HINT, and without the value that it is about."""
     text = getattr(error, "message", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0].rstrip(".")
+    return _ARGUMENT.sub(r"\1 ", str(text)).splitlines()[0].rstrip(".")
+
+
+def _needs(roles: Sequence[str]) -> str:
+    if not roles:
+        return "Grant it, or use another role."
+    wanted = " or ".join(f"taskd_{role}" for role in roles)
+    return f"This needs a member of {wanted}, as `taskd db roles` makes them, or the owner."
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raise taskd's errors in place of the driver's."""
+def translated(roles: Sequence[str] = ()) -> Iterator[None]:
+    """Raise taskd's errors in place of the driver's.
+
+    Args:
+        roles: whose members may run the statement that runs inside.
+    """
     try:
         yield
     except Exception as error:
-        ours = translate(error)
+        if isinstance(error, asyncpg.PostgresError):
+            # It quotes rows, and a traceback would print it.
+            error.detail = None
+        ours = translate(error, roles)
         if ours is None or ours is error:
             raise
         raise ours from error

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
 from taskd import events
 from taskd.core.failure import Failure
-from taskd.core.job import Job
+from taskd.core.job import Job, JobState
 from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs as store
 from taskd.store.database import Lane
-from taskd.store.translate import ValueRefused, first_line
+from taskd.store.translate import HeldUp, ValueRefused, first_line
 from taskd.worker.service import Backoff, Wakeup
 
 BATCH_MAX = 1000
+# Of results and errors: 8 MB take about 0.3 s to write where the server's disk is a fast one.
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+# How long outcomes of rows that somebody else has locked, or that no value would do for, wait.
+ASIDE_S = 1.0
 # Beyond this many unwritten outcomes the consumers stop claiming.
 BACKLOG_MAX = 2 * BATCH_MAX
 
@@ -41,6 +48,8 @@ class Acker:
         self._settled: list[Ack] = []
         self._told: dict[int, Callable[[bool], None]] = {}
         self._in_flight: list[Job] | list[Ack] = []
+        self._aside: list[Job | Ack] = []
+        self._aside_until = 0.0
         self._wakeup = Wakeup()
         self._room = Wakeup()
         self._room.set()
@@ -68,11 +77,11 @@ class Acker:
     @property
     def backlog(self) -> int:
         """Outcomes not yet written."""
-        return len(self._done) + len(self._settled) + len(self._in_flight)
+        return len(self._done) + len(self._settled) + len(self._in_flight) + len(self._aside)
 
     def has_room(self) -> bool:
-        """Whether consumers may claim."""
-        return self.backlog < BACKLOG_MAX
+        """Whether consumers may claim: after an outage, what has ended is written first."""
+        return self.backlog < BACKLOG_MAX and self._outage_began is None
 
     async def room(self, timeout_s: float) -> None:
         """Wait until consumers may claim, at most `timeout_s`."""
@@ -80,14 +89,24 @@ class Acker:
 
     def unwritten(self) -> Iterable[int]:
         """Ids of the jobs whose outcome is not yet written."""
-        for group in (self._done, self._settled, self._in_flight):
+        for group in (self._done, self._settled, self._in_flight, self._aside):
             yield from map(_BY_ID, group)
+
+    def outcomes(self) -> tuple[list[Job], list[Ack]]:
+        """What is not known to be written; safe to call while the loop is blocked."""
+        held = [*self._in_flight, *self._aside]
+        done = self._done + [each for each in held if isinstance(each, Job)]
+        return done, self._settled + [each for each in held if isinstance(each, Ack)]
 
     async def run(self) -> None:
         """Write what there is, until told to stop and nothing is left."""
-        self._put_back()
+        self._put_back(self._in_flight)
+        self._in_flight = []
         while True:
             self._wakeup.clear()
+            if self._aside and time.monotonic() >= self._aside_until:
+                self._put_back(self._aside)
+                self._aside = []
             if self._done:
                 await self._write_done(self._take(self._done))
             if self._settled:
@@ -95,62 +114,87 @@ class Acker:
             if self.backlog < BACKLOG_MAX:
                 self._room.set()
             if not self._done and not self._settled:
-                if self._stopping:
+                if self._stopping and not self._aside:
                     return
-                await self._wakeup.wait()
+                await self._wakeup.wait(ASIDE_S if self._aside else None)
 
     def stop(self) -> None:
         """Ask to stop once everything is written."""
         self._stopping = True
         self._wakeup.set()
 
-    def _put_back(self) -> None:
-        """After a crash of this service, write what was in flight again; the guards stand it."""
-        for each in self._in_flight:
+    def _put_back(self, outcomes: Iterable[Job | Ack]) -> None:
+        """Write these again; the guards stand it when they were written already."""
+        for each in outcomes:
             if isinstance(each, Ack):
                 self._settled.append(each)
             else:
                 self._done.append(each)
-        self._in_flight = []
+
+    def _set_aside(self, outcomes: Iterable[Job | Ack]) -> None:
+        """Let these wait a while, so that the others need not."""
+        self._aside.extend(outcomes)
+        self._aside_until = time.monotonic() + ASIDE_S
 
     def _take(self, waiting: list[Any]) -> list[Any]:
         batch = waiting[:BATCH_MAX]
-        del waiting[:BATCH_MAX]
+        if waiting is self._settled:
+            sizes = accumulate(len(ack.result or "") + len(ack.error or "") for ack in batch)
+            batch = batch[: max(1, sum(size <= BATCH_BYTES_MAX for size in sizes))]
+        del waiting[: len(batch)]
         # In one order everywhere, so that two batches cannot wait for each other's rows.
         batch.sort(key=_BY_ID)
         self._in_flight = batch
         return batch
 
     async def _write_done(self, batch: list[Job]) -> None:
-        for worker_id, group in _by_worker(batch):
-            ids, fences = [job.id for job in group], [job.fence for job in group]
+        for worker_id, group in by_worker(batch):
             began = time.perf_counter()
-            written = await self._persist(store.ack_done, worker_id, ids, fences)
-            events.acks_written(len(ids), time.perf_counter() - began)
-            if written < len(ids):
-                for job_id in await self._unexplained(worker_id, ids, fences):
-                    self._done.extend(job for job in group if job.id == job_id)
-        self._in_flight = []
-
-    async def _write_settled(self, batch: list[Ack]) -> None:
-        for worker_id, group in _by_worker(batch):
-            began = time.perf_counter()
-            await self._write_or_split(worker_id, group)
+            await self._write_what_can_be(self._write_done_group, worker_id, group)
             events.acks_written(len(group), time.perf_counter() - began)
         self._in_flight = []
 
-    async def _write_or_split(self, worker_id: int, group: Sequence[Ack]) -> None:
-        """Write a group; when a value is refused, halve it down to the culprit and defuse it."""
+    async def _write_done_group(self, worker_id: int, group: list[Job]) -> None:
+        ids, fences = [job.id for job in group], [job.fence for job in group]
+        written = await self._persist(store.ack_done, worker_id, ids, fences)
+        if written < len(ids):
+            for job_id in await self._unexplained(worker_id, ids, fences):
+                self._done.extend(job for job in group if job.id == job_id)
+
+    async def _write_settled(self, batch: list[Ack]) -> None:
+        for worker_id, group in by_worker(batch):
+            began = time.perf_counter()
+            await self._write_what_can_be(self._write_settled_group, worker_id, group)
+            events.acks_written(len(group), time.perf_counter() - began)
+        self._in_flight = []
+
+    async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:
+        """Write a group; what holds it up, or is refused, is found by halving and set aside.
+
+        One locked row or one odd value must not keep the others' outcomes from being written, and
+        what is too much for one statement is not for two.
+        """
         try:
-            moved = await self._persist(store.ack_settled, worker_id, group)
+            await write(worker_id, group)
+        except HeldUp as error:
+            locked = set(await self._persist(store.locked, [each.id for each in group]))
+            if locked:
+                events.acks_delayed(len(locked), str(error))
+            aside = [each for each in group if each.id in locked or len(group) == 1]
+            group = [each for each in group if each.id not in locked and len(group) > 1]
         except ValueRefused as error:
-            if len(group) > 1:
-                middle = len(group) // 2
-                await self._write_or_split(worker_id, group[:middle])
-                await self._write_or_split(worker_id, group[middle:])
-                return
-            _defuse(group[0], error)
-            moved = await self._persist(store.ack_settled, worker_id, group)
+            aside = [_defused(group[0], error)] if len(group) == 1 else []
+            group = group if len(group) > 1 else []
+        else:
+            return
+        self._set_aside(aside)
+        middle = (len(group) + 1) // 2
+        for half in (group[:middle], group[middle:]):
+            if half:
+                await self._write_what_can_be(write, worker_id, half)
+
+    async def _write_settled_group(self, worker_id: int, group: list[Ack]) -> None:
+        moved = await self._persist(store.ack_settled, worker_id, group)
         missed = [ack for ack in group if ack.id not in moved]
         if missed:
             ids, fences = [ack.id for ack in missed], [ack.fence for ack in missed]
@@ -168,13 +212,23 @@ class Acker:
         return [job_id for job_id, fate in fates.items() if fate == "running"]
 
     async def _persist(self, write: Any, *args: Any) -> Any:
-        """Run a statement until the database has answered it."""
+        """Run a statement until the database has answered it.
+
+        Raises:
+            HeldUp, ValueRefused: something about these rows; less of them may do.
+        """
         while True:
             try:
                 answer = await write(self._lane, *args)
+            except HeldUp:
+                if write in (store.locked, store.check_acks):
+                    await asyncio.sleep(self._backoff.next_s())
+                    continue
+                raise
             except StoreUnavailable as error:
                 if self._outage_began is None:
                     self._outage_began = time.monotonic()
+                    self._room.clear()
                     events.acks_delayed(self.backlog, str(error))
                 await asyncio.sleep(self._backoff.next_s())
                 continue
@@ -185,15 +239,20 @@ class Acker:
             return answer
 
 
-def _defuse(ack: Ack, error: ValueRefused) -> None:
-    """Replace what the database refused by a note that says so; where the job goes stays."""
-    events.job_outcome_refused(ack.id, first_line(error))
-    ack.result = None
-    ack.reason = "its outcome could not be stored" if ack.reason is not None else None
-    ack.error = Failure("UnstorableOutcome", first_line(error)).to_json()
+def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:
+    """The outcome with a note in place of what the database refused; where the job goes stays."""
+    events.job_outcome_refused(refused.id, first_line(error))
+    if isinstance(refused, Job):
+        refused = Ack(refused.id, refused.worker_id, refused.fence, JobState.DONE)
+    return msgspec.structs.replace(
+        refused,
+        result=None,
+        reason="its outcome could not be stored" if refused.reason is not None else None,
+        error=Failure("UnstorableOutcome", first_line(error)).to_json(),
+    )
 
 
-def _by_worker(batch: list[Any]) -> list[tuple[int, list[Any]]]:
+def by_worker(batch: list[Any]) -> list[tuple[int, list[Any]]]:
     """Groups by incarnation; all but always one, for a buried worker starts a new one."""
     first = batch[0].worker_id
     if all(each.worker_id == first for each in batch):

@@ -66,8 +66,8 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
     """
     if not len(registry):
         raise ConfigError(
-            "there are no tasks to run: name your module with --app, or set TASKD_SMTP_HOST to "
-            "turn the built-in send_email on"
+            "there are no tasks to run: name your module with --app (or TASKD_APP), or set "
+            "TASKD_SMTP_HOST to turn the built-in send_email on"
         )
     limits: dict[str, int] = {}
     for text in settings.queues or sorted({task.queue for task in registry}):

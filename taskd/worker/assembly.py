@@ -11,15 +11,19 @@ from taskd.core.registry import Registry
 from taskd.store.database import Database, Lane
 from taskd.store.workers import Incarnation
 from taskd.worker.acker import Acker
+from taskd.worker.children import Children
 from taskd.worker.consumer import Consumer
-from taskd.worker.lease import Lease, Pulse
+from taskd.worker.lease import Lease
+from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
+from taskd.worker.notify import Notifier, Notify
 from taskd.worker.runner import Runner, Shared
 from taskd.worker.service import Service
 from taskd.worker.settler import Settler
 from taskd.worker.slow_lane import SlowLane
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.upkeep import Historian, Promoter, Reconciler, Sweeper, Ticker
+from taskd.worker.watch import LoopWatch, Pulse
 
 # Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever
 # the statistics say. A generic plan that flipped to a scan took 20 ms in place of 3 for 500 acks; a
@@ -39,6 +43,7 @@ class Assembly:
     Args:
         limits: queue names, and how many attempts each may run.
         me: this process's incarnation as it is now.
+        notify: who is told how the worker is, if anybody.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Assembly:
         lease: Lease,
         pulse: Pulse,
         me: Callable[[], Incarnation],
+        notify: Notify,
     ) -> None:
         self.claims = Lane(database, "claim", **PLANS)
         self.acks = Lane(database, "ack", **PLANS)
@@ -59,7 +65,7 @@ class Assembly:
         self.threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="taskd-job")
         settler = Settler(self.acker)
         self.counts = settler.counts
-        self.shared = shared = Shared(
+        self.shared = Shared(
             registry=registry,
             settler=settler,
             lease=lease,
@@ -68,16 +74,38 @@ class Assembly:
             thread_slots=asyncio.Semaphore(settings.threads),
             cancel_s=settings.cancel_s,
         )
-        self.runners = [Runner(queue, limit, shared) for queue, limit in limits.items()]
+        self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
+        self.children = Children(pulse, lambda job: any(r.runs(job) for r in self.runners))
+        self.leaving = Leaving(database, lease, self.acker, self.runners, LoopWatch(pulse))
         self.reconciler = Reconciler(
             self.claims, lease, self.acker, self.runners, settings.statement_timeout_s
         )
+        self._add_claiming(settings, registry, lease)
+        self._add_listening(settings, database)
+        upkeep: list[Service] = [
+            Sweeper(self.upkeep, lease, me, self.counts),
+            self.promoter,
+            self.reconciler,
+            Historian(database),
+        ]
+        notifiers = [Notifier(notify, self.runners, self.counts, lease)] if notify.active else []
+        self.supervisor = Supervisor(
+            [
+                [Ticker(self.runners, lease, pulse, self.children), *notifiers],
+                [self.acker],  # outlives every attempt
+                [*upkeep, *self.listeners],
+                [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
+            ]
+        )
+
+    def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
+        """What brings jobs to the runners: a consumer each, and one slow lane for suspects."""
         self.consumers = {
             runner.queue: Consumer(
                 runner,
                 self.claims,
                 self.acker,
-                shared,
+                self.shared,
                 poll_s=settings.poll_s,
                 on_doubt=self.reconciler.doubt,
             )
@@ -90,7 +118,10 @@ class Assembly:
             registry.names(),
             self.reconciler.doubt,
         )
-        shared.suspect_ended = self.slow_lane.wakeup.set
+        self.shared.suspect_ended = self.slow_lane.wakeup.set
+
+    def _add_listening(self, settings: Settings, database: Database) -> None:
+        """What wakes them: the timer of due jobs, and a listener for each queue."""
         self.promoter = Promoter(
             self.upkeep,
             {queue: consumer.wakeup for queue, consumer in self.consumers.items()},
@@ -101,21 +132,9 @@ class Assembly:
             listening = Database(
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
+        # Through a pooler nothing is heard: polling is all there is.
+        queues = {} if listening.pooled else self.consumers
         self.listeners = [
             Listener(listening, queue, consumer.wakeup, self.promoter.wakeup)
-            for queue, consumer in self.consumers.items()
+            for queue, consumer in queues.items()
         ]
-        upkeep: list[Service] = [
-            Sweeper(self.upkeep, lease, me),
-            self.promoter,
-            self.reconciler,
-            Historian(database),
-        ]
-        self.supervisor = Supervisor(
-            [
-                [Ticker(self.runners, lease, pulse)],
-                [self.acker],  # outlives every attempt
-                [*upkeep, *self.listeners],
-                [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
-            ]
-        )

@@ -10,30 +10,24 @@ job.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from concurrent.futures import Executor
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context as ContextVars
-from contextvars import copy_context
 from typing import Any
-
-import msgspec
 
 from taskd.core.job import Job
 from taskd.core.outcome import (
     CancelAsked,
     Happened,
     Interrupted,
+    NotStarted,
     Raised,
     Returned,
     TimedOut,
     Verdict,
 )
 from taskd.core.task import Task
-from taskd.errors import LeaseLost
-from taskd.store import connections
-from taskd.worker.lease import Pulse
+from taskd.worker.context import AttemptContext
+from taskd.worker.watch import Pulse
 
 STACK_MAX = 8
 
@@ -42,9 +36,10 @@ class Attempt:
     """An attempt that waits for something.
 
     Attributes:
-        why: why taskd cancelled it (`timeout`, `stop`, `cancel`, `fence`); None: it did not. The
-        outcome is
-            read from here and never from the exception, which a handler may raise or swallow.
+        why: why taskd cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no thread`); None: it
+            did not. The outcome is read from here and never from the exception, which a handler
+            may raise or swallow.
+        waits_for_thread: it is a plain function that has not begun, as all threads are busy.
         deadline: when it must have ended (time.monotonic); None: no limit.
         cancelled_at: when it was told to end (time.monotonic).
         abandoned: its end has been settled although it still runs.
@@ -61,6 +56,7 @@ class Attempt:
         "job",
         "task",
         "timeout_s",
+        "waits_for_thread",
         "why",
     )
 
@@ -85,6 +81,25 @@ class Attempt:
         self.why: str | None = None
         self.cancelled_at: float | None = None
         self.abandoned = False
+        self.waits_for_thread = False
+
+    def wait_for_thread(self) -> None:
+        """No thread is free: the attempt has not begun, and no deadline counts."""
+        self.waits_for_thread = True
+        self._set_deadline(None)
+
+    def begin(self, now: float) -> None:
+        """It has its thread."""
+        self.waits_for_thread = False
+        self.began = now
+        self._set_deadline(None if self.timeout_s is None else now + self.timeout_s)
+        if self.why == "no thread":
+            self.why = self.cancelled_at = None
+
+    def _set_deadline(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        if self.context is not None:
+            self.context.deadline = deadline
 
     def cancel(self, why: str, now: float) -> None:
         """Tell the handler to end; the first reason stays."""
@@ -98,13 +113,17 @@ class Attempt:
         """What happened, by our own flags: a handler may turn its cancellation into anything."""
         if self.why is None:
             return happened
+        if self.waits_for_thread and self.why != "cancel":
+            return NotStarted()
+        # It ended well after all, or decided for itself: work that is done is not done again.
+        # Async handlers were told of their deadline, and must not outlive it by swallowing that.
+        ended_well = isinstance(happened, Returned) or (
+            isinstance(happened, Raised) and isinstance(happened.error, Verdict)
+        )
+        if ended_well and not (self.why == "timeout" and self.task.is_async):
+            return happened
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0)
-        # It ended well after all, or decided for itself: work that is done is not done again.
-        if isinstance(happened, Returned) or (
-            isinstance(happened, Raised) and isinstance(happened.error, Verdict)
-        ):
-            return happened
         return CancelAsked() if self.why == "cancel" else Interrupted()
 
     def abandonment(self) -> Happened:
@@ -115,93 +134,21 @@ class Attempt:
 
     def stack(self) -> str:
         """Where it waits, for the log."""
-        # A suspended task's own get_stack() ends at the consumer's frame.
-        places: list[str] = []
-        awaits: Any = self.coro
-        while awaits is not None and len(places) < STACK_MAX:
-            frame = getattr(awaits, "cr_frame", None) or getattr(awaits, "gi_frame", None)
-            if frame is not None:
-                code = frame.f_code
-                places.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
-            awaits = getattr(awaits, "cr_await", None) or getattr(awaits, "gi_yieldfrom", None)
-        return " < ".join(reversed(places))
+        return where(self.coro)
 
 
-class AttemptContext:
-    """What a handler gets as `ctx`; the promises are in taskd.Context."""
-
-    __slots__ = (
-        "_job",
-        "completed",
-        "deadline",
-        "idempotency_key",
-        "max_attempts",
-        "resources",
-        "stopping",
-    )
-
-    def __init__(
-        self,
-        job: Job,
-        idempotency_key: str,
-        max_attempts: int,
-        deadline: float | None,
-        resources: Mapping[str, Any],
-    ) -> None:
-        self._job = job
-        self.idempotency_key = idempotency_key
-        self.max_attempts = max_attempts
-        self.deadline = deadline
-        self.resources = resources
-        self.stopping = False
-        self.completed = False
-
-    @property
-    def job_id(self) -> int:
-        """The job's id."""
-        return self._job.id
-
-    @property
-    def task(self) -> str:
-        """The task's name."""
-        return self._job.task
-
-    @property
-    def queue(self) -> str:
-        """The queue it came from."""
-        return self._job.queue
-
-    @property
-    def attempt(self) -> int:
-        """The number of this attempt, from 1."""
-        return self._job.attempt
-
-    @property
-    def fence(self) -> int:
-        """This attempt's token: grows with every claim of the job."""
-        return self._job.fence
-
-    def remaining_s(self) -> float | None:
-        """Seconds until the deadline; None without one."""
-        return None if self.deadline is None else self.deadline - time.monotonic()
-
-    async def complete(self, conn: Any, result: Any = None) -> None:
-        """Complete the job inside the transaction that is open on `conn`.
-
-        Its effects and the completion then commit together, or neither does.
-
-        Raises:
-            LeaseLost: the job was taken over; leave the transaction by an exception, so that it
-            rolls back.
-        """
-        text = None if result is None else msgspec.json.encode(result).decode()
-        job = self._job
-        rows = await connections.fetches(conn).fetch(
-            "complete_job", job.id, job.worker_id, job.fence, text
-        )
-        if not rows:
-            raise LeaseLost(f"job {job.id} no longer belongs to this attempt; roll back")
-        self.completed = True
+def where(coro: Any) -> str:
+    """Where a suspended coroutine waits, from the outside in."""
+    # A suspended task's own get_stack() ends at the outermost frame.
+    places: list[str] = []
+    awaits = coro
+    while awaits is not None and len(places) < STACK_MAX:
+        frame = getattr(awaits, "cr_frame", None) or getattr(awaits, "gi_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            places.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
+        awaits = getattr(awaits, "cr_await", None) or getattr(awaits, "gi_yieldfrom", None)
+    return " < ".join(reversed(places))
 
 
 class Driver:
@@ -243,29 +190,3 @@ class Driver:
                 return Raised(error)
             finally:
                 pulse.job = None
-
-
-async def in_thread(pool: Executor, slots: asyncio.Semaphore, call: Callable[[], Any]) -> Any:
-    """Run a plain function in the thread pool.
-
-    A thread cannot be cancelled, so this does not end before it: to return early would let the
-    job run elsewhere while it still runs here. Who waits too long abandons the attempt.
-    """
-
-    def guarded() -> Returned | Raised:
-        try:
-            return Returned(call())
-        except BaseException as error:  # noqa: BLE001 - StopIteration cannot cross a future
-            return Raised(error)
-
-    async with slots:
-        # In the job's own context: what a function sets is not there for the thread's next job.
-        inside = copy_context().run
-        future = asyncio.get_running_loop().run_in_executor(pool, inside, guarded)
-        while not future.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({future})
-    happened = future.result()
-    if isinstance(happened, Raised):
-        raise happened.error
-    return happened.value

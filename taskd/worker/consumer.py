@@ -11,6 +11,7 @@ from taskd.core.job import Job
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs as store
 from taskd.store.database import Lane
+from taskd.store.translate import HeldUp, Silence
 from taskd.worker.acker import Acker
 from taskd.worker.runner import Runner, Shared
 from taskd.worker.service import Backoff, Wakeup, jittered_s
@@ -21,9 +22,12 @@ BATCH_MAX = 500
 # slow ones one per free coroutine, so that nobody hoards while another worker is idle.
 PREFETCH_S = 0.05
 RATE_WINDOW_S = 0.005
-# How soon an empty claim is repeated without a ring: a row that somebody else had locked was not
-# seen.
+# How soon an empty claim is repeated without a ring: it does not see rows that others have locked.
 POLL_UNSURE_S = 1.0
+# Whoever may connect can ring, in vain and without end (500 claims a second were wasted so). After
+# this many claims in a row that were rung for and found nothing, the next waits this long.
+VAIN_CLAIMS_MAX = 10
+VAIN_CLAIM_EVERY_S = 0.02
 
 
 class Consumer:
@@ -56,10 +60,12 @@ class Consumer:
         self._rate = 0.0
         self._mean_s = 0.0
         self._measured = (time.perf_counter(), 0, 0.0)
+        self._batch_max = BATCH_MAX
 
     async def run(self) -> None:
         """Claim while there is work and room; else wait for a ring, a poll or room."""
         poll_s = POLL_UNSURE_S
+        vain_claims = 0
         while not self._stopping:
             if not await self._may_claim():
                 continue
@@ -72,13 +78,18 @@ class Consumer:
             jobs = await self._claim(batch)
             if jobs:
                 self._take(jobs)
+            vain_claims = 0 if jobs else vain_claims + 1
             if len(jobs) == batch:
                 continue
             if not jobs and self.runner.idle:
                 self._rate = 0.0
             poll_s = POLL_UNSURE_S if jobs else min(poll_s * 2, self._poll_s)
-            if await self.wakeup.wait(jittered_s(poll_s)):
-                poll_s = POLL_UNSURE_S
+            if not await self.wakeup.wait(jittered_s(poll_s)):
+                vain_claims = 0
+                continue
+            poll_s = POLL_UNSURE_S
+            if vain_claims >= VAIN_CLAIMS_MAX:
+                await self._stopped.wait(VAIN_CLAIM_EVERY_S)
 
     def stop(self) -> None:
         """Claim nothing more. A claim in flight is awaited, and its rows are given back."""
@@ -108,7 +119,7 @@ class Consumer:
         # a round trip each.
         if waiting > ahead // 2:
             ahead = 0
-        return min(BATCH_MAX, max(self.runner.free, ahead - waiting))
+        return min(self._batch_max, max(self.runner.free, ahead - waiting))
 
     def _measure(self) -> None:
         """How many attempts end per second, and how long one keeps its place."""
@@ -127,12 +138,16 @@ class Consumer:
             jobs = await store.claim(
                 self._claims, self._shared.lease.worker_id, self.runner.queue, batch
             )
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            if isinstance(error, HeldUp | Silence):
+                # Arguments of 256 KB, five hundred times, may be too much for one statement.
+                self._batch_max = max(1, batch // 2)
             # It may have been committed: the reconciler looks for rows that nobody received.
             self._on_doubt()
             await self._stopped.wait(self._backoff.next_s())
             return []
         self._backoff.reset()
+        self._batch_max = min(BATCH_MAX, self._batch_max * 2)
         events.queue_claimed(self.runner.queue, len(jobs), batch, time.perf_counter() - began)
         return jobs
 

@@ -12,26 +12,22 @@ import asyncio
 import os
 import random
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from taskd import events
-from taskd.core.job import Job
 from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.store.database import Database, Lane
-from taskd.store.translate import Silence
+from taskd.store.translate import Down
 from taskd.worker.service import Backoff, jittered_s
+from taskd.worker.watch import LOOK_EVERY_S, LoopWatch, Pulse
 
 STALL_S = 60.0
-BLOCKED_S = 0.25
-WATCH_EVERY_S = 0.1
 STOP_S = 2.0
 UNREADABLE = -1
 
@@ -45,7 +41,7 @@ def new_incarnation(app: str) -> workers.Incarnation:
     """The facts of this process under a fresh random id of 63 bits."""
     pid = os.getpid()
     return workers.Incarnation(
-        id=random.SystemRandom().getrandbits(62) + 1,
+        id=random.SystemRandom().randrange(1, 2**63),
         pid=pid,
         pid_started=process_started(pid) or 0,
         host=socket.gethostname(),
@@ -158,14 +154,6 @@ class Lease:
         )
 
 
-class Pulse:
-    """Written by the main loop, read by the thread: when it last turned, and for which job."""
-
-    def __init__(self) -> None:
-        self.ticked = time.monotonic()
-        self.job: Job | None = None
-
-
 class BeatThread:
     """Beats and watches until told to stop.
 
@@ -179,14 +167,13 @@ class BeatThread:
         self._database = database
         self._lease = lease
         self._pulse = pulse
+        self._watch = LoopWatch(pulse)
         self._buried = buried
         self._main_loop = asyncio.get_running_loop()
-        self._main_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="taskd-beat", daemon=True)
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
         self._backoff = Backoff()
-        self._blocked_since: float | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -214,8 +201,8 @@ class BeatThread:
         try:
             while not self._stopping.is_set():
                 with suppress(Exception):  # whatever the log does, the lease must be kept
-                    self._watch()
-                await asyncio.sleep(WATCH_EVERY_S)
+                    self._watch.look()
+                await asyncio.sleep(LOOK_EVERY_S)
         finally:
             beating.cancel()
             await lane.close()
@@ -237,9 +224,9 @@ class BeatThread:
                 lane, worker_id, self._lease.lease_s, draining=self._lease.draining
             )
         except StoreUnavailable as error:
-            # Refused or shut down is an outage: nobody can take our jobs over. Silence may mean
-            # that only this machine is cut off, and then others can.
-            self._lease.outage = not isinstance(error, Silence)
+            # A server that is down is an outage: nobody can take our jobs over. Anything else,
+            # silence, a name that no longer resolves or no room, may be for us alone: others can.
+            self._lease.outage = isinstance(error, Down)
             return self._backoff.next_s()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next beat must come
             events.service_crashed("beat", error, crashes=1, delay_s=1.0)
@@ -250,15 +237,3 @@ class BeatThread:
         else:
             self._main_loop.call_soon_threadsafe(self._buried, worker_id)
         return None
-
-    def _watch(self) -> None:
-        blocked_s = time.monotonic() - self._pulse.ticked - WATCH_EVERY_S
-        if blocked_s < BLOCKED_S:
-            self._blocked_since = None
-        elif self._blocked_since != self._pulse.ticked:
-            # Once per blockage, while it lasts, so that the stack shows the culprit.
-            self._blocked_since = self._pulse.ticked
-            frame = sys._current_frames().get(self._main_thread)  # noqa: SLF001 - the only way
-            stack = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
-            job = self._pulse.job
-            events.loop_blocked(blocked_s, f"{job.task} {job.id}" if job else "", stack)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
+from contextlib import suppress
 from contextvars import Context as ContextVars
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,18 +21,25 @@ from typing import Any
 from taskd import events
 from taskd.core import outcome
 from taskd.core.job import Job
-from taskd.core.outcome import Happened, Raised, Returned, Snooze
+from taskd.core.outcome import Happened, Raised, Returned
 from taskd.core.registry import Registry
 from taskd.core.task import Task
-from taskd.worker.attempt import Attempt, AttemptContext, Driver, in_thread
-from taskd.worker.lease import Lease, Pulse
+from taskd.worker.attempt import Attempt, Driver
+from taskd.worker.context import AttemptContext
+from taskd.worker.lease import Lease
 from taskd.worker.service import Wakeup
 from taskd.worker.settler import Settler
+from taskd.worker.threads import ThreadCall
+from taskd.worker.watch import Pulse
 
 # If the rate was misjudged, what has waited here for so long is given back.
 HOARD_S = 0.5
+# So long an attempt waits for a thread; then another worker may have it.
+THREAD_WAIT_S = 5.0
 # Handlers that never wait keep the loop to themselves for this long at a time.
 TURN_S = 0.002
+# No claim hands this one out.
+NO_FENCE = -1
 
 
 @dataclass(slots=True)
@@ -42,7 +50,7 @@ class Shared:
         threads: where plain `def` handlers run, and how many of them at the same time.
         cancel_s: seconds that a cancelled attempt may take to end.
         database_key: tells this database from others, for idempotency keys.
-        resources: what the app made when the worker started.
+        resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a job of the slow lane has ended.
     """
 
@@ -54,7 +62,7 @@ class Shared:
     thread_slots: asyncio.Semaphore
     cancel_s: float
     database_key: str = ""
-    resources: Mapping[str, Any] = field(default_factory=dict)
+    resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
 
 
@@ -80,7 +88,9 @@ class Runner:
         self._attempts: dict[int, Attempt] = {}
         self._ghosts: dict[int, Attempt] = {}
         self._coroutines: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[None] | None = None
         self._running = 0
+        self._thread_call: ThreadCall | None = None
         self._walking = False
         self._closed = False
         self._moved_at = 0.0
@@ -111,14 +121,25 @@ class Runner:
                 return  # tick() tries again
             self._walking = True
             self._running += 1
-            coroutine = self._loop.create_task(self._walk(), name=f"consumer:{self.queue}")
+            # Past the loop's task factory: what is made there belongs to handlers.
+            name = f"consumer:{self.queue}"
+            coroutine = asyncio.Task(self._walk(), loop=self._loop, name=name)
+            self._starting = coroutine
             self._coroutines.add(coroutine)
-            coroutine.add_done_callback(self._coroutines.discard)
+            coroutine.add_done_callback(self._ended)
+
+    def _ended(self, coroutine: asyncio.Task[None]) -> None:
+        self._coroutines.discard(coroutine)
+        if coroutine is self._starting:
+            # Cancelled before its first step, by a handler that cancels whatever it finds.
+            self._starting = None
+            self._walked(None)
 
     async def _walk(self) -> None:
         """Run jobs from the buffer until one of them waits for something."""
         me = asyncio.current_task()
         assert me is not None
+        self._starting = None
         pulse, lease = self._shared.pulse, self._shared.lease
         attempt: Attempt | None = None
         turn_ends = time.monotonic() + TURN_S
@@ -179,14 +200,19 @@ class Runner:
             self._settle(job, None, None, outcome.TaskUnknown(), began)
             return None
         running = self._attempts.get(job.id)
-        if running is not None:
-            # Claimed again while it runs here: a failover forgot the first claim. Adopt the new
-            # one.
+        if running is not None and _same_job(running.job, job):
+            # Claimed again while it runs here, as a failover forgot the first claim: adopt the new.
             running.job.fence, running.job.worker_id = job.fence, job.worker_id
+            return None
+        if running is not None:
+            # A failover has forgotten the one that runs and gave its id to another: its outcome
+            # is nobody's.
+            running.job.fence = NO_FENCE
+            self._settle(job, task, None, outcome.IdTaken(), began)
             return None
         if job.id in self._ghosts:
             # An abandoned attempt of it still runs in this process.
-            self._settle(job, task, None, Raised(Snooze(outcome.ABANDONED_DELAY_S)), began)
+            self._settle(job, task, None, outcome.StillRuns(), began)
             return None
         if outcome.attempts_spent(job, task):
             self._settle(job, task, None, Raised(outcome.Fail("its last attempt crashed")), began)
@@ -218,9 +244,8 @@ class Runner:
         if task.is_async:
             made: Coroutine[Any, Any, Any] = task.handler(*first, **arguments)
             return made
-        shared = self._shared
-        call = partial(task.handler, *first, **arguments)
-        return in_thread(shared.threads, shared.thread_slots, call)
+        call = self._thread_call = ThreadCall(partial(task.handler, *first, **arguments))
+        return call.run(self._shared.threads, self._shared.thread_slots)
 
     def _suspended(
         self,
@@ -232,8 +257,11 @@ class Runner:
         me: asyncio.Task[Any],
     ) -> Attempt:
         """A handler waits for something: this coroutine is its own, and a successor walks on."""
+        self._shared.pulse.job = None
         timeout_s = job.timeout_s or task.timeout_s
         attempt = self._attempts[job.id] = Attempt(job, task, coro, context, began, timeout_s, me)
+        if not task.is_async and self._thread_call is not None:
+            self._thread_call.belongs_to(attempt)
         events.job_started(job)
         self._walking = False
         self._dispatch()
@@ -294,6 +322,8 @@ class Runner:
                     overdue.append(attempt)
             elif attempt.deadline is not None and now >= attempt.deadline:
                 attempt.cancel("timeout", now)
+            elif attempt.waits_for_thread and now - attempt.began >= THREAD_WAIT_S:
+                attempt.cancel("no thread", now)
         for attempt in overdue:
             self.abandon(attempt)
         if self._buffer:
@@ -326,6 +356,19 @@ class Runner:
         while self._buffer:
             self.release(self._buffer.popleft())
         return given
+
+    def take_unstarted(self) -> list[Job]:
+        """All that was claimed and not started, taken away; from another thread, too."""
+        # Whoever pops a job has it, and nobody else: here it will not be started any more.
+        taken = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._buffer.popleft())
+        return taken
+
+    def attempts(self) -> list[Attempt]:
+        """What waits for something and is not abandoned."""
+        return list(self._attempts.values())
 
     def cancel_all(self, why: str) -> None:
         """Cancel every running attempt."""
@@ -379,8 +422,18 @@ class Runner:
         """Whether a job is here, waiting or running."""
         return job_id in self._attempts or any(job.id == job_id for job in self._buffer)
 
+    def runs(self, job: Job) -> bool:
+        """Whether an attempt of this very claim waits for something here, abandoned or not."""
+        attempt = self._attempts.get(job.id) or self._ghosts.get(job.id)
+        return attempt is not None and attempt.job is job
+
     def known(self) -> Iterable[int]:
         """Ids of all jobs that are here."""
         yield from self._attempts
         for job in self._buffer:
             yield job.id
+
+
+def _same_job(one: Job, other: Job) -> bool:
+    """Whether two claims of one id are of one job."""
+    return (one.task, one.args, one.due_at_s) == (other.task, other.args, other.due_at_s)

@@ -20,6 +20,7 @@ class Supervisor:
         self._tiers = [list(tier) for tier in tiers]
         self._tasks: list[list[asyncio.Task[None]]] = []
         self._late: list[asyncio.Task[None]] = []
+        self._closing = False
         self.gave_up = asyncio.Event()
 
     def start(self) -> None:
@@ -37,8 +38,13 @@ class Supervisor:
         _, late = await asyncio.wait(tasks, timeout=within_s)
         self._late.extend(late)
 
+    def closing(self) -> None:
+        """From now on a service that is cancelled stays ended."""
+        self._closing = True
+
     def kill(self) -> list[asyncio.Task[None]]:
         """Cancel whatever still runs; the tasks to wait for."""
+        self.closing()
         left = [*self._late, *(task for tasks in self._tasks for task in tasks)]
         for task in left:
             task.cancel()
@@ -47,11 +53,18 @@ class Supervisor:
     async def _keep(self, service: Service) -> None:
         """Run a service to its end; when it crashes, say so, wait, and run it again."""
         loop = asyncio.get_running_loop()
-        backoff, crashes = Backoff(), 0
+        backoff, crashes, delay_s = Backoff(), 0, 0.0
         while True:
             began = loop.time()
             try:
-                await service.run()
+                await asyncio.sleep(delay_s)
+                return await service.run()
+            except asyncio.CancelledError as error:
+                # A handler may cancel whatever it finds in asyncio.all_tasks().
+                if self._closing:
+                    raise
+                _uncancel()
+                events.service_crashed(service.name, error, crashes=crashes, delay_s=delay_s)
             except Exception as error:  # noqa: BLE001 - this is the one place
                 if loop.time() - began > STEADY_S:
                     backoff.reset()
@@ -61,7 +74,10 @@ class Supervisor:
                 events.service_crashed(service.name, error, crashes=crashes, delay_s=delay_s)
                 if crashes >= CRASHES_MAX:
                     self.gave_up.set()
-                    return
-                await asyncio.sleep(delay_s)
-            else:
-                return
+                    return None
+
+
+def _uncancel() -> None:
+    me = asyncio.current_task()
+    while me is not None and me.cancelling():
+        me.uncancel()

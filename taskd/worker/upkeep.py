@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from taskd import events
 from taskd.core.job import JobState
 from taskd.core.outcome import Ack
-from taskd.errors import StoreUnavailable, TaskdError
+from taskd.errors import StoreUnavailable
 from taskd.store import history, jobs, workers
 from taskd.store.database import Database, Lane
 from taskd.worker.acker import Acker
-from taskd.worker.lease import Lease, Pulse, is_gone
+from taskd.worker.children import Children
+from taskd.worker.lease import Lease, is_gone
 from taskd.worker.runner import Runner
 from taskd.worker.service import Loop, Wakeup, jittered_s
+from taskd.worker.watch import Pulse
 
 TICK_S = 0.05
 MAX_CRASHES = 3
@@ -37,9 +39,12 @@ class Ticker(Loop):
 
     name = "ticker"
 
-    def __init__(self, runners: Sequence[Runner], lease: Lease, pulse: Pulse) -> None:
+    def __init__(
+        self, runners: Sequence[Runner], lease: Lease, pulse: Pulse, children: Children
+    ) -> None:
         super().__init__(TICK_S)
         self._runners, self._lease, self._pulse = runners, lease, pulse
+        self._children = children
         self._fenced = False
         self._second = 0
 
@@ -52,6 +57,7 @@ class Ticker(Loop):
         if int(now) != self._second:
             self._second = int(now)
             events.flush_folded()
+            self._children.look()
         self._fence_if_silent()
 
     def _fence_if_silent(self) -> None:
@@ -67,13 +73,23 @@ class Ticker(Loop):
 
 
 class Sweeper(Loop):
-    """Buries dead workers and takes their jobs back."""
+    """Buries dead workers and takes their jobs back.
+
+    Args:
+        counts: how jobs ended here; those that it fails as `crashed` count too.
+    """
 
     name = "sweeper"
 
-    def __init__(self, lane: Lane, lease: Lease, me: Callable[[], workers.Incarnation]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        lease: Lease,
+        me: Callable[[], workers.Incarnation],
+        counts: dict[str, int],
+    ) -> None:
         super().__init__(lease.lease_s / 6)
-        self._lane, self._lease, self._me = lane, lease, me
+        self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
 
     async def tick(self) -> None:
         """Sweep once; without a database there is nothing to sweep."""
@@ -83,6 +99,7 @@ class Sweeper(Loop):
                 states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES)
                 if states:
                     events.jobs_rescued(states)
+                    self._counts["failed"] += list(states.values()).count(JobState.FAILED)
                 if len(states) < RESCUE_BATCH:
                     return
         except StoreUnavailable:
@@ -236,7 +253,7 @@ class Historian(Loop):
                 events.partition_dropped(leaf)
             await history.prune_default(lane)
             await workers.forget(lane, FORGET_WORKERS_AFTER_S)
-        except TaskdError as error:  # also where this role may not do it
+        except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
             events.upkeep_postponed("history", str(error))
             self.every_s = 60.0
         else:

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from taskd import events
 from taskd.config import Settings
@@ -18,18 +17,22 @@ from taskd.core.registry import Registry
 from taskd.errors import ConfigError, TaskdError
 from taskd.store import migrations, workers
 from taskd.store.database import Database
+from taskd.store.translate import NoRoom
 from taskd.worker.app import queue_limits
 from taskd.worker.assembly import Assembly
-from taskd.worker.lease import BeatThread, Lease, Pulse, boottime_s, new_incarnation
+from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
+from taskd.worker.lifeline import Place
+from taskd.worker.notify import Notify
 from taskd.worker.report import Report
+from taskd.worker.resources import Resources
 from taskd.worker.service import Backoff
 from taskd.worker.signals import Signals
+from taskd.worker.until_empty import emptied
+from taskd.worker.watch import Pulse
 
 UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
 RETIRE_S = 1.0
-EMPTY_CHECK_EVERY_S = 0.2
-EMPTY_CHECK_AT_LEAST_EVERY_S = 2.0
 
 # A connection each for claims, acks, upkeep and beats, and one now and then for the history.
 CONNECTIONS_BESIDE_LISTENERS = 5
@@ -46,6 +49,8 @@ class Worker:
         until_empty: end when the queues hold nothing that this worker could run soon.
         reload: called on SIGHUP; returns the settings as they are now.
         on_close: awaited at the very end, such as closing connections of built-in tasks.
+        notify: who is told how it is: systemd, or the parent of several processes.
+        place: which one of several processes this is.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class Worker:
         until_empty: bool = False,
         reload: Callable[[], Settings] | None = None,
         on_close: Sequence[Callable[[], Awaitable[None]]] = (),
+        notify: Notify | None = None,
+        place: Place | None = None,
     ) -> None:
         self.settings = settings
         self.registry = registry
@@ -69,6 +76,8 @@ class Worker:
         self._until_empty = until_empty
         self._reload = reload
         self._on_close = on_close
+        self._notify = notify or Notify()
+        self._place = place or Place()
         self._me = new_incarnation(app)
         self._lease = Lease(settings.lease_s)
         self._pulse = Pulse()
@@ -76,6 +85,7 @@ class Worker:
         self._stop_asked = asyncio.Event()
         self._stop_changed = asyncio.Event()
         self._reborn: asyncio.Task[None] | None = None
+        self._resources = Resources(registry)
 
     # Life.
 
@@ -83,9 +93,10 @@ class Worker:
         """Work until stopped; the exit code.
 
         Raises:
-            SchemaError, AppError, ConfigError, StoreUnavailable, PermissionDenied: it cannot start.
+            SchemaError, AppError, ConfigError, ResourceError, StoreUnavailable, PermissionDenied:
+                it cannot start.
         """
-        await migrations.check(self.database)
+        await self._with_room(lambda: migrations.check(self.database))
         self.parts = Assembly(
             self.settings,
             self.registry,
@@ -94,17 +105,28 @@ class Worker:
             self._lease,
             self._pulse,
             lambda: self._me,
+            self._notify,
         )
         self.report.jobs = self.parts.counts
-        signals = Signals(self.stop, self._quiet, self._reload_settings)
+        signals = Signals(
+            self.stop,
+            self._quiet,
+            self._reload_settings,
+            patience_s=self._patience_s,
+            leave=self.parts.leaving,
+        )
         signals.install()
+        self._notify.starting()
         try:
             await self._start()
             await self._stop_asked.wait()
             await self._drain()
         finally:
-            signals.remove()
-            await self._close()
+            # A signal that comes now must not cut the end off.
+            try:
+                await self._close()
+            finally:
+                signals.remove()
         return self.report.exit_code
 
     def stop(self, signal: str = "") -> None:
@@ -120,11 +142,18 @@ class Worker:
         self._stop_changed.set()
 
     async def _start(self) -> None:
+        if self.database.pooled:
+            events.store_pooled()
+            if not self.parts.listeners:
+                events.listeners_none()
         for lane in self.parts.lanes:
-            await lane.open()
+            await self._with_room(lane.open)
         await self._check_connections()
         self.parts.shared.database_key = await workers.identify(self.parts.upkeep)
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
+        await self._resources.open()
+        self.parts.shared.resources = self._resources.made
+        self.parts.children.watch()
         await self._register()
         self._beat = BeatThread(self.database, self._lease, self._pulse, self._buried)
         self._beat.start()
@@ -139,18 +168,40 @@ class Worker:
                     await listener.connected.wait()
         events.worker_ready(list(self.limits))
         self.ready.set()
+        self._notify.ready()
+
+    async def _with_room(self, connects: Callable[[], Awaitable[None]]) -> None:
+        """Do it once the server has a connection for it, which others may give back any moment."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await connects()
+            except NoRoom as error:
+                if self._stop_asked.is_set():
+                    raise
+                delay_s = backoff.next_s()
+                events.connections_none(str(error), delay_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stop_asked.wait()
 
     async def _check_connections(self) -> None:
         """The connection budget, checked against the server before it is used."""
         needed = CONNECTIONS_BESIDE_LISTENERS + len(self.limits)
         server = await workers.connections(self.parts.upkeep)
         usable = server.allowed - server.reserved
-        if needed > usable:
+        if needed * self._place.of > usable:
+            several = f", and {self._place.of} processes {needed * self._place.of}"
             raise ConfigError(
                 f"this worker needs {needed} connections ({CONNECTIONS_BESIDE_LISTENERS} and one "
-                f"per queue); the server allows {usable}. Serve fewer queues, or raise its "
-                "max_connections."
+                f"per queue){'' if self._place.alone else several}; the server allows {usable}. "
+                f"Serve fewer queues{'' if self._place.alone else ', run fewer processes'}, or "
+                "raise its max_connections."
             )
+        # Those of the lanes are open and counted. Others may end at any time, so it only warns.
+        free = usable - server.used + len(self.parts.lanes)
+        if needed > free:
+            events.connections_short(needed, free)
         self._connections = {
             "connections": needed,
             "server_has": usable,
@@ -176,6 +227,7 @@ class Worker:
             tasks=len(self.registry),
             threads=self.settings.threads,
             **self._connections,
+            **({} if self._place.alone else {"process": self._place.number}),
         )
 
     # What may happen meanwhile.
@@ -221,8 +273,16 @@ class Worker:
         """SIGHUP: limits, log level, drain times; everything else needs a restart."""
         if self._reload is None:
             return
+        ready = self.ready.is_set()
+        if ready:
+            self._notify.reloading()
+        self._read_settings(self._reload)
+        if ready:
+            self._notify.ready()
+
+    def _read_settings(self, read: Callable[[], Settings]) -> None:
         try:
-            settings = self._reload()
+            settings = read()
             limits = queue_limits(settings, self.registry)
         except ConfigError as error:
             events.service_crashed("reload", error, crashes=1, delay_s=0.0)
@@ -238,36 +298,12 @@ class Worker:
 
     async def _watch_supervisor(self) -> None:
         await self.parts.supervisor.gave_up.wait()
+        self.report.gave_up = True
         self.stop("a service kept crashing")
 
     async def _watch_empty(self) -> None:
-        """End when the queues hold nothing that this worker could run soon."""
-        delay_s = EMPTY_CHECK_EVERY_S
-        while True:
-            await asyncio.sleep(delay_s)
-            if self.parts.acker.backlog or not all(runner.idle for runner in self.parts.runners):
-                delay_s = EMPTY_CHECK_EVERY_S
-                continue
-            # It reads every row of the queues, future ones too: less often while others work.
-            delay_s = min(delay_s * 2, EMPTY_CHECK_AT_LEAST_EVERY_S)
-            try:
-                left = await workers.left(
-                    self.parts.upkeep, list(self.limits), self.registry.names()
-                )
-            except TaskdError:
-                continue
-            if left.runnable:
-                for consumer in self.parts.consumers.values():
-                    consumer.wakeup.set()
-            elif not left.running and not left.soon:
-                counts = left._asdict()
-                self.report.left = {
-                    why: counts[why]
-                    for why in ("future", "paused", "unknown", "later_retries")
-                    if counts[why]
-                }
-                self.stop("empty")
-                return
+        self.report.left = await emptied(self.parts, list(self.limits), self.registry.names())
+        self.stop("empty")
 
     # Its end.
 
@@ -275,6 +311,7 @@ class Worker:
         """The phases of a stop; each is bounded, and a further signal skips ahead."""
         began = time.monotonic()
         self._lease.draining = True
+        self._notify.stopping()
         self.report.running = sum(runner.running for runner in self.parts.runners)
         # 0 and 1: no new claim; what was claimed and not started goes back, its attempt refunded,
         # and so does what a claim in flight still brings, so that nothing has to wait for it.
@@ -301,6 +338,11 @@ class Worker:
         await self.parts.supervisor.stop_tier(UPKEEP_STOP_S)
         await self._flush()
         self.report.drain_s = round(time.monotonic() - began, 2)
+
+    def _patience_s(self, stops: int) -> float:
+        """How long the phases of a stop may take from its first, second and third signal on."""
+        drain_s = self.settings.drain_s if stops < 2 else 0.0
+        return drain_s + (self.settings.cancel_s if stops < 3 else 0.0)
 
     async def _wait_for_attempts(self, timeout_s: float, stops: int) -> None:
         """Wait until nothing runs, or the time is over, or enough stops were asked for."""
@@ -329,12 +371,15 @@ class Worker:
         retiring.cancel()
 
     async def _close(self) -> None:
+        self.parts.supervisor.closing()
         for watcher in getattr(self, "_watchers", ()):
             watcher.cancel()
         if self._reborn is not None:
             self._reborn.cancel()
         if hasattr(self, "_beat"):
             await self._beat.stop()
+        self.parts.children.unwatch()
+        await self._resources.close()
         for close in self._on_close:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2.0):
@@ -346,9 +391,6 @@ class Worker:
             await asyncio.wait(left, timeout=1.0)
         self.parts.threads.shutdown(wait=False, cancel_futures=True)
         events.flush_folded()
-        if self.ready.is_set():
-            report: dict[str, Any] = {
-                k: v for k, v in asdict(self.report).items() if v or k == "jobs"
-            }
-            report["jobs"] = {k: v for k, v in self.report.jobs.items() if v}
-            events.worker_stopped(**report)
+        # A parent says it for all of its children.
+        if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
+            events.worker_stopped(**self.report.told())

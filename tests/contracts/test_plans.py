@@ -17,8 +17,10 @@ from taskd.config import Settings
 from taskd.core.registry import Registry
 from taskd.store.database import Database
 from taskd.store.statements import statement
+from taskd.worker import Notify
 from taskd.worker.assembly import Assembly
-from taskd.worker.lease import Lease, Pulse
+from taskd.worker.lease import Lease
+from taskd.worker.watch import Pulse
 from taskd.worker.worker import Worker
 
 ROWS = 50_000
@@ -111,8 +113,9 @@ async def test_all_of_a_workers_lanes_leave_the_planner_no_choice(database: Data
     async def any_task() -> None: ...
 
     worker = Worker(Settings(), registry, database)
+    lease, pulse, notify = Lease(30.0), Pulse(), Notify()
     parts = Assembly(
-        worker.settings, registry, database, worker.limits, Lease(30.0), Pulse(), lambda: None
+        worker.settings, registry, database, worker.limits, lease, pulse, lambda: None, notify
     )
     parts.threads.shutdown()
     for lane in parts.lanes:

@@ -10,7 +10,7 @@ from typing import Any, assert_type
 
 from taskd import Client, Context, Fail, Fixed, NewJob, Task, task
 from taskd.core.registry import Registry
-from taskd.worker.attempt import AttemptContext
+from taskd.worker.context import AttemptContext
 
 
 @task

@@ -24,6 +24,7 @@ from taskd.core.outcome import (
     Retry,
     Returned,
     Snooze,
+    StillRuns,
     TaskUnknown,
     TimedOut,
     attempts_spent,
@@ -71,6 +72,7 @@ ERROR = ValueError("wrong")
         (Interrupted(abandoned=True), SCHEDULED, ABANDONED_DELAY_S, False, False),
         (CancelAsked(), CANCELLED, 0, False, False),
         (NotStarted(), QUEUED, 0, True, False),
+        (StillRuns(), SCHEDULED, 60, False, True),
         (TaskUnknown(), SCHEDULED, UNKNOWN_TASK_DELAY_S, True, False),
     ],
 )

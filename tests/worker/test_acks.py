@@ -6,13 +6,14 @@ import asyncio
 import json
 from typing import Any
 
+import asyncpg
 import pytest
 
 from taskd.core import outcome
 from taskd.core.backoff import Fixed
 from taskd.errors import LeaseLost
 from taskd.store import jobs
-from taskd.store.translate import Silence
+from taskd.store.translate import HeldUp, Silence, translate
 from tests.worker.conftest import Desk, until
 from tests.worker.test_claims import TERMINATE, idle
 
@@ -199,12 +200,11 @@ async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang
     worker = await desk.start(concurrency=20)
     real, back = jobs.ack_done, asyncio.Event()
 
-    async def down(*args: Any) -> int:
-        if not back.is_set():
-            raise Silence("no answer")
+    async def slow(*args: Any) -> int:
+        await back.wait()
         return await real(*args)
 
-    monkeypatch.setattr(jobs, "ack_done", down)
+    monkeypatch.setattr(jobs, "ack_done", slow)
     await desk.enqueue(*(quick.job() for _ in range(3000)))
     await until(lambda: worker.worker.parts.acker.backlog >= 50)
     assert worker.worker.parts.acker.backlog < 50 + 1000
@@ -367,3 +367,119 @@ async def test_a_cancel_that_races_with_the_end_has_one_outcome(desk: Desk) -> N
         if row["id"] in answer and int(row["args"].split(":")[1].strip(" }")) % 2:
             assert row["state"] == "cancelled"
     assert {row["state"] for row in rows} <= {"done", "cancelled"}
+
+
+async def test_one_locked_row_keeps_nobody_elses_outcome_from_being_written(desk: Desk) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def waits() -> None:
+        await go.wait()
+
+    @desk.task()
+    async def says() -> str:
+        await go.wait()
+        return "so"
+
+    ids = await desk.enqueue(*(waits.job() for _ in range(10)), *(says.job() for _ in range(10)))
+    worker = await desk.start(statement_timeout_s=0.5)
+    await until(lambda: worker.worker.parts.runners[0].running == 20)
+    held = [ids[3], ids[14]]
+    async with desk.sql.transaction():
+        await desk.sql.execute("UPDATE taskd.job SET priority = 5 WHERE id = ANY ($1)", held)
+        go.set()
+        other = await asyncpg.connect(desk.dsn)
+        await until(lambda: count_done(other, 18))
+        assert worker.worker.parts.acker.backlog >= 2
+        await other.close()
+    rows = await desk.settled(*held)
+    assert [(row["state"], row["attempt"]) for row in rows] == [("done", 1)] * 2
+    assert await worker.stop() == 0
+    assert {had["buffered"] for had in desk.heard.of("acks.delayed")} == {1}
+
+
+async def count_done(sql: Any, count: int) -> bool:
+    done = await sql.fetchval("SELECT count(*) FROM taskd.job_history WHERE state = 'done'")
+    return bool(done == count)
+
+
+async def test_what_is_too_much_for_one_statement_is_written_in_parts(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sizes = jobs.ack_settled, []
+
+    async def hasty(lane: Any, worker_id: int, acks: Any) -> Any:
+        sizes.append(len(acks))
+        if len(acks) > 3:
+            raise HeldUp("canceling statement due to statement timeout")
+        return await real(lane, worker_id, acks)
+
+    go = asyncio.Event()
+
+    @desk.task()
+    async def says(n: int) -> int:
+        await go.wait()
+        return n
+
+    monkeypatch.setattr(jobs, "ack_settled", hasty)
+    ids = await desk.enqueue(*(says.job(n) for n in range(10)))
+    worker = await desk.start()
+    await until(lambda: worker.worker.parts.runners[0].running == 10)
+    go.set()
+    rows = await desk.settled(*ids)
+    assert [row["result"] for row in rows] == [str(n) for n in range(10)]
+    assert sizes[0] == 10
+
+
+async def test_a_batch_of_outcomes_is_bounded_by_its_size_too(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskd.worker import acker
+
+    monkeypatch.setattr(acker, "BATCH_BYTES_MAX", 1000)
+    real, sizes = jobs.ack_settled, []
+
+    async def counted(lane: Any, worker_id: int, acks: Any) -> Any:
+        sizes.append(len(acks))
+        return await real(lane, worker_id, acks)
+
+    go = asyncio.Event()
+
+    @desk.task()
+    async def says(size: int) -> str:
+        await go.wait()
+        return "x" * size
+
+    monkeypatch.setattr(jobs, "ack_settled", counted)
+    ids = await desk.enqueue(*(says.job(size) for size in [300] * 6 + [5000]))
+    worker = await desk.start()
+    await until(lambda: worker.worker.parts.runners[0].running == 7)
+    go.set()
+    await desk.settled(*ids)
+    assert sizes == [3, 3, 1]
+
+
+async def test_a_full_notify_queue_delays_outcomes_and_changes_none(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task(max_attempts=2, backoff=Fixed(0.01))
+    async def fails() -> None:
+        raise ValueError("its own error")
+
+    full = asyncpg.ProgramLimitExceededError("too many notifications in the NOTIFY queue")
+    full.server_source_filename = "async.c"
+    real, refusals = jobs.ack_settled, []
+
+    async def refused(*args: Any) -> Any:
+        if len(refusals) < 3:
+            refusals.append(1)
+            raise translate(full)
+        return await real(*args)
+
+    monkeypatch.setattr(jobs, "ack_settled", refused)
+    await desk.start()
+    (job,) = await desk.enqueue(fails.job())
+    (row,) = await desk.settled(job)
+    assert [each["message"] for each in json.loads(row["errors"])] == ["its own error"] * 2
+    assert not desk.heard.of("job.outcome_refused")
+    assert not desk.heard.of("service.crashed")

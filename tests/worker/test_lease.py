@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.store.statements import statement
-from taskd.store.translate import Silence
+from taskd.store.translate import Down, Silence
 from taskd.worker import lease as leases
 from taskd.worker.lease import is_gone, process_started
 from tests.worker.conftest import Desk, until
@@ -120,7 +119,7 @@ async def test_only_silence_fences(
     async def unheard(*args: Any, **named: Any) -> bool:
         if not down.is_set():
             return await beat(*args, **named)
-        raise Silence("no answer") if silent else StoreUnavailable("connection refused")
+        raise Silence("no answer") if silent else Down("connection refused")
 
     monkeypatch.setattr(workers, "beat", unheard)
     await until(lambda: not worker.worker._lease.trusted)

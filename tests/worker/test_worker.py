@@ -14,10 +14,12 @@ import pytest
 from taskd.config import Settings
 from taskd.core.backoff import Fixed
 from taskd.core.job import NewJob
+from taskd.core.outcome import Snooze
 from taskd.core.registry import Registry
 from taskd.errors import AppError, ConfigError
-from taskd.store import queues
+from taskd.store import queues, workers
 from taskd.worker import consumer, upkeep
+from taskd.worker import worker as worker_module
 from taskd.worker.app import queue_limits
 from taskd.worker.slow_lane import SlowLane
 from tests.worker.conftest import Desk, Heard, until
@@ -90,6 +92,52 @@ async def test_until_empty_waits_for_jobs_that_run_elsewhere(desk: Desk) -> None
     await desk.sql.execute("DELETE FROM taskd.worker WHERE id = 42")
     assert await worker.end() == 0
     assert (await desk.row(job))["crashes"] == 1
+
+
+async def test_until_empty_waits_for_a_snoozed_job_although_its_attempt_did_not_count(
+    desk: Desk,
+) -> None:
+    @desk.task()
+    async def naps(ctx: Any) -> None:
+        if ctx.fence == 1:
+            raise Snooze(1.0)
+
+    (job,) = await desk.enqueue(naps.job())
+    worker = desk.worker(until_empty=True)
+    assert await worker.end() == 0
+    assert (await desk.row(job))["state"] == "done"
+
+
+async def test_until_empty_counts_a_job_that_was_failed_for_its_crashes(desk: Desk) -> None:
+    @desk.task()
+    async def pill() -> None: ...
+
+    await desk.enqueue(pill.job())
+    await desk.sql.execute(
+        "UPDATE taskd.job SET state = 'running', worker_id = 42, fence = 3, attempt = 3, "
+        "crashes = 2"
+    )
+    worker = desk.worker(until_empty=True, lease_s=1.0)
+    assert await worker.end() == 1
+    assert worker.worker.report.jobs["failed"] == 1
+
+
+async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    leaf = await desk.sql.fetchval(
+        "SELECT min(inhrelid::regclass::text) FROM pg_inherits "
+        "WHERE inhparent = 'taskd.job_history'::regclass AND inhrelid::regclass::text ~ '_20'"
+    )
+    await desk.sql.execute(f"ALTER TABLE {leaf} RENAME TO renamed_by_hand")
+    worker = await desk.start()
+    told = await desk.heard.wait("upkeep.postponed")
+    assert told[0]["what"] == "history"
+    assert not desk.heard.of("service.crashed")
+    (job,) = await desk.enqueue(quick.job())
+    await desk.settled(job)
+    assert await worker.stop() == 0
 
 
 SERVICES = {
@@ -176,7 +224,7 @@ async def test_a_service_that_keeps_crashing_stops_the_worker(
     monkeypatch.setattr(upkeep.Sweeper, "tick", crashing)
     monkeypatch.setattr(supervisor, "CRASHES_MAX", 3)
     worker = await desk.start()
-    assert await worker.end() == 0
+    assert await worker.end() == 1
     assert worker.worker.report.signal == "a service kept crashing"
 
 
@@ -399,6 +447,40 @@ async def test_a_job_claimed_again_while_it_runs_here_is_adopted(desk: Desk) -> 
     assert not desk.heard.of("job.lost")
 
 
+async def test_a_job_with_the_id_of_one_that_a_failover_lost_runs_itself(desk: Desk) -> None:
+    go = asyncio.Event()
+    runs = []
+
+    @desk.task()
+    async def waits(name: str) -> str:
+        runs.append(name)
+        await go.wait()
+        return name
+
+    (job,) = await desk.enqueue(waits.job(name="lost"))
+    worker = await desk.start()
+    runner = worker.worker.parts.runners[0]
+    await until(lambda: runner.running == 1)
+    # A standby that had not heard of the job has become the primary, and gives its id to another.
+    await desk.sql.execute(
+        "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 0, attempt = 0, "
+        "run_at = clock_timestamp(), args = jsonb_build_object('name', 'new')"
+    )
+    await desk.sql.execute("NOTIFY taskd_default")
+    await until(lambda: worker.worker.parts.counts["released"] == 1)
+    go.set()
+    await until(lambda: runner.running == 0)
+    await desk.sql.execute("UPDATE taskd.job SET run_at = clock_timestamp()")
+    await desk.sql.execute("NOTIFY taskd_default")
+    (row,) = await desk.settled(job)
+    assert (row["state"], row["result"], row["attempt"], runs) == (
+        "done",
+        '"new"',
+        1,
+        ["lost", "new"],
+    )
+
+
 async def test_it_goes_on_while_all_its_connections_are_cut(desk: Desk) -> None:
     @desk.task()
     async def waits() -> None:
@@ -419,3 +501,24 @@ async def test_it_goes_on_while_all_its_connections_are_cut(desk: Desk) -> None:
     assert {(row["state"], row["attempt"], row["crashes"]) for row in rows} == {("done", 1, 0)}
     assert not desk.heard.of("job.lost")
     assert not desk.heard.of("service.crashed")
+
+
+async def test_more_connections_than_the_server_allows_are_refused_and_more_than_it_has_are_told(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def works() -> None: ...
+
+    server = await workers.connections(desk.lane)
+    usable = server.allowed - server.reserved
+    assert 0 < server.used <= usable
+    [job] = await desk.enqueue(works.job())
+    # With the listener's, all that the server allows; some are in use, this test's own at least.
+    monkeypatch.setattr(worker_module, "CONNECTIONS_BESIDE_LISTENERS", usable - 1)
+    await desk.start()
+    await desk.settled(job)
+    [told] = desk.heard.of("connections.short")
+    assert told["needed"] == usable > told["free"] > 0
+    monkeypatch.setattr(worker_module, "CONNECTIONS_BESIDE_LISTENERS", usable)
+    with pytest.raises(ConfigError, match=f"needs {usable + 1} connections.*allows {usable}"):
+        await desk.start()

@@ -1,0 +1,56 @@
+"""The app's resources: made before the first claim, taken down after the last attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
+
+from taskd import events
+from taskd.core.registry import Registry
+from taskd.core.resource import opened
+from taskd.errors import ResourceError
+
+OPEN_S_MAX = 60.0
+CLOSE_S_MAX = 5.0
+
+
+class Resources:
+    """Opened and closed by one asyncio task, as task groups and cancel scopes in them need it.
+
+    Attributes:
+        made: what they yielded, by name; handlers see it as `ctx.resources`.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._makers = registry.resources
+        self._stack = AsyncExitStack()
+        self.made: dict[str, Any] = {}
+
+    async def open(self) -> None:
+        """Make them in the order of their registration.
+
+        Raises:
+            ResourceError: one could not be made; those before it are taken down by close().
+        """
+        for name, maker in self._makers.items():
+            limit = asyncio.timeout(OPEN_S_MAX)
+            try:
+                async with limit:
+                    manager = opened(maker)
+                    self.made[name] = (
+                        await self._stack.enter_async_context(manager)
+                        if isinstance(manager, AbstractAsyncContextManager)
+                        else self._stack.enter_context(manager)
+                    )
+            except Exception as error:
+                why = f"it took longer than {OPEN_S_MAX:g} s" if limit.expired() else repr(error)
+                raise ResourceError(f"resource {name!r} could not be made: {why}") from error
+
+    async def close(self) -> None:
+        """Take them down, the last one first; an error is told and harms no job."""
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self._stack.aclose()
+        except Exception as error:  # noqa: BLE001 - the app's own code, after everything is written
+            events.resources_not_closed(error)

@@ -1,0 +1,40 @@
+"""`--until-empty`: waits until the queues hold nothing that this worker could run soon."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskd.errors import TaskdError
+from taskd.store import workers
+from taskd.worker.assembly import Assembly
+
+CHECK_EVERY_S = 0.2
+CHECK_AT_LEAST_EVERY_S = 2.0
+# What may stay: it is named in the last line of `taskd run`.
+STAYS = ("future", "paused", "unknown", "later_retries")
+
+
+async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[str, int]:
+    """Wait until no job is runnable, running anywhere, or due for a retry soon.
+
+    Returns:
+        What stays, by why: counts of jobs, those that are not 0.
+    """
+    delay_s = CHECK_EVERY_S
+    while True:
+        await asyncio.sleep(delay_s)
+        if parts.acker.backlog or not all(runner.idle for runner in parts.runners):
+            delay_s = CHECK_EVERY_S
+            continue
+        # It reads every row of the queues, future ones too: less often while others work.
+        delay_s = min(delay_s * 2, CHECK_AT_LEAST_EVERY_S)
+        try:
+            left = await workers.left(parts.upkeep, queues, tasks)
+        except TaskdError:
+            continue
+        if left.runnable:
+            for consumer in parts.consumers.values():
+                consumer.wakeup.set()
+        elif not left.running and not left.soon:
+            counts = left._asdict()
+            return {why: counts[why] for why in STAYS if counts[why]}
