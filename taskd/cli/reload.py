@@ -53,9 +53,9 @@ def anew_on_changes(settings: Settings, say: Callable[[str], None]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # Not in the parent: what is imported there is never read again.
-    from taskd.worker.lifeline import Lifeline, longest_stop_s
+    from taskd.worker.lifeline import Lifeline
 
-    Lifeline(lifeline, longest_stop_s(settings))
+    Lifeline(lifeline)
 
 
 class _Parent:

@@ -140,15 +140,11 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
 
 async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
     from taskd import events
-    from taskd.worker import Lifeline, Notify, Place, longest_stop_s
+    from taskd.worker import Lifeline, Notify, Place
 
     def reload() -> Settings:
-        settings = session.load(**flags).settings
-        if lifeline is not None:
-            lifeline.longest_stop_s = longest_stop_s(settings)
-        return settings
+        return session.load(**flags).settings
 
-    lifeline = None
     settings = reload()
     events.configure(
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
@@ -156,7 +152,7 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     place = Place.from_environment(os.environ)
     notify = Notify.from_environment(os.environ, os.getpid(), to_parent=not place.alone)
     if not place.alone:
-        lifeline = Lifeline(place.lifeline, longest_stop_s(settings))
+        Lifeline(place.lifeline)
     try:
         if settings.processes > 1:
             report, code = await _run_processes(settings, notify, reload)

@@ -11,8 +11,8 @@ from taskd.core.registry import Registry
 from taskd.store.database import Database, Lane
 from taskd.store.workers import Incarnation
 from taskd.worker.acker import Acker
-from taskd.worker.children import Children
 from taskd.worker.consumer import Consumer
+from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
@@ -75,7 +75,7 @@ class Assembly:
             cancel_s=settings.cancel_s,
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
-        self.children = Children(pulse, lambda job: any(r.runs(job) for r in self.runners))
+        self.handler_tasks = HandlerTasks(pulse, lambda job: any(r.runs(job) for r in self.runners))
         self.leaving = Leaving(database, lease, self.acker, self.runners, LoopWatch(pulse))
         self.reconciler = Reconciler(
             self.claims, lease, self.acker, self.runners, settings.statement_timeout_s
@@ -91,7 +91,7 @@ class Assembly:
         notifiers = [Notifier(notify, self.runners, self.counts, lease)] if notify.active else []
         self.supervisor = Supervisor(
             [
-                [Ticker(self.runners, lease, pulse, self.children), *notifiers],
+                [Ticker(self.runners, lease, pulse, self.handler_tasks), *notifiers],
                 [self.acker],  # outlives every attempt
                 [*upkeep, *self.listeners],
                 [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import threading
-import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
@@ -55,16 +53,11 @@ class Place:
 class Lifeline:
     """Ends this process after its parent, however that one ended: the kernel closes the pipe.
 
-    A thread reads it. At its end it sends this process the SIGTERM that the parent cannot send any
-    more; and if a handler that blocks the loop keeps it from being heard, the thread ends the
-    process itself when the drain would be over.
-
-    Attributes:
-        longest_stop_s: how long it waits for that.
+    A thread reads it, and at its end sends this process the SIGTERM that the parent cannot send any
+    more. All else follows from that, also when a handler blocks the loop (signals.py).
     """
 
-    def __init__(self, fd: int, longest_stop_s: float) -> None:
-        self.longest_stop_s = longest_stop_s
+    def __init__(self, fd: int) -> None:
         self._fd = fd
         # Whatever a handler starts must not hold it.
         os.set_inheritable(fd, False)
@@ -74,6 +67,3 @@ class Lifeline:
         while os.read(self._fd, 1):
             pass  # nobody writes
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(self.longest_stop_s)
-        faulthandler.dump_traceback(all_threads=True)
-        os._exit(EXIT_ABANDONED)

@@ -16,7 +16,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store import history, jobs, workers
 from taskd.store.database import Database, Lane
 from taskd.worker.acker import Acker
-from taskd.worker.children import Children
+from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.lease import Lease, is_gone
 from taskd.worker.runner import Runner
 from taskd.worker.service import Loop, Wakeup, jittered_s
@@ -40,11 +40,11 @@ class Ticker(Loop):
     name = "ticker"
 
     def __init__(
-        self, runners: Sequence[Runner], lease: Lease, pulse: Pulse, children: Children
+        self, runners: Sequence[Runner], lease: Lease, pulse: Pulse, handler_tasks: HandlerTasks
     ) -> None:
         super().__init__(TICK_S)
         self._runners, self._lease, self._pulse = runners, lease, pulse
-        self._children = children
+        self._handler_tasks = handler_tasks
         self._fenced = False
         self._second = 0
 
@@ -57,7 +57,7 @@ class Ticker(Loop):
         if int(now) != self._second:
             self._second = int(now)
             events.flush_folded()
-            self._children.look()
+            self._handler_tasks.look()
         self._fence_if_silent()
 
     def _fence_if_silent(self) -> None:

@@ -153,7 +153,7 @@ class Worker:
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
-        self.parts.children.watch()
+        self.parts.handler_tasks.watch()
         await self._register()
         self._beat = BeatThread(self.database, self._lease, self._pulse, self._buried)
         self._beat.start()
@@ -378,7 +378,7 @@ class Worker:
             self._reborn.cancel()
         if hasattr(self, "_beat"):
             await self._beat.stop()
-        self.parts.children.unwatch()
+        self.parts.handler_tasks.unwatch()
         await self._resources.close()
         for close in self._on_close:
             with contextlib.suppress(Exception):

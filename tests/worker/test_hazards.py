@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from taskd.core.backoff import Fixed
-from taskd.worker import children, watch
+from taskd.worker import handler_tasks, watch
 from taskd.worker.watch import BLOCKED_S, LOOK_EVERY_S, LoopWatch, Pulse
 from tests.worker.conftest import Desk, until
 
@@ -271,7 +271,7 @@ async def test_a_handler_that_returns_in_the_turn_of_its_cancellation_is_judged_
 async def test_tasks_that_handlers_leak_are_named_and_do_not_pile_up(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "LEFT_MAX", 50)
+    monkeypatch.setattr(handler_tasks, "LEFT_MAX", 50)
 
     @desk.task()
     async def leaks(wait: bool) -> None:

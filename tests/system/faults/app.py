@@ -29,14 +29,15 @@ def record(ctx: Context, phase: str) -> None:
     os.write(_File.descriptor, json.dumps(row).encode() + b"\n")
 
 
-@task(queue="fast")
+# Other system tests have tasks of the same kinds, and a process has one default registry.
+@task(name="faults.instant", queue="fast")
 async def instant(ctx: Context) -> None:
     """Nothing to do."""
     record(ctx, "start")
     record(ctx, "done")
 
 
-@task(queue="mixed")
+@task(name="faults.waits", queue="mixed")
 async def waits(ctx: Context, ms: int) -> None:
     """Waits for something else."""
     record(ctx, "start")
@@ -44,7 +45,7 @@ async def waits(ctx: Context, ms: int) -> None:
     record(ctx, "done")
 
 
-@task(queue="mixed")
+@task(name="faults.works_in_thread", queue="mixed")
 def works_in_thread(ctx: Context, ms: int) -> None:
     """Blocks a thread."""
     record(ctx, "start")
@@ -52,7 +53,7 @@ def works_in_thread(ctx: Context, ms: int) -> None:
     record(ctx, "done")
 
 
-@task(queue="mixed")
+@task(name="faults.answers", queue="mixed")
 async def answers(ctx: Context, number: int) -> int:
     """Has a result, which takes the slower way of acks."""
     record(ctx, "start")
@@ -60,7 +61,7 @@ async def answers(ctx: Context, number: int) -> int:
     return number + 1
 
 
-@task(queue="fast", backoff=SOON)
+@task(name="faults.flaky", queue="fast", backoff=SOON)
 async def flaky(ctx: Context, fails: int) -> None:
     """Fails some times, then succeeds."""
     record(ctx, "start")
@@ -70,7 +71,7 @@ async def flaky(ctx: Context, fails: int) -> None:
     record(ctx, "done")
 
 
-@task(queue="fast", backoff=SOON, max_attempts=2)
+@task(name="faults.hopeless", queue="fast", backoff=SOON, max_attempts=2)
 async def hopeless(ctx: Context) -> None:
     """Fails for good."""
     record(ctx, "start")
@@ -78,7 +79,7 @@ async def hopeless(ctx: Context) -> None:
     raise RuntimeError("never")
 
 
-@task(queue="mixed")
+@task(name="faults.holds", queue="mixed")
 async def holds(ctx: Context, gate: str) -> None:
     """Runs until a file is there: as long as the scenario wants."""
     record(ctx, "start")

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -268,6 +268,15 @@ class Scene:
 
         await self.until(more, f"{count} more jobs have ended")
         return int(await self.ask(ENDED))
+
+    async def gone(self, ids: Sequence[int]) -> None:
+        """Wait until no row of these jobs is live any more."""
+
+        async def none() -> bool:
+            live = "SELECT EXISTS (SELECT 1 FROM taskd.job WHERE id = ANY ($1))"
+            return not await self.ask(live, ids)
+
+        await self.until(none, "their rows are gone")
 
     async def first_claim_after(self, moment: float, within_s: float = WITHIN_S) -> float:
         """Seconds from a moment (by the clock) to the first claim behind it."""

@@ -25,7 +25,7 @@ LEFT_MAX = 1000
 TELL_EVERY_S = 60.0
 
 
-class Children:
+class HandlerTasks:
     """Tags the asyncio tasks that are made while a handler runs, and those that they make.
 
     Args:
