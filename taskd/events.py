@@ -24,6 +24,7 @@ Subscriber = Callable[[str, Mapping[str, Any]], None]
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _subscribers: list[Subscriber] = []
+_bound: dict[str, Any] = {}
 _log: Any = None
 _log_level = LEVELS["error"] + 1
 
@@ -59,7 +60,14 @@ def configure(
         structlog.WriteLogger(cast("TextIO", _Unbreakable(stream))),
         processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
-    ).bind()
+    ).bind(**_bound)
+
+
+def bind(**fields: Any) -> None:
+    """Put these into every line from now on, such as which of several processes writes it."""
+    global _log  # noqa: PLW0603 - one process, one log
+    _bound.update(fields)
+    _log = _log if _log is None else _log.bind(**fields)
 
 
 class _Unbreakable:

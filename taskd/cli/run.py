@@ -150,6 +150,8 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
     )
     place = Place.from_environment(os.environ)
+    if not place.alone:
+        events.bind(process=place.number)
     notify = Notify.from_environment(os.environ, os.getpid(), to_parent=not place.alone)
     if not place.alone:
         Lifeline(place.lifeline)

@@ -188,22 +188,26 @@ class Worker:
     async def _check_connections(self) -> None:
         """The connection budget, checked against the server before it is used."""
         needed = CONNECTIONS_BESIDE_LISTENERS + len(self.limits)
+        of_all = needed * self._place.of
         server = await workers.connections(self.parts.upkeep)
         usable = server.allowed - server.reserved
-        if needed * self._place.of > usable:
-            several = f", and {self._place.of} processes {needed * self._place.of}"
+        if of_all > usable:
+            several = f", and {self._place.of} processes {of_all}"
             raise ConfigError(
                 f"this worker needs {needed} connections ({CONNECTIONS_BESIDE_LISTENERS} and one "
                 f"per queue){'' if self._place.alone else several}; the server allows {usable}. "
                 f"Serve fewer queues{'' if self._place.alone else ', run fewer processes'}, or "
                 "raise its max_connections."
             )
-        # Those of the lanes are open and counted. Others may end at any time, so it only warns.
+        # Those of the lanes are open and counted. Others may end at any time, so it only warns;
+        # the first of several processes does so for all of them, before they are started.
         free = usable - server.used + len(self.parts.lanes)
-        if needed > free:
-            events.connections_short(needed, free)
+        wanted = of_all if self._place.number == 1 else needed
+        if wanted > free:
+            events.connections_short(wanted, free)
         self._connections = {
             "connections": needed,
+            **({} if self._place.alone else {"connections_of_all": of_all}),
             "server_has": usable,
             "server_used": server.used,
         }
@@ -227,7 +231,6 @@ class Worker:
             tasks=len(self.registry),
             threads=self.settings.threads,
             **self._connections,
-            **({} if self._place.alone else {"process": self._place.number}),
         )
 
     # What may happen meanwhile.
@@ -264,6 +267,9 @@ class Worker:
 
     def _quiet(self, quiet: bool) -> None:
         """SIGTSTP and SIGCONT: claim nothing more; claim again."""
+        # systemd sends a SIGCONT after its SIGTERM, and so does `timeout`.
+        if quiet == self.parts.slow_lane.quiet or self._stop_asked.is_set():
+            return
         self.parts.slow_lane.quiet = quiet
         for consumer in self.parts.consumers.values():
             consumer.quiet = quiet
