@@ -11,8 +11,12 @@
 -- sequential scans switched off. A claim that comes back short proves nothing: a row that another
 -- transaction has just changed is locked here but not returned.
 -- RETURNING has no order; the worker sorts.
+--
+-- The scan begins behind (after_priority, after_run_at, after_id) and ends with up_to_priority. Usually that is all
+-- there is; while a held snapshot keeps the entries of claimed jobs in the index, it need not read through them
+-- again (see taskd/worker/reading.py).
 
--- name: claim_jobs(worker_id bigint, queue text, batch bigint)
+-- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint)
 -- roles: worker
 -- moves: queued -> running
 UPDATE taskd.job AS job
@@ -25,6 +29,8 @@ WHERE job.ctid = ANY (ARRAY(
       SELECT ctid
       FROM taskd.job
       WHERE queue = $2 AND state = 'queued'
+        AND (priority, run_at, id) > ($4::smallint, $5::timestamptz, $6::bigint)
+        AND priority <= $7::smallint
         -- A buried worker gets nothing. Unlocked on purpose: the fence, not this check, is the
         -- protection, and FOR SHARE would write a multixact per claim.
         AND EXISTS (

@@ -7,6 +7,7 @@ connection.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,41 @@ class Fetches(Protocol):
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         """The rows of the statement."""
+
+
+# The first and the last of all priorities, and a time before all jobs.
+PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EVER = datetime(1, 1, 1, tzinfo=UTC)
+
+
+class Read(NamedTuple):
+    """The part of a queue that a claim reads, in the order of claims."""
+
+    after_priority: int = PRIORITY_MIN
+    after_run_at: datetime = _EVER
+    after_id: int = 0
+    up_to_priority: int = PRIORITY_MAX
+
+    @classmethod
+    def after(cls, job: Job) -> Read:
+        """What comes behind this job."""
+        # A float of seconds since 1970 is exact to a quarter of a microsecond until 2106.
+        due_at = _EPOCH + timedelta(microseconds=round(job.due_at_s * 1e6))
+        return cls(job.priority, due_at, job.id)
+
+    @classmethod
+    def urgent(cls, job: Job) -> Read:
+        """What is more urgent than this job."""
+        return cls(up_to_priority=job.priority - 1)
+
+    @property
+    def only_urgent(self) -> bool:
+        """Whether it leaves out what is behind."""
+        return self.up_to_priority < PRIORITY_MAX
+
+
+ALL = Read()
 
 
 class DueIn(NamedTuple):
@@ -59,9 +95,9 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[int]:
     return sorted(row[0] for row in rows)
 
 
-async def claim(on: Fetches, worker_id: int, queue: str, batch: int) -> list[Job]:
-    """Claim up to `batch` queued jobs, most urgent first."""
-    rows = await on.fetch("claim_jobs", worker_id, queue, batch)
+async def claim(on: Fetches, worker_id: int, queue: str, batch: int, read: Read = ALL) -> list[Job]:
+    """Claim up to `batch` queued jobs, most urgent first, of what is to be read."""
+    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read)
     rows.sort(key=_URGENCY)
     return [Job(*(*row, queue, worker_id)) for row in rows]
 

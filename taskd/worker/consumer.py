@@ -13,6 +13,7 @@ from taskd.store import jobs as store
 from taskd.store.database import Lane
 from taskd.store.translate import HeldUp, Silence
 from taskd.worker.acker import Acker
+from taskd.worker.reading import Reading
 from taskd.worker.runner import Runner, Shared
 from taskd.worker.service import Backoff, Wakeup, jittered_s
 
@@ -61,6 +62,7 @@ class Consumer:
         self._mean_s = 0.0
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
+        self._reading = Reading()
 
     async def run(self) -> None:
         """Claim while there is work and room; else wait for a ring, a poll or room."""
@@ -84,7 +86,9 @@ class Consumer:
             if not jobs and self.runner.idle:
                 self._rate = 0.0
             poll_s = POLL_UNSURE_S if jobs else min(poll_s * 2, self._poll_s)
-            if not await self.wakeup.wait(jittered_s(poll_s)):
+            if not await self.wakeup.wait(
+                self._reading.at_most(jittered_s(poll_s), time.monotonic())
+            ):
                 vain_claims = 0
                 continue
             poll_s = POLL_UNSURE_S
@@ -133,10 +137,11 @@ class Consumer:
         self._measured = (now, ended, waited_s)
 
     async def _claim(self, batch: int) -> list[Job]:
-        began = time.perf_counter()
+        began = time.monotonic()
+        read = self._reading.next(began)
         try:
             jobs = await store.claim(
-                self._claims, self._shared.lease.worker_id, self.runner.queue, batch
+                self._claims, self._shared.lease.worker_id, self.runner.queue, batch, read
             )
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
@@ -148,7 +153,11 @@ class Consumer:
             return []
         self._backoff.reset()
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)
-        events.queue_claimed(self.runner.queue, len(jobs), batch, time.perf_counter() - began)
+        took_s = time.monotonic() - began
+        self._reading.claimed(read, jobs, began + took_s, took_s)
+        events.queue_claimed(self.runner.queue, len(jobs), batch, took_s)
+        if read.only_urgent and len(jobs) < batch:
+            jobs += await self._claim(batch - len(jobs))
         return jobs
 
     def _take(self, jobs: list[Job]) -> None:

@@ -16,6 +16,7 @@ from taskd import task
 from taskd.config import Settings
 from taskd.core.registry import Registry
 from taskd.store.database import Database
+from taskd.store.jobs import ALL
 from taskd.store.statements import statement
 from taskd.worker import Notify
 from taskd.worker.assembly import Assembly
@@ -124,8 +125,11 @@ async def test_all_of_a_workers_lanes_leave_the_planner_no_choice(database: Data
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 500])
-async def test_a_claim_picks_along_its_index_and_writes_by_tid(sql, table, mode, batch) -> None:
-    found = await nodes(sql, "claim_jobs", ME, "q1", batch, mode)
+@pytest.mark.parametrize("read", [ALL, ALL._replace(after_priority=100, after_id=7)])
+async def test_a_claim_picks_along_its_index_and_writes_by_tid(
+    sql, table, mode, batch, read
+) -> None:
+    found = await nodes(sql, "claim_jobs", ME, "q1", batch, *read, mode)
     assert on_job(found) == [("Index Scan", "job_claim"), ("Tid Scan", "")]
 
 
