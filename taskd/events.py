@@ -261,9 +261,9 @@ def worker_ready(queues: Sequence[str]) -> None:
     _emit("worker.ready", "info", queues=list(queues))
 
 
-def worker_draining(signal: str, running: int, released: int) -> None:
+def worker_draining(why: str, running: int, released: int) -> None:
     """The worker stops: it claims nothing more and lets running attempts end."""
-    _emit("worker.draining", "info", signal=signal, running=running, released=released)
+    _emit("worker.draining", "info", why=why, running=running, released=released)
 
 
 def worker_stopped(**report: Any) -> None:
@@ -275,6 +275,12 @@ def worker_crashed(process: int, pid: int, code: int, delay_s: float) -> None:
     """One of several processes ended unasked or without a report; another one follows, if any."""
     ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
     _emit("worker.crashed", "error", process=process, pid=pid, ended=ended, delay_s=delay_s)
+
+
+def worker_not_started(process: int, error: OSError, delay_s: float) -> None:
+    """One of several processes could not be started; it is tried again, if others run."""
+    said = f"{type(error).__name__}: {error}"
+    _emit("worker.not_started", "error", process=process, error=said, delay_s=delay_s)
 
 
 def worker_quiet(quiet: bool) -> None:

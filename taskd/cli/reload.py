@@ -105,7 +105,10 @@ class _Parent:
             sys.exit(self._code)
 
     def _reap(self) -> None:
-        ended, status = os.waitpid(-1, os.WNOHANG)
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return  # it was reaped at the signal before
         if ended != self._worker:
             return  # it was stopped or continued
         self._worker = None

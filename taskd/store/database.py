@@ -98,12 +98,15 @@ class Database:
         words = "".join(
             f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
         )
-        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;{words}")
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{words}")
         try:
             rows: list[asyncpg.Record] = await connection.fetch(text, *args)
         except TimeoutError:
             raise  # what still runs there cannot be told to stop
-        except Exception:
+        except Exception as error:
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                # No question about the host was asked at connecting: another one is tried first.
+                self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():
                 await connection.execute("ROLLBACK")
             raise
@@ -186,6 +189,9 @@ async def _is_pooled(connection: asyncpg.Connection) -> bool:
         pid = await connection.fetchval("SELECT pg_backend_pid()")
     except STRAYED:
         return True
+    except BaseException:
+        connection.terminate()
+        raise
     return bool(pid != connection.get_server_pid())
 
 

@@ -23,7 +23,7 @@ from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs as store
 from taskd.store.database import Lane
-from taskd.store.translate import HeldUp, ValueRefused, first_line
+from taskd.store.translate import HeldUp, Silence, ValueRefused, first_line
 from taskd.worker.service import Backoff, Wakeup
 
 BATCH_MAX = 1000
@@ -34,6 +34,11 @@ ASIDE_S = 1.0
 # Beyond this many unwritten outcomes the consumers stop claiming.
 BACKLOG_MAX = 2 * BATCH_MAX
 
+# So often the same batch is sent into silence; then it goes in halves.
+SILENCES_MAX = 2
+
+# What only asks is asked again until it is answered.
+QUESTIONS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
 
@@ -47,7 +52,7 @@ class Acker:
         self._done: list[Job] = []
         self._settled: list[Ack] = []
         self._told: dict[int, Callable[[bool], None]] = {}
-        self._in_flight: list[Job] | list[Ack] = []
+        self._in_flight: list[Any] = []
         self._aside: list[Job | Ack] = []
         self._aside_until = 0.0
         self._wakeup = Wakeup()
@@ -85,6 +90,10 @@ class Acker:
 
     async def room(self, timeout_s: float) -> None:
         """Wait until consumers may claim, at most `timeout_s`."""
+        # What tells of room must not be left over from before: this would not wait at all, and
+        # whoever asks in a loop would keep the loop of all others to itself.
+        if not self.has_room():
+            self._room.clear()
         await self._room.wait(timeout_s)
 
     def unwritten(self) -> Iterable[int]:
@@ -100,18 +109,16 @@ class Acker:
 
     async def run(self) -> None:
         """Write what there is, until told to stop and nothing is left."""
-        self._put_back(self._in_flight)
-        self._in_flight = []
+        self._put_back()
         while True:
             self._wakeup.clear()
             if self._aside and time.monotonic() >= self._aside_until:
-                self._put_back(self._aside)
-                self._aside = []
+                await self._write_aside()
             if self._done:
-                await self._write_done(self._take(self._done))
+                await self._write(self._write_done_group, self._take(self._done))
             if self._settled:
-                await self._write_settled(self._take(self._settled))
-            if self.backlog < BACKLOG_MAX:
+                await self._write(self._write_settled_group, self._take(self._settled))
+            if self.has_room():
                 self._room.set()
             if not self._done and not self._settled:
                 if self._stopping and not self._aside:
@@ -123,18 +130,14 @@ class Acker:
         self._stopping = True
         self._wakeup.set()
 
-    def _put_back(self, outcomes: Iterable[Job | Ack]) -> None:
-        """Write these again; the guards stand it when they were written already."""
-        for each in outcomes:
+    def _put_back(self) -> None:
+        """After a crash of this service, write what was in flight again; the guards stand it."""
+        for each in self._in_flight:
             if isinstance(each, Ack):
                 self._settled.append(each)
             else:
                 self._done.append(each)
-
-    def _set_aside(self, outcomes: Iterable[Job | Ack]) -> None:
-        """Let these wait a while, so that the others need not."""
-        self._aside.extend(outcomes)
-        self._aside_until = time.monotonic() + ASIDE_S
+        self._in_flight = []
 
     def _take(self, waiting: list[Any]) -> list[Any]:
         batch = waiting[:BATCH_MAX]
@@ -142,29 +145,15 @@ class Acker:
             sizes = accumulate(len(ack.result or "") + len(ack.error or "") for ack in batch)
             batch = batch[: max(1, sum(size <= BATCH_BYTES_MAX for size in sizes))]
         del waiting[: len(batch)]
+        return batch
+
+    async def _write(self, write: Any, batch: list[Any]) -> None:
         # In one order everywhere, so that two batches cannot wait for each other's rows.
         batch.sort(key=_BY_ID)
         self._in_flight = batch
-        return batch
-
-    async def _write_done(self, batch: list[Job]) -> None:
         for worker_id, group in by_worker(batch):
             began = time.perf_counter()
-            await self._write_what_can_be(self._write_done_group, worker_id, group)
-            events.acks_written(len(group), time.perf_counter() - began)
-        self._in_flight = []
-
-    async def _write_done_group(self, worker_id: int, group: list[Job]) -> None:
-        ids, fences = [job.id for job in group], [job.fence for job in group]
-        written = await self._persist(store.ack_done, worker_id, ids, fences)
-        if written < len(ids):
-            for job_id in await self._unexplained(worker_id, ids, fences):
-                self._done.extend(job for job in group if job.id == job_id)
-
-    async def _write_settled(self, batch: list[Ack]) -> None:
-        for worker_id, group in by_worker(batch):
-            began = time.perf_counter()
-            await self._write_what_can_be(self._write_settled_group, worker_id, group)
+            await self._write_what_can_be(write, worker_id, _newest(group))
             events.acks_written(len(group), time.perf_counter() - began)
         self._in_flight = []
 
@@ -178,8 +167,7 @@ class Acker:
             await write(worker_id, group)
         except HeldUp as error:
             locked = set(await self._persist(store.locked, [each.id for each in group]))
-            if locked:
-                events.acks_delayed(len(locked), str(error))
+            events.acks_delayed(len(locked) or len(group), str(error))
             aside = [each for each in group if each.id in locked or len(group) == 1]
             group = [each for each in group if each.id not in locked and len(group) > 1]
         except ValueRefused as error:
@@ -192,6 +180,35 @@ class Acker:
         for half in (group[:middle], group[middle:]):
             if half:
                 await self._write_what_can_be(write, worker_id, half)
+
+    def _set_aside(self, outcomes: list[Job | Ack]) -> None:
+        """Let these wait a while, so that the others need not."""
+        if not self._aside:
+            self._aside_until = time.monotonic() + ASIDE_S
+        self._aside.extend(outcomes)
+        ids = {each.id for each in outcomes}
+        self._in_flight = [each for each in self._in_flight if each.id not in ids]
+
+    async def _write_aside(self) -> None:
+        """Write what was set aside and is not locked (any more), in batches of its own."""
+        self._aside_until = time.monotonic() + ASIDE_S
+        locked = set(await self._persist(store.locked, [each.id for each in self._aside]))
+        for kind, write in ((Job, self._write_done_group), (Ack, self._write_settled_group)):
+            kept: list[Any] = []
+            free: list[Any] = []
+            for each in self._aside:
+                writable = isinstance(each, kind) and each.id not in locked
+                (free if writable else kept).append(each)
+            if free:
+                self._aside = kept
+                await self._write(write, free)
+
+    async def _write_done_group(self, worker_id: int, group: list[Job]) -> None:
+        ids, fences = [job.id for job in group], [job.fence for job in group]
+        written = await self._persist(store.ack_done, worker_id, ids, fences)
+        if written < len(ids):
+            for job_id in await self._unexplained(worker_id, ids, fences):
+                self._done.extend(job for job in group if job.id == job_id)
 
     async def _write_settled_group(self, worker_id: int, group: list[Ack]) -> None:
         moved = await self._persist(store.ack_settled, worker_id, group)
@@ -217,26 +234,47 @@ class Acker:
         Raises:
             HeldUp, ValueRefused: something about these rows; less of them may do.
         """
+        silences = 0
         while True:
             try:
                 answer = await write(self._lane, *args)
-            except HeldUp:
-                if write in (store.locked, store.check_acks):
-                    await asyncio.sleep(self._backoff.next_s())
-                    continue
-                raise
+            except (HeldUp, ValueRefused):
+                self._answered()
+                if write not in QUESTIONS:
+                    raise
             except StoreUnavailable as error:
-                if self._outage_began is None:
-                    self._outage_began = time.monotonic()
-                    self._room.clear()
-                    events.acks_delayed(self.backlog, str(error))
-                await asyncio.sleep(self._backoff.next_s())
-                continue
-            if self._outage_began is not None:
-                events.store_back(time.monotonic() - self._outage_began)
-                self._outage_began = None
-                self._backoff.reset()
-            return answer
+                self._unanswered(error)
+                # A slow line may be too slow for so much at a time: it is not sent for ever.
+                silences += isinstance(error, Silence)
+                if silences >= SILENCES_MAX and write not in QUESTIONS:
+                    raise HeldUp(str(error)) from error
+            else:
+                self._answered()
+                return answer
+            await asyncio.sleep(self._backoff.next_s())
+
+    def _unanswered(self, error: StoreUnavailable) -> None:
+        if self._outage_began is None:
+            self._outage_began = time.monotonic()
+            self._room.clear()
+            events.acks_delayed(self.backlog, str(error))
+
+    def _answered(self) -> None:
+        if self._outage_began is not None:
+            events.store_back(time.monotonic() - self._outage_began)
+            self._outage_began = None
+            self._backoff.reset()
+
+
+def _newest(group: list[Any]) -> list[Any]:
+    """One outcome for each job, of its highest fence: the arrays of a statement have one place."""
+    if len({each.id for each in group}) == len(group):
+        return group
+    newest: dict[int, Any] = {}
+    for each in group:
+        if each.id not in newest or newest[each.id].fence <= each.fence:
+            newest[each.id] = each
+    return list(newest.values())
 
 
 def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:

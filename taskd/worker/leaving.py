@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from taskd import events
 from taskd.core import outcome
 from taskd.core.job import Job
 from taskd.core.outcome import Ack, Interrupted, NotStarted
+from taskd.errors import TaskdError
 from taskd.store import jobs as store
 from taskd.store import workers
 from taskd.store.database import Database, Lane
@@ -23,6 +25,8 @@ from taskd.worker.acker import Acker, by_worker
 from taskd.worker.lease import Lease
 from taskd.worker.runner import Runner
 from taskd.worker.watch import LoopWatch
+
+LOCK_TIMEOUT_MS = "300"
 
 
 class Leaving:
@@ -61,12 +65,23 @@ class Leaving:
         return found
 
     async def _write(self, done: list[Job], settled: list[Ack]) -> None:
-        lane = Lane(self._database, "leave")
-        if done:
-            for worker_id, group in by_worker(sorted(done, key=lambda job: job.id)):
+        # There is no time to wait for a row that somebody has locked, least of all the blocked loop
+        # itself; and what cannot be written must not keep the rest from it.
+        lane = Lane(self._database, "leave", lock_timeout=LOCK_TIMEOUT_MS)
+        locked: set[int] = set()
+        with suppress(TaskdError):
+            ids = [job.id for job in done] + [ack.id for ack in settled]
+            locked.update(await store.locked(lane, ids))
+        free_done = sorted((job for job in done if job.id not in locked), key=lambda job: job.id)
+        free = sorted((ack for ack in settled if ack.id not in locked), key=lambda ack: ack.id)
+        if free_done:
+            for worker_id, group in by_worker(free_done):
                 ids, fences = [job.id for job in group], [job.fence for job in group]
-                await store.ack_done(lane, worker_id, ids, fences)
-        if settled:
-            for worker_id, acks in by_worker(sorted(settled, key=lambda ack: ack.id)):
-                await store.ack_settled(lane, worker_id, acks)
+                with suppress(TaskdError):
+                    await store.ack_done(lane, worker_id, ids, fences)
+        if free:
+            for worker_id, acks in by_worker(free):
+                with suppress(TaskdError):
+                    await store.ack_settled(lane, worker_id, acks)
         await workers.retire(lane, self._lease.worker_id)
+        await lane.close()

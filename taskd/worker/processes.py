@@ -150,6 +150,7 @@ class Processes:
                 for number in range(1, self._settings.processes + 1):
                     keepers.create_task(self._keep(number), name=f"process:{number}")
         finally:
+            await self._bring_down()
             ticking.cancel()
             for each in FORWARDED:
                 loop.remove_signal_handler(each)
@@ -169,20 +170,37 @@ class Processes:
         if number > 1:
             await self._go_ahead.wait()
         while not self._stop_asked.is_set():
-            child = await self._spawn(number)
-            code = await child.process.wait()
-            self._listen()  # what it said last may not have been read yet
-            del self._children[child.process.pid]
-            # Of one that crashed, what it had done is known to the last second.
-            self.report.add(child.report or Report(jobs=child.status.jobs))
-            if child.age_s >= STEADY_S:
-                delay_s = DELAY_S
-            if self._is_over(child, code, delay_s):
-                return
+            try:
+                child = await self._spawn(number)
+            except OSError as error:
+                # No memory, no process to be had, or no interpreter: that may change, and those
+                # that run must not suffer for it.
+                events.worker_not_started(number, error, delay_s)
+                if not self._begun:
+                    self._codes.add(1)
+                    self._stop("no process could be started")
+                    return
+            else:
+                code = await child.process.wait()
+                self._listen()  # what it said last may not have been read yet
+                del self._children[child.process.pid]
+                # Of one that crashed, what it had done is known to the last second.
+                self.report.add(child.report or Report(jobs=child.status.jobs))
+                if child.age_s >= STEADY_S:
+                    delay_s = DELAY_S
+                if self._is_over(child, code, delay_s):
+                    return
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stop_asked.wait()
             delay_s = min(delay_s * 2, DELAY_S_MAX)
+
+    async def _bring_down(self) -> None:
+        """Only after a mistake in this code are there any left: they must not be killed for it."""
+        self._forward(signal.SIGTERM)
+        ends = [asyncio.create_task(c.process.wait(), name="end") for c in self._children.values()]
+        if ends:
+            await asyncio.wait(ends, timeout=longest_stop_s(self._settings))
 
     async def _spawn(self, number: int) -> Child:
         place = Place(number, self._settings.processes, self._lifeline)
@@ -278,7 +296,7 @@ class Processes:
     def _stop(self, why: str) -> None:
         """The first time: no child is started any more, and none may take too long to end."""
         if not self._stop_asked.is_set():
-            self.report.signal = why
+            self.report.why = why
             self._stop_asked.set()
             self._go_ahead.set()
             self._notify.stopping()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from taskd.errors import TaskdError
+from taskd import events
+from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.worker.assembly import Assembly
 
@@ -30,7 +31,10 @@ async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[
         delay_s = min(delay_s * 2, CHECK_AT_LEAST_EVERY_S)
         try:
             left = await workers.left(parts.upkeep, queues, tasks)
-        except TaskdError:
+        except StoreUnavailable:
+            continue
+        except Exception as error:  # noqa: BLE001 - it must go on looking, or the run never ends
+            events.service_crashed("until-empty", error, crashes=1, delay_s=delay_s)
             continue
         if left.runnable:
             for consumer in parts.consumers.values():

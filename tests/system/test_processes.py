@@ -19,6 +19,11 @@ from typing import Any
 
 import pytest
 
+from taskd import events
+from taskd.config import Settings
+from taskd.store.database import Database
+from taskd.worker.notify import Notify
+from taskd.worker.processes import Processes
 from tests.system.shell import ROOT, WITHIN_S, Shell
 from tests.worker.test_notify import Supervisor
 
@@ -121,7 +126,7 @@ async def test_two_processes_share_the_work_and_stop_with_one_report(family: Fam
     assert took < 8
     [report] = family.of("worker.stopped")
     assert report["processes"] == 2
-    assert report["signal"] == "SIGTERM"
+    assert report["why"] == "SIGTERM"
     assert report["jobs"] == {"done": 40}
     assert await family.sql.fetchval("SELECT bool_and(died_at IS NOT NULL) FROM taskd.worker")
 
@@ -184,7 +189,7 @@ async def test_ctrl_c_in_a_terminal_drains_once(family: Family) -> None:
         os.close(ours)
         os.close(theirs)
     [report] = family.of("worker.stopped")
-    assert report["signal"] == "SIGINT"
+    assert report["why"] == "SIGINT"
     assert report["jobs"] == {"done": 2, "interrupted": 2}
     assert await family.states() == {"queued": 2, "done": 2}
 
@@ -343,3 +348,49 @@ def test_a_log_line_is_one_write_so_that_lines_of_several_processes_do_not_mix()
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "[1, 1]\n"
+
+
+CHILD = """\
+import os, signal, socket, sys, time
+def drain(*_):
+    open(sys.argv[1], "w").write("drained")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drain)
+address = os.environ["NOTIFY_SOCKET"]
+socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"READY=1", b"\\0" + address[1:].encode())
+if os.environ["TASKD_CHILD"].startswith("1 "):
+    while not os.path.exists(sys.argv[1] + ".crash"):
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+async def test_a_process_that_cannot_be_started_harms_none_that_runs(
+    dsn: str, tmp_path: Path
+) -> None:
+    program, drained = tmp_path / "child", tmp_path / "drained"
+    program.write_text(f"#!{sys.executable}\n{CHILD}")
+    program.chmod(0o755)
+    told: list[str] = []
+    settings = Settings(processes=2, drain_s=1.0, cancel_s=1.0)
+    parent = Processes(
+        settings, [str(program), str(drained)], notify=Notify(), reload=lambda: settings
+    )
+    forget = events.subscribe(lambda name, _: told.append(name))
+    try:
+        running = asyncio.create_task(parent.run(Database({"dsn": dsn})))
+        async with asyncio.timeout(WITHIN_S):
+            while sum(child.begun for child in parent._children.values()) < 2:
+                await asyncio.sleep(0.02)
+            program.rename(tmp_path / "elsewhere")
+            drained.with_suffix(".crash").touch()
+            while "worker.not_started" not in told:
+                await asyncio.sleep(0.02)
+            assert len(parent._children) == 1
+            assert not drained.exists()
+            os.kill(os.getpid(), TERM)
+            await running
+    finally:
+        forget()
+    assert drained.read_text() == "drained"

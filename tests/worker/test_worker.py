@@ -57,7 +57,7 @@ async def test_until_empty_ends_when_there_is_nothing_to_run_soon(desk: Desk) ->
     worker = desk.worker(until_empty=True)
     assert await worker.end() == 0
     assert worker.worker.report.left == {"future": 1, "paused": 2, "unknown": 1, "later_retries": 2}
-    assert worker.worker.report.signal == "empty"
+    assert worker.worker.report.why == "empty"
     assert sorted(tries) == [1] * 5 + [2] * 5
 
 
@@ -198,7 +198,7 @@ async def test_consumer_acker_and_listener_survive_a_crash(
         return n or None
 
     once(consumer.Consumer, "_claim")
-    once(Acker, "_write_done")
+    once(Acker, "_write")
     once(Listener, "_listen")
     ids = await desk.enqueue(*(quick.job(n % 2) for n in range(200)))
     await desk.start()
@@ -225,7 +225,7 @@ async def test_a_service_that_keeps_crashing_stops_the_worker(
     monkeypatch.setattr(supervisor, "CRASHES_MAX", 3)
     worker = await desk.start()
     assert await worker.end() == 1
-    assert worker.worker.report.signal == "a service kept crashing"
+    assert worker.worker.report.why == "a service kept crashing"
 
 
 async def test_the_upkeep_stays_out_of_the_way_without_permission(
