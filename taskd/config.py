@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
 DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
 HOST_AND_PORT = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+PG_MAJOR_OLDEST = 15
+# What else begins with TASKD_: what a parent tells its children, the suite's own server, and what
+# Kubernetes tells every container about a service that is named taskd.
+NO_SETTINGS = re.compile(r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?)")
 
 
 def parse_duration_s(text: str) -> float:
@@ -148,6 +152,16 @@ class Settings:
     data_dir: Path | None = setting(
         None, "Where the embedded PostgreSQL lives; the user's data directory by default.", Path
     )
+    pg_bin: Path | None = setting(
+        None,
+        "The bin directory of the embedded PostgreSQL's programs; looked for by default.",
+        Path,
+    )
+    pg_major: int | None = setting(
+        None,
+        "The major version of the embedded PostgreSQL; that of its data, or the newest by default.",
+        _whole(PG_MAJOR_OLDEST, 99),
+    )
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
     queues: tuple[str, ...] = setting(
         (),
@@ -209,10 +223,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings together with where each value came from, by name."""
+    """Settings together with where each value came from, by name.
+
+    Attributes:
+        ignored: a sentence for each variable that looks like one of ours and is none.
+    """
 
     settings: Settings
     sources: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
 
 
 def load(
@@ -252,7 +271,11 @@ def load(
                 values.pop("dsn", None)
     if "dsn" not in values:
         values.update(_dsn_elsewhere(values.get("dsn_file"), environ, sources))
-    return Loaded(Settings(**values), {name: sources.get(name, "default") for name in known})
+    return Loaded(
+        Settings(**values),
+        {name: sources.get(name, "default") for name in known},
+        tuple(_ignored(environ)),
+    )
 
 
 def _parsed(name: str, raw: Any, parse: Callable[[Any], Any], source: str) -> Any:
@@ -292,15 +315,28 @@ def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    # Other TASKD_* variables belong to somebody else (TASKD_TEST_DSN, TASKD_PG_BIN); an empty
-    # variable counts as not set, as compose files and units often have them.
-    names = {each.name for each in fields(Settings)}
-    found = {}
-    for variable, value in environ.items():
-        name = variable.removeprefix("TASKD_").lower()
-        if variable.startswith("TASKD_") and name in names and value != "":
-            found[name] = value
-    return found
+    # An empty variable counts as not set, as compose files and units often have them.
+    return {name: environ[each] for each, name in _variables().items() if environ.get(each)}
+
+
+def _variables() -> dict[str, str]:
+    """The settings' names, by the variables that set them."""
+    return {f"TASKD_{each.name.upper()}": each.name for each in fields(Settings)}
+
+
+def _ignored(environ: Mapping[str, str]) -> Iterator[str]:
+    # Not refused, as a key in a file is: an environment is shared, and any of them may be another
+    # program's own.
+    known = _variables()
+    for name in sorted(environ):
+        if not name.startswith("TASKD_") or name in known or NO_SETTINGS.fullmatch(name):
+            continue
+        import difflib
+
+        word = name.removeprefix("TASKD_").lower()
+        near = difflib.get_close_matches(word, known.values(), n=1)
+        meant = f" Did you mean TASKD_{near[0].upper()}?" if near else ""
+        yield f"{name} is no setting, and is ignored.{meant}"
 
 
 def _dsn_elsewhere(

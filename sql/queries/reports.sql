@@ -65,7 +65,9 @@ LIMIT 1;
 SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
 
 -- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled over the
--- live table, failed by job_history_not_done. A queue is listed when anything speaks of it.
+-- live table, failed by job_history_not_done. A queue is listed when anything speaks of it: a job, a pause, a
+-- retention of its own, or a worker, living or dead for less than the week that its row is kept. Its own
+-- row alone says nothing: one that was paused by a wrong name would be listed for ever.
 
 -- name: list_queues(batch bigint)
 -- roles: observer, admin
@@ -89,7 +91,10 @@ WITH queued AS (
     WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining
     GROUP BY queue
 ), named AS (
-    SELECT name::text AS queue FROM taskd.queue
+    SELECT name::text AS queue FROM taskd.queue AS queue
+    WHERE (paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true))
+       OR (keep_done_s, keep_failed_s) <> (604800, 2592000)
+       OR EXISTS (SELECT 1 FROM taskd.worker WHERE queue.name = ANY (queues))
     UNION SELECT queue FROM queued UNION SELECT queue FROM scheduled
     UNION SELECT queue FROM running UNION SELECT queue FROM failed UNION SELECT queue FROM serving
 )

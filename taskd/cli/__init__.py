@@ -23,6 +23,18 @@ from taskd.errors import TaskdError
 PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+EXIT_CODES = {
+    0: "drained, or done",
+    1: "failed",
+    2: "wrong usage",
+    3: "not found",
+    4: "a check failed",
+    69: "the database cannot be reached",
+    75: "jobs were abandoned, or their outcomes could not be written",
+    77: "not permitted",
+    78: "wrong configuration, or a schema that does not fit",
+    EXIT_INTERRUPTED: "interrupted by Ctrl-C",
+}
 
 
 class Lazy(NamedTuple):
@@ -38,7 +50,11 @@ COMMANDS = {
     "run": Lazy("run", "run", "Run jobs until stopped."),
     "enqueue": Lazy("enqueue", "enqueue", "Enqueue a job, or many from stdin."),
     "jobs": Lazy("jobs", "jobs", "List, show, retry and cancel jobs."),
-    "queues": Lazy("queues", "queues", "List, pause and resume queues."),
+    "queues": Lazy(
+        "queues",
+        "queues",
+        "List, pause and resume queues, and say how long they keep finished jobs.",
+    ),
     "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
     "tasks": Lazy("tasks", "tasks", "List the tasks that workers have published."),
     "stats": Lazy("stats", "stats", "Outcomes, waits and running times of late."),

@@ -29,6 +29,7 @@ def config(session: Session, as_json: bool) -> None:
     as TASKD_<SETTING>, and on the command line; the later wins. Durations are in seconds.
     """
     loaded = session.load()
+    session.warn(loaded)
     rows = [
         {
             "name": each.name,

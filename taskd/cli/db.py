@@ -16,7 +16,7 @@ import click
 
 from taskd.cli.output import print_fields, print_json
 from taskd.cli.session import Session, json_option, pass_session, run
-from taskd.config import Loaded, hide_password
+from taskd.config import Settings, hide_password
 from taskd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def start(session: Session, as_json: bool) -> None:
     from taskd.store import migrations
     from taskd.store.database import Database
 
-    server = embedded.keep(_home(session))
+    server = embedded.keep(settings=_own(session))
     try:
         run(migrations.migrate(Database(server.connect_args())))
         if as_json:
@@ -168,7 +168,7 @@ def stop(session: Session, as_json: bool) -> None:
     """Stop the embedded PostgreSQL, whoever uses it."""
     from taskd import embedded
 
-    stopped = embedded.stop(_home(session))
+    stopped = embedded.stop(embedded.default_home(_own(session)))
     if as_json:
         print_json({"stopped": stopped})
     else:
@@ -182,7 +182,7 @@ def status(session: Session, as_json: bool) -> None:
     """Show where the embedded PostgreSQL is, and if it runs."""
     from taskd import embedded
 
-    found = embedded.status(_home(session))
+    found = embedded.status(embedded.default_home(_own(session)))
     row = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(found).items()}
     if as_json:
         print_json(row)
@@ -206,7 +206,7 @@ def dsn(session: Session, show_password: bool, as_json: bool) -> None:
         return
     from taskd import embedded
 
-    server = embedded.start(_home(session))
+    server = embedded.start(settings=_own(session))
     try:
         _print_dsn(server.dsn(), as_json)
         if not embedded.status(server.home).kept:
@@ -233,13 +233,14 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
     from taskd import embedded
 
     session = ctx.ensure_object(Session)
-    psql = str(embedded.pg_binary("psql"))
-    configured = session.load().settings.dsn
+    settings = session.load().settings
+    psql = str(embedded.pg_binary("psql", settings))
+    configured = settings.dsn
     if configured is not None:
         bare, password = split_password(configured)
         environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
         os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
-    server = embedded.start(_home(session))
+    server = embedded.start(settings=_own(session))
     # Ctrl-C is psql's, to drop the line or the statement: this process only holds the server. A
     # handler, not SIG_IGN, which psql would inherit.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
@@ -262,20 +263,13 @@ def split_password(dsn: str) -> tuple[str, str | None]:
     return dsn, None
 
 
-def _home(session: Session) -> Path:
-    """Where the embedded server lives.
+def _own(session: Session) -> Settings:
+    """The settings, when they mean the embedded PostgreSQL.
 
     Raises:
         ConfigError: another database is configured, or the embedded one is switched off.
     """
-    from taskd import embedded
-
     loaded = session.load()
-    _refuse_configured(loaded)
-    return embedded.default_home(loaded.settings.data_dir)
-
-
-def _refuse_configured(loaded: Loaded) -> None:
     if loaded.settings.dsn is not None:
         raise ConfigError(
             f"a DSN is configured ({loaded.sources['dsn']}), so taskd uses that database and "
@@ -286,3 +280,4 @@ def _refuse_configured(loaded: Loaded) -> None:
             f"no DSN is configured, and the embedded PostgreSQL is switched off "
             f"({loaded.sources['embedded']}). Set TASKD_DSN."
         )
+    return loaded.settings

@@ -147,7 +147,7 @@ def _enqueue_chunks(
                     progress.sent = chunk
                     enqueued = runner.run(_send(session, client, chunk))
                     progress.committed(chunk)
-                    bar.at(chunk.end_byte)
+                    bar.at(chunk.end_byte, progress.jobs)
                     if ids:
                         click.echo("\n".join(map(str, enqueued)))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from taskd.cli.output import (
     Row,
     count,
+    moment,
     print_fields,
     print_json,
     print_rows,
@@ -141,11 +143,21 @@ def _print_job(row: dict[str, Any]) -> None:
 
 def _print_error(error: dict[str, Any]) -> None:
     click.echo()
-    head = f"attempt {error.get('attempt')} on worker {error.get('worker')}, {error.get('ended')}"
+    head = f"attempt {error.get('attempt')} on worker {error.get('worker')}"
+    began, ended = (_moment(error.get(name)) for name in ("started", "ended"))
+    if began is not None:
+        head += f", started {moment(began)}"
+    if began is not None and ended is not None:
+        head += f", took {span((ended - began).total_seconds())}"
     click.secho(head, bold=True)
     click.echo(printable(f"{error.get('type')}: {error.get('message')}"))
     if error.get("traceback"):
         click.echo(printable(str(error["traceback"]).rstrip()))
+
+
+def _moment(written: str | None) -> datetime | None:
+    """A time as PostgreSQL writes it into JSON."""
+    return datetime.fromisoformat(written) if written else None
 
 
 @jobs.command()

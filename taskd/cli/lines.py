@@ -165,24 +165,35 @@ class Progress:
 
 
 class Bar:
-    """A progress bar on a terminal, by bytes of a file; nothing elsewhere or for a pipe."""
+    """On a terminal, a progress bar by the bytes of a file; for a pipe, a running count.
+
+    Elsewhere it shows nothing, nor for lines that are typed: they are on the terminal already.
+    """
 
     def __init__(self, source: IO[bytes], quiet: bool) -> None:
-        size = 0 if quiet or not sys.stderr.isatty() else _size(source)
+        shows = not quiet and sys.stderr.isatty() and not source.isatty()
+        size = _size(source) if shows else 0
+        self._counts = shows and not size
+        self._counted = False
         self._bar: Any = None
         if size:
             self._bar = click.progressbar(length=size, label="enqueueing", file=sys.stderr)
             self._bar.__enter__()
 
-    def at(self, position: int) -> None:
-        """So many bytes of the file are done."""
+    def at(self, position: int, jobs: int) -> None:
+        """So many bytes of the file, or so many jobs of the pipe, are done."""
         if self._bar is not None:
             self._bar.update(position - self._bar.pos)
+        elif self._counts:
+            click.echo(f"\r{jobs:,} enqueued", err=True, nl=False)
+            self._counted = True
 
     def close(self) -> None:
         """Leave the terminal to others."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
+        elif self._counted:
+            click.echo(err=True)
 
 
 def _size(source: IO[bytes]) -> int:

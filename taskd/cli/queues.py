@@ -39,7 +39,7 @@ COLUMNS = {
 
 @click.group()
 def queues() -> None:
-    """List, pause and resume queues."""
+    """List, pause and resume queues, and say how long they keep finished jobs."""
 
 
 @queues.command("list")
@@ -65,17 +65,28 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Stop claiming from queues; what runs goes on. Workers need not be told."""
+    """Stop claiming from queues; what runs goes on. Workers need not be told.
+
+    A queue may be paused before it has jobs or workers; it is called new then.
+    """
     if for_s == 0:
         raise click.BadParameter("write a time above zero", param_hint="--for")
     from taskd.store import queues as store
+    from taskd.store import reports
 
-    paused = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    async def work(lane: Lane) -> tuple[list[str], list[str]]:
+        known = {row["queue"] for row in await reports.list_queues(lane)}
+        paused = await store.pause(lane, names, for_s, reason)
+        return paused, [name for name in paused if name not in known]
+
+    paused, new = session.ask(work)
     if as_json:
-        print_json({"paused": paused, "for_s": for_s, "reason": reason})
+        print_json({"paused": paused, "new": new, "for_s": for_s, "reason": reason})
         return
     length = f" for {span(for_s)}" if for_s is not None else " until resumed"
     session.say(f"paused{length}: {', '.join(paused)}")
+    for name in new:
+        session.say(f"{name} is new: no worker serves it and no job names it")
 
 
 @queues.command()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskd.cli import EXIT_CODES, EXIT_INTERRUPTED
+from taskd.cli.output import count
 from taskd.cli.session import QUEUE, OfSetting, Session, pass_session
 
 if TYPE_CHECKING:
@@ -26,7 +28,18 @@ LEFT_WORDS = {
     "unknown": "of tasks that this worker does not know",
     "later_retries": "retried in more than 60 s",
 }
+OUTCOMES = ("done", "failed", "cancelled")
+# Not `released`: jobs that were given back before they ran.
+TRIED = {
+    "retried": "failed and {were} retried",
+    "snoozed": "asked to be run later",
+    "interrupted": "{were} interrupted and given back",
+    "abandoned": "{were} abandoned",
+}
 CONCURRENCY = OfSetting("concurrency")
+EXITS = "Exit codes: " + "; ".join(
+    f"{code} {EXIT_CODES[code]}" for code in (0, 1, 2, 69, 75, 77, 78, EXIT_INTERRUPTED)
+)
 
 
 def _check_queues(
@@ -40,7 +53,7 @@ def _check_queues(
     return queues
 
 
-@click.command()
+@click.command(epilog=EXITS)
 @click.option(
     "--queue",
     "queues",
@@ -99,11 +112,7 @@ def run(
     back. A second one cancels what runs, a third abandons it. SIGQUIT dumps the stacks and
     leaves. SIGHUP reads the settings again. SIGTSTP and SIGCONT stop and resume claiming. SIGUSR2
     dumps the stacks.
-
-    \b
-    Exit codes: 0 drained; 1 a job failed (--until-empty); 69 database unreachable;
-    75 attempts were abandoned; 77 not permitted; 78 bad configuration or schema.
-    """  # noqa: D301 - click's mark for "do not wrap" is the character itself
+    """
     flags["queues"] = queues or None
     if reload:
         from taskd.cli.reload import anew_on_changes
@@ -145,7 +154,8 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     def reload() -> Settings:
         return session.load(**flags).settings
 
-    settings = reload()
+    loaded = session.load(**flags)
+    settings = loaded.settings
     events.configure(
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
     )
@@ -153,7 +163,9 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     if not place.alone:
         events.bind(process=place.number)
     notify = Notify.from_environment(os.environ, os.getpid(), to_parent=not place.alone)
-    if not place.alone:
+    if place.alone:
+        session.warn(loaded)
+    else:
         Lifeline(place.lifeline)
     try:
         if settings.processes > 1:
@@ -250,9 +262,16 @@ async def _nothing_is_left() -> bool:
 
 
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
-    """The last line of `--until-empty`: what was done, what stays and why."""
-    done = (
-        ", ".join(f"{count:,} {what}" for what, count in jobs.items() if count) or "nothing to do"
-    )
-    stays = ", ".join(f"{count:,} {LEFT_WORDS[why]}" for why, count in left.items())
+    """The last line of `--until-empty`: jobs by outcome, attempts that were none, what stays.
+
+    A job may be retried several times, so what is no outcome of a job is counted by attempts.
+    """
+    parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
+    tried = [
+        f"{count(jobs[what], 'attempt')} {said.format(were='was' if jobs[what] == 1 else 'were')}"
+        for what, said in TRIED.items()
+        if jobs.get(what)
+    ]
+    done = "; ".join([", ".join(parts), *tried] if parts else tried) or "nothing to do"
+    stays = ", ".join(f"{number:,} {LEFT_WORDS[why]}" for why, number in left.items())
     return f"taskd: {done}" + (f"; left: {stays}" if stays else "; nothing is left")

@@ -55,6 +55,11 @@ class Session:
         if not self.quiet:
             click.echo(message, err=True)
 
+    def warn(self, loaded: config.Loaded) -> None:
+        """What is odd about the settings and yet no error."""
+        for sentence in loaded.ignored:
+            self.say(f"taskd: {sentence}")
+
     @asynccontextmanager
     async def target(self) -> AsyncIterator[Target]:
         """The database: the one that is configured, or the embedded one, started if need be."""

@@ -41,9 +41,10 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
     """Outcomes, waits and running times of late.
 
     By queue and task, from the history. WAIT is from the due time to the claim; RUNNING is from
-    the claim until the outcome was written, so a little more than the handler took. Both are of
-    the last attempt; p95: of a hundred jobs, 95 took no longer. Retried jobs needed several
-    attempts.
+    the claim until the outcome was written. A busy worker claims and writes in batches, so RUNNING
+    includes the wait for a free slot in the worker: the log's duration_ms is the handler's own
+    time. Both are of the last attempt; p95: of a hundred jobs, 95 took no longer. Retried jobs
+    needed several attempts.
     """
     from taskd.store import reports
 

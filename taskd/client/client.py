@@ -70,7 +70,8 @@ class Client:
         self._background_lock = threading.Lock()
 
     def _leave_to_parent(self) -> None:
-        # Kept, not dropped: a destructor would act on sockets and an epoll set of the parent's.
+        # Nobody reads this: it keeps them alive, for their destructors would act on sockets and an
+        # epoll set that are still the parent's.
         self._inherited = (self._pools, self._closers, self._background)
         self._begin()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taskd.config import Settings, check_dsn, hide_password
@@ -81,12 +80,12 @@ async def _embedded(settings: Settings) -> Target:
     from taskd import events
     from taskd.store import migrations
 
-    server = await asyncio.to_thread(_start, settings.data_dir)
+    server = await asyncio.to_thread(_start, settings)
     database = Database(
         server.connect_args(),
         statement_timeout_s=settings.statement_timeout_s,
         # Killed, it is started again by whoever misses it first; the address stays the same.
-        revive=lambda: _start(settings.data_dir).close(),
+        revive=lambda: _start(settings).close(),
     )
     try:
         if server.started:
@@ -99,7 +98,7 @@ async def _embedded(settings: Settings) -> Target:
     return Target(database, server.dsn(), server)
 
 
-def _start(data_dir: Path | None) -> Server:
+def _start(settings: Settings) -> Server:
     from taskd import embedded
 
-    return embedded.start(embedded.default_home(data_dir))
+    return embedded.start(settings=settings)

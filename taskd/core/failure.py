@@ -7,6 +7,7 @@ surrogates, `str(error)` may itself raise, and a chain of 2,000 causes formats t
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 import msgspec
 
@@ -15,6 +16,9 @@ MESSAGE_BYTES_MAX = 1024
 TYPE_BYTES_MAX = 200
 FRAMES_MAX = 30
 CHAIN_MAX = 5
+# The frames above a handler's own. A built-in task is a handler like any other.
+PACKAGE = str(Path(__file__).parent.parent / "_")[:-1]
+BUILT_INS = str(Path(__file__).parent.parent / "tasks" / "_")[:-1]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -70,11 +74,24 @@ def _trace(error: BaseException) -> str:
         made = traceback.TracebackException.from_exception(
             error, limit=-FRAMES_MAX, lookup_lines=True, compact=True
         )
+        _cut_ours(made.stack)
         link: traceback.TracebackException | None = made
         for _ in range(CHAIN_MAX):
             link = (link.__cause__ or link.__context__) if link else None
+            if link is not None:
+                _cut_ours(link.stack)
         if link is not None:
             link.__cause__ = link.__context__ = None
         return "".join(made.format())
     except BaseException:  # noqa: BLE001 - RecursionError and worse from hostile exceptions
         return "(its traceback could not be made)"
+
+
+def _cut_ours(stack: traceback.StackSummary) -> None:
+    """Let a traceback begin with the handler, unless there is nothing but taskd in it."""
+    theirs = (place for place, frame in enumerate(stack) if not _is_ours(frame.filename))
+    del stack[: next(theirs, 0)]
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(PACKAGE) and not file.startswith(BUILT_INS)

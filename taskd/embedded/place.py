@@ -12,7 +12,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from taskd.embedded.binaries import clean_environment, find_binaries, wanted_major
+from taskd.config import Settings
+from taskd.embedded.binaries import clean_environment, find_binaries
 from taskd.errors import EmbeddedError
 
 SOCKET = ".s.PGSQL.5432"
@@ -33,27 +34,25 @@ class Runner:
     gid: int | None = None
 
 
-def default_home(directory: Path | None = None) -> Path:
-    """The home `pg<major>` in a data directory: the one given, TASKD_DATA_DIR, or the user's own.
+def default_home(settings: Settings) -> Path:
+    """The home `pg<major>` in a data directory: `data_dir`, or the user's own.
 
-    TASKD_PG_MAJOR decides the major; else the newest that has data already, so that a newer wheel
+    `pg_major` decides the major; else the newest that has data already, so that a newer wheel
     never turns up with an empty database; else that of the binaries.
 
     Raises:
         EmbeddedError: no data directory is known, or nothing is there and no binaries either.
     """
-    directory = directory.expanduser().absolute() if directory else _data_directory()
-    wanted = wanted_major()
+    given = settings.data_dir
+    directory = _data_directory() if given is None else given.expanduser().absolute()
+    wanted = settings.pg_major
     if wanted is None:
         homes = [p.parent.parent.name[2:] for p in directory.glob("pg*/data/PG_VERSION")]
         wanted = max((int(n) for n in homes if n.isdecimal()), default=None)
-    return directory / f"pg{wanted or find_binaries().major}"
+    return directory / f"pg{wanted or find_binaries(settings).major}"
 
 
 def _data_directory() -> Path:
-    explicit = os.environ.get("TASKD_DATA_DIR")
-    if explicit:
-        return Path(explicit).expanduser().absolute()
     shared = Path(os.environ.get("XDG_DATA_HOME", ""))
     if shared.is_absolute():
         return shared / "taskd"

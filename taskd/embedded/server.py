@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from taskd import config
+from taskd.config import Settings
 from taskd.embedded import watcher
 from taskd.embedded.launch import (
     DATABASE,
@@ -124,6 +126,7 @@ class Status:
 def start(
     home: Path | None = None,
     *,
+    settings: Settings | None = None,
     deadline_s: float = 60.0,
     durable: bool = True,
     linger_s: float = LINGER_S,
@@ -136,6 +139,8 @@ def start(
 
     Args:
         home: the server's own directory; default_home() if None.
+        settings: where it is by default, and with which programs; config.load() reads them if
+            None.
         deadline_s: seconds to wait without progress; recovery after a crash is progress.
         durable: False turns fsync off: for tests. Only the call that starts the server decides.
         linger_s: seconds the server stays after its last user; decided likewise.
@@ -143,8 +148,10 @@ def start(
 
     Raises:
         EmbeddedError: it cannot be started or joined; one sentence with the reason.
+        ConfigError: the settings cannot be read.
     """
-    home = _resolved(home)
+    settings = settings or config.load().settings
+    home = _resolved(home or default_home(settings))
     with _explained(home):
         make_home(home)
         patience = Patience(home / "log", deadline_s, on_wait)
@@ -152,7 +159,7 @@ def start(
             use = _Use(_share_users(home, patience))
             try:
                 options = {} if durable else NOT_DURABLE
-                host, started = _bring_up(home, start_fd, patience, options, linger_s)
+                host, started = _bring_up(home, settings, start_fd, patience, options, linger_s)
             except BaseException:
                 use.close()
                 raise
@@ -160,17 +167,17 @@ def start(
         return Server(home, str(host), PORT, USER, major, started, use)
 
 
-def keep(home: Path | None = None, *, deadline_s: float = 60.0) -> Server:
+def keep(home: Path | None = None, *, settings: Settings | None = None) -> Server:
     """Start or join the server, and let it stay up until stop() or a SIGTERM to the holder.
 
     Args:
         home: as for start().
-        deadline_s: as for start().
+        settings: as for start().
 
     Raises:
-        EmbeddedError: as for start().
+        EmbeddedError, ConfigError: as for start().
     """
-    server = start(home, deadline_s=deadline_s)
+    server = start(home, settings=settings)
     try:
         with _explained(server.home):
             _hold(server.home)
@@ -180,11 +187,11 @@ def keep(home: Path | None = None, *, deadline_s: float = 60.0) -> Server:
     return server
 
 
-def status(home: Path | None = None) -> Status:
+def status(home: Path) -> Status:
     """Look, without starting or changing anything.
 
     Raises:
-        EmbeddedError: the home cannot be read, or none is known.
+        EmbeddedError: the home cannot be read.
     """
     home = _resolved(home)
     with _explained(home):
@@ -199,11 +206,11 @@ def status(home: Path | None = None) -> Status:
         )
 
 
-def stop(home: Path | None = None, deadline_s: float = 30.0) -> bool:
+def stop(home: Path, deadline_s: float = 30.0) -> bool:
     """Stop the server even if it has users (fast shutdown), and end its being kept.
 
     Args:
-        home: as for start().
+        home: the server's own directory.
         deadline_s: seconds to wait for the end.
 
     Returns:
@@ -235,8 +242,8 @@ def _hold(home: Path) -> None:
             time.sleep(POLL_S)
 
 
-def _resolved(home: Path | None) -> Path:
-    home = (home or default_home()).expanduser().resolve()
+def _resolved(home: Path) -> Path:
+    home = home.expanduser().resolve()
     if any(ord(c) < 32 for c in str(home)):  # postmaster.pid is read by lines
         raise EmbeddedError(f"control characters in the path {str(home)!r}: set TASKD_DATA_DIR")
     return home
@@ -275,7 +282,12 @@ def _share_users(home: Path, patience: Patience) -> int:
 
 
 def _bring_up(
-    home: Path, start_fd: int, patience: Patience, options: dict[str, str], linger_s: float
+    home: Path,
+    settings: Settings,
+    start_fd: int,
+    patience: Patience,
+    options: dict[str, str],
+    linger_s: float,
 ) -> tuple[Path, bool]:
     """Launch or join, with start.lock held; returns the socket's directory and who started it."""
     while True:
@@ -287,7 +299,8 @@ def _bring_up(
             free = try_lock(server_fd, fcntl.LOCK_EX)
             unwatched = try_lock(watch_fd, fcntl.LOCK_EX)
             if free and unwatched:
-                host = launch(home, (start_fd, server_fd, watch_fd), options, linger_s)
+                locks = (start_fd, server_fd, watch_fd)
+                host = launch(home, settings, locks, options, linger_s)
             elif not free:
                 host = socket_directory(home)
                 if unwatched:

@@ -13,13 +13,14 @@ class Report:
     """The drain report.
 
     Attributes:
+        why: what ended it: the name of a signal, `empty`, or what went wrong.
         left: for `--until-empty`: what stays in the queues, by reason.
         abandoned: attempts that were left behind and still run; `jobs` counts all that ever were.
         gave_up: a service kept crashing, and the worker stopped for it.
         unwritten: outcomes that the database did not take any more.
     """
 
-    signal: str = ""
+    why: str = ""
     running: int = 0
     released: int = 0
     abandoned: int = 0
@@ -38,7 +39,7 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Sum up: one of several processes has ended with this report."""
-        self.signal = self.signal or other.signal
+        self.why = self.why or other.why
         self.running += other.running
         self.released += other.released
         self.abandoned += other.abandoned

@@ -129,12 +129,12 @@ class Worker:
                 signals.remove()
         return self.report.exit_code
 
-    def stop(self, signal: str = "") -> None:
+    def stop(self, why: str = "") -> None:
         """Ask to stop: the first time to drain, the second to cancel, the third to abandon."""
-        self._stops = 3 if signal == "SIGQUIT" else self._stops + 1
-        if not self.report.signal:
-            self.report.signal = signal or "asked"
-        if signal == "SIGQUIT":
+        self._stops = 3 if why == "SIGQUIT" else self._stops + 1
+        if not self.report.why:
+            self.report.why = why or "asked"
+        if why == "SIGQUIT":
             import faulthandler
 
             faulthandler.dump_traceback(all_threads=True)
@@ -324,7 +324,7 @@ class Worker:
         for runner in self.parts.runners:
             self.report.released += runner.close()
             runner.warn_all()
-        events.worker_draining(self.report.signal, self.report.running, self.report.released)
+        events.worker_draining(self.report.why, self.report.running, self.report.released)
         claims_end = asyncio.create_task(
             self.parts.supervisor.stop_tier(self.settings.statement_timeout_s + 3.0),
             name="claims-end",

@@ -6,13 +6,14 @@ import pytest
 
 from taskd import embedded
 from taskd.cli.db import split_password
+from taskd.config import Settings
 from taskd.errors import EmbeddedError
 from taskd.store.migrations import all_migrations
 
 
 def psql():
     try:
-        return str(embedded.pg_binary("psql"))
+        return str(embedded.pg_binary("psql", Settings()))
     except EmbeddedError as error:
         pytest.skip(f"no psql here: {error}")
 

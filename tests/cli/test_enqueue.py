@@ -1,11 +1,17 @@
 """`taskd enqueue`."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
 from datetime import datetime
 
 import pytest
 
 from taskd import tasks
+from tests.cli.conftest import ROOT
 
 MARKER_LIMIT = 256 * 1024
 
@@ -196,6 +202,62 @@ def test_options_hold_for_lines_that_do_not_say_them(taskd):
         ("q", 7, "scheduled"),
     ]
     assert found[2]["run_at"].year == 2046
+
+
+def on_a_terminal(taskd, stdin, *options):
+    """What `taskd enqueue -` shows where its stderr is a terminal."""
+    master, terminal = pty.openpty()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("TASKD_", "PG"))}
+    command = [sys.executable, "-m", "taskd", *options, "enqueue", "-", "--queue", "q"]
+    with (
+        open(master, "rb", buffering=0) as seen,
+        subprocess.Popen(
+            command,
+            env=environ | {"PYTHONPATH": str(ROOT), "TASKD_DSN": taskd.dsn},
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=terminal,
+        ) as process,
+    ):
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # what Linux answers when nobody holds the terminal any more
+            while part := seen.read(4096):
+                shown += part
+        assert process.wait() == 0, shown
+    return shown.decode()
+
+
+@pytest.fixture
+def file_of_lines(home):
+    made = home / "jobs.ndjson"
+    made.write_text(lines(*[{"task": "t"}] * 2500))
+    return made
+
+
+def test_a_file_shows_a_bar_on_a_terminal_that_ends_at_its_end(taskd, file_of_lines):
+    with file_of_lines.open("rb") as stdin:
+        shown = on_a_terminal(taskd, stdin)
+    bar, _, rest = shown.partition("\r\n")
+    steps = [step for step in bar.split("\r") if "%" in step]
+    assert all("enqueueing" in step for step in steps)
+    assert [step.split("%")[0].split()[-1] for step in steps] == ["0", "40", "80", "100"]
+    assert "2,500 jobs enqueued" in rest
+
+
+def test_a_pipe_shows_a_running_count_on_a_terminal(taskd, file_of_lines):
+    with subprocess.Popen(["cat", file_of_lines], stdout=subprocess.PIPE) as pipe:
+        shown = on_a_terminal(taskd, pipe.stdout)
+    counts, _, rest = shown.partition("\r\n")
+    assert counts.split("\r") == ["", "1,000 enqueued", "2,000 enqueued", "2,500 enqueued"]
+    assert rest == "2,500 jobs enqueued\r\n"
+
+
+def test_a_quiet_one_shows_nothing_on_a_terminal(taskd, file_of_lines):
+    with subprocess.Popen(["cat", file_of_lines], stdout=subprocess.PIPE) as pipe:
+        assert on_a_terminal(taskd, pipe.stdout, "--quiet") == ""
+    with file_of_lines.open("rb") as stdin:
+        assert on_a_terminal(taskd, stdin, "--quiet") == ""
 
 
 def test_nothing_to_enqueue(taskd):

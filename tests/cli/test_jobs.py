@@ -1,8 +1,11 @@
 """`taskd jobs`."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
+
+from taskd.cli.output import moment
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "app.py", line 3\nValueError: \x1b[2Jsuch'
 ERROR = {
@@ -74,7 +77,8 @@ def test_show_tells_everything(some):
     assert job["errors"] == [ERROR]
     assert job["state"] == "failed"
     text = some("jobs", "show", 4).stdout
-    assert "attempt 5 on worker 12" in text
+    began = moment(datetime(2026, 1, 1, tzinfo=UTC))
+    assert f"attempt 5 on worker 12, started {began}, took 1s\n" in text
     assert 'File "app.py", line 3' in text
     assert "\x1b" not in text
     assert some.json("jobs", "show", 6)[0]["host"] == "host1"

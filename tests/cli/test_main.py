@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 import taskd.cli
-from taskd.cli import COMMANDS, cli, report
+from taskd.cli import COMMANDS, EXIT_CODES, cli, report
+from taskd.cli.run import summary
 from taskd.errors import ConfigError, SchemaMissing, StoreUnavailable, TaskdError
 
 ROOT = Path(__file__).parents[2]
@@ -288,3 +289,30 @@ def test_a_bulk_whose_ids_nobody_reads_says_how_far_it_got(process, taskd):
     assert "1,000 enqueued (lines 1 to 1,000); nobody reads the ids" in bulk.stderr.read()
     assert bulk.wait() == 141
     assert taskd.sql("SELECT count(*) FROM taskd.job")[0][0] == 1000
+
+
+def test_run_explains_its_exit_codes_as_the_readme_does(nowhere):
+    told = " ".join(nowhere("run", "--help").stdout.split())
+    for code in (0, 1, 2, 69, 75, 77, 78, 130):
+        assert f"{code} {EXIT_CODES[code]}" in told
+
+
+@pytest.mark.parametrize(
+    ("jobs", "left", "said"),
+    [
+        ({}, {}, "nothing to do; nothing is left"),
+        ({"released": 1}, {"paused": 2}, "nothing to do; left: 2 in paused queues"),
+        (
+            {"done": 1003, "retried": 8, "failed": 1, "released": 1},
+            {},
+            "1,003 done, 1 failed; 8 attempts failed and were retried; nothing is left",
+        ),
+        (
+            {"retried": 1, "snoozed": 2},
+            {},
+            "1 attempt failed and was retried; 2 attempts asked to be run later; nothing is left",
+        ),
+    ],
+)
+def test_the_last_line_of_until_empty_tells_jobs_from_attempts(jobs, left, said):
+    assert summary(jobs, left) == f"taskd: {said}"

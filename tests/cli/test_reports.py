@@ -39,6 +39,8 @@ def test_pausing(taskd):
     assert "provider is down" in taskd("queues", "list").stdout
     resumed = taskd("queues", "resume", "email", "other").stderr
     assert resumed == "resumed: email\nnot paused: other\n"
+    assert by("queue", taskd.json("queues", "list")).keys() == {"web"}
+    taskd.enqueue("t", "--queue", "email")
     rows = by("queue", taskd.json("queues", "list"))
     assert (rows["email"]["paused"], rows["web"]["paused"]) == (False, True)
     taskd("queues", "pause", "email", "--reason", "x" * 501, code=2)
@@ -47,17 +49,38 @@ def test_pausing(taskd):
 
 def test_pausing_as_json(taskd):
     assert taskd.json("queues", "pause", "web", "email", "--for", "10m", "--reason", "down") == [
-        {"paused": ["email", "web"], "for_s": 600, "reason": "down"}
+        {"paused": ["email", "web"], "new": ["email", "web"], "for_s": 600, "reason": "down"}
     ]
+    taskd.enqueue("t", "--queue", "bulk")
     assert taskd.json("queues", "pause", "bulk") == [
-        {"paused": ["bulk"], "for_s": None, "reason": None}
+        {"paused": ["bulk"], "new": [], "for_s": None, "reason": None}
     ]
     assert taskd.json("queues", "resume", "email", "other", "email") == [
         {"resumed": ["email"], "not_paused": ["other"]}
     ]
 
 
+def test_a_queue_that_nothing_speaks_of_is_called_new_when_it_is_paused(taskd):
+    taskd.worker(1, "served")
+    taskd.enqueue("t", "--queue", "full")
+    new = "nosuch is new: no worker serves it and no job names it\n"
+    assert taskd("queues", "pause", "nosuch", "full", "served").stderr == (
+        "paused until resumed: full, nosuch, served\n" + new
+    )
+    assert new not in taskd("queues", "pause", "nosuch").stderr
+
+
+def test_a_queue_is_listed_while_anything_speaks_of_it(taskd):
+    taskd("queues", "pause", "paused", "typo")
+    taskd("queues", "resume", "typo")
+    taskd("queues", "keep", "kept", "--done", "1h")
+    taskd("queues", "pause", "used", "--for", "1ms")
+    taskd.worker(1, "used", died="6 days")
+    assert [row["queue"] for row in taskd.json("queues", "list")] == ["kept", "paused", "used"]
+
+
 def test_a_pause_that_is_over_is_none(taskd):
+    taskd.worker(1, "email")
     taskd("queues", "pause", "email", "--for", "1ms")
     assert by("queue", taskd.json("queues", "list"))["email"]["paused"] is False
 
@@ -259,3 +282,27 @@ def test_config_names_what_is_wrong(nowhere, home):
     assert "TASKD_CONCURRENCY" in nowhere("config", code=78, TASKD_CONCURRENCY="many").stderr
     home.joinpath("taskd.toml").write_text("concurency = 7\n")
     assert "'concurency'" in nowhere("config", code=78).stderr
+
+
+@pytest.mark.parametrize("command", ["config", "run"])
+def test_a_variable_that_is_no_setting_is_said_with_the_nearest_one(nowhere, command):
+    code = 0 if command == "config" else 78
+    wrong = {"TASKD_CONCURENCY": "5", "TASKD_XYZZY": "1"}
+    # The last three are what Kubernetes tells of a service named taskd.
+    others = ("CHILD", "TEST_DSN", "SERVICE_HOST", "PORT", "PORT_8080_TCP_ADDR")
+    place = {"TASKD_EMBEDDED": "off"} | wrong
+    if command == "config":
+        place |= {f"TASKD_{name}": "x" for name in others}
+    said = nowhere(command, code=code, **place).stderr
+    assert said.startswith(
+        "taskd: TASKD_CONCURENCY is no setting, and is ignored. Did you mean TASKD_CONCURRENCY?\n"
+        "taskd: TASKD_XYZZY is no setting, and is ignored.\n"
+    )
+    assert said.count("is no setting") == 2
+    assert "is no setting" not in nowhere("-q", command, code=code, **place).stderr
+
+
+def test_the_programs_of_the_embedded_server_are_settings(nowhere):
+    rows = by("name", nowhere.json("config", TASKD_PG_MAJOR="16", TASKD_PG_BIN="/opt/pg/bin"))
+    assert (rows["pg_major"]["value"], rows["pg_major"]["source"]) == (16, "TASKD_PG_MAJOR")
+    assert rows["pg_bin"]["value"] == "/opt/pg/bin"

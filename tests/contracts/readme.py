@@ -12,25 +12,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from taskd import config, errors
+from taskd.cli import EXIT_CODES
 from taskd.core.job import TRANSITIONS, JobState
 from taskd.store.statements import load
 
 CHECKOUT = Path(__file__).parent.parent.parent
 README = CHECKOUT / "README.md"
 EVENTS = CHECKOUT / "taskd" / "events.py"
-
-EXIT_CODES = {
-    0: "drained, or done",
-    1: "failed",
-    2: "wrong usage",
-    3: "not found",
-    4: "a check failed",
-    69: "the database cannot be reached",
-    75: "jobs were abandoned, or their outcomes could not be written",
-    77: "not permitted",
-    78: "wrong configuration, or a schema that does not fit",
-    130: "interrupted by Ctrl-C",
-}
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

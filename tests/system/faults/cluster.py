@@ -14,6 +14,7 @@ from pathlib import Path
 
 import asyncpg
 
+from taskd import config
 from taskd.embedded.binaries import clean_environment, find_binaries
 from taskd.embedded.place import choose_runner
 
@@ -55,7 +56,7 @@ class Cluster:
     def __init__(self, home: Path, settings: Mapping[str, str] | None = None) -> None:
         home.mkdir(mode=0o700, exist_ok=True)
         self.home, self.data, self.port = home, home / "data", free_port()
-        self._binaries = find_binaries()
+        self._binaries = find_binaries(config.load().settings)
         self._runner = choose_runner(home)
         self._settings = SETTINGS | dict(settings or {})
         self._process: asyncio.subprocess.Process | None = None
