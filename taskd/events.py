@@ -401,6 +401,11 @@ def acks_written(count: int, ack_s: float) -> None:
         _emit("acks.written", "debug", count=count, ack_ms=round(ack_s * 1000, 2))
 
 
+def claims_delayed(queue: str, error: str) -> None:
+    """A queue cannot be claimed from at the moment; told once, and tried again until it can."""
+    _emit("claims.delayed", "warning", queue=queue, error=error)
+
+
 def acks_delayed(buffered: int, error: str) -> None:
     """Outcomes cannot be written now; they are kept and tried again."""
     _emit("acks.delayed", "warning", buffered=buffered, error=error)

@@ -58,6 +58,7 @@ class Consumer:
         self._stopping = False
         self._stopped = Wakeup()
         self._backoff = Backoff()
+        self._delayed = False
         self._rate = 0.0
         self._mean_s = 0.0
         self._measured = (time.perf_counter(), 0, 0.0)
@@ -147,11 +148,15 @@ class Consumer:
             if isinstance(error, HeldUp | Silence):
                 # Arguments of 256 KB, five hundred times, may be too much for one statement.
                 self._batch_max = max(1, batch // 2)
+            if not self._delayed:
+                self._delayed = True
+                events.claims_delayed(self.runner.queue, str(error))
             # It may have been committed: the reconciler looks for rows that nobody received.
             self._on_doubt()
             await self._stopped.wait(self._backoff.next_s())
             return []
         self._backoff.reset()
+        self._delayed = False
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)
         took_s = time.monotonic() - began
         self._reading.claimed(read, jobs, began + took_s, took_s)

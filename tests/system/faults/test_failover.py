@@ -150,7 +150,7 @@ async def read_only(seconds: float = 3.0) -> Outcome:
         await made.ended(50)
         await cluster.ask("ALTER SYSTEM SET default_transaction_read_only = on")
         await cluster.ask("SELECT pg_reload_conf()")
-        await worker.heard("acks.delayed")
+        await worker.heard("claims.delayed")
         await asyncio.sleep(seconds)
         await cluster.ask("ALTER SYSTEM RESET default_transaction_read_only")
         await cluster.ask("SELECT pg_reload_conf()")
