@@ -150,7 +150,10 @@ async def read_only(seconds: float = 3.0) -> Outcome:
         await made.ended(50)
         await cluster.ask("ALTER SYSTEM SET default_transaction_read_only = on")
         await cluster.ask("SELECT pg_reload_conf()")
-        await worker.heard("claims.delayed")
+        # Whichever comes first: while outcomes wait, nothing is claimed.
+        async with asyncio.timeout(30):
+            while not (worker.said("acks.delayed") or worker.said("claims.delayed")):
+                await asyncio.sleep(0.05)
         await asyncio.sleep(seconds)
         await cluster.ask("ALTER SYSTEM RESET default_transaction_read_only")
         await cluster.ask("SELECT pg_reload_conf()")
