@@ -6,10 +6,11 @@ cleaned up and lie before all others; each claim reads through them again. Measu
 fell to 30,000 within eight seconds, and every queue that claims like this falls likewise. So while
 claims are slow, they begin behind the last job that was claimed here.
 
-What lies before that place is looked at by scans of their own, which take a twentieth of the time
-at most: more urgent priorities every 50 ms, everything every second or, when such a scan takes
-longer than 50 ms, after twenty times as long as the last one took. So long a job may wait that is
-put before others that were claimed already: more urgent, given back, or brought back by a rescue.
+What lies before that place is looked at by scans of their own, which take a twentieth of the time:
+more urgent priorities every 50 ms, everything every second or, when such scans take longer than
+50 ms, after twenty times as long as they took, and every ten seconds whatever they take. So long a
+job may wait that is put before others that were claimed already: more urgent, given back, or
+brought back by a rescue.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from taskd.store.jobs import ALL, PRIORITY_MIN, Read
 # A claim is slow when it takes three times as long as usual and longer than this. One may have
 # waited for the disk; dead entries are in the way of all of them.
 SLOW_TIMES = 3.0
-SLOW_S = 0.003
+SLOW_S = 0.01
 SLOW_IN_A_ROW = 3
 # What is usual may double in a minute: the machine is slow, not the index.
 USUAL_DOUBLES_S = 60.0
 SCAN_SHARE = 20
 FULL_EVERY_S = 1.0
 URGENT_EVERY_S = 0.05
+SCAN_AT_LEAST_EVERY_S = 10.0
 
 
 class _Scan:
@@ -36,10 +38,15 @@ class _Scan:
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
+        self._took_before_s = 0.0
         self.due_at = 0.0
 
     def done(self, now: float, took_s: float) -> None:
-        self.due_at = now + max(self._every_s, SCAN_SHARE * took_s)
+        # What two scans have in common is their cost; one alone may have waited for a lock or for
+        # the network (a reply that came after an outage of 2 s had put the next scan off by 49 s).
+        cost_s, self._took_before_s = min(took_s, self._took_before_s), took_s
+        pause_s = max(self._every_s, SCAN_SHARE * cost_s)
+        self.due_at = now + min(pause_s, SCAN_AT_LEAST_EVERY_S)
 
 
 class Reading:

@@ -60,9 +60,23 @@ def test_all_is_read_again_in_time_and_never_for_more_than_its_share() -> None:
     assert reading.next(5.99) != ALL
     assert reading.at_most(10.0, 5.0) == pytest.approx(1.0)
     assert reading.next(6.0) == ALL
-    reading.claimed(ALL, claimed(8), 6.2, 0.2)  # the longer it takes, the rarer it is
-    assert reading.next(10.1) != ALL
-    assert reading.next(10.2) == ALL
+    reading.claimed(ALL, claimed(8), 6.2, 0.2)
+    reading.claimed(ALL, claimed(8), 8.2, 0.2)  # the longer it takes, the rarer it is
+    assert reading.next(12.1) != ALL
+    assert reading.next(12.3) == ALL
+
+
+def test_no_scan_is_put_off_for_long_however_long_they_take() -> None:
+    reading = slowed()
+    for now in (6.0, 20.0):
+        reading.claimed(ALL, claimed(8), now, 5.0)
+    assert reading.next(30.1) == ALL
+
+
+def test_one_claim_that_waited_for_the_network_puts_nothing_off() -> None:
+    reading = slowed()
+    reading.claimed(ALL, claimed(8), 6.0, 2.45)
+    assert reading.next(7.1) == ALL
 
 
 def test_a_full_scan_that_is_fast_again_ends_it() -> None:
