@@ -27,7 +27,7 @@ from taskd.store.translate import HeldUp, Silence, ValueRefused, first_line
 from taskd.worker.service import Backoff, Wakeup
 
 BATCH_MAX = 1000
-# Of results and errors: 8 MB take about 0.3 s to write where the server's disk is a fast one.
+# Of results and errors: far below what a statement may take in its time, whatever they hold.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 # How long outcomes of rows that somebody else has locked, or that no value would do for, wait.
 ASIDE_S = 1.0
