@@ -218,6 +218,7 @@ async def _run_here(
     try:
         return worker.report, await worker.run()
     finally:
+        _ignore_stops()
         await aclose_default()
         _leave(target)
 
@@ -236,7 +237,15 @@ async def _run_processes(
     try:
         return processes.report, await processes.run(target.database)
     finally:
+        _ignore_stops()
         _leave(target)
+
+
+def _ignore_stops() -> None:
+    # What is asked for now has been done. By default such a signal would still kill the process on
+    # its last few milliseconds, and whoever sent it twice would see -15 and not the exit code.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(target: Target) -> None:

@@ -187,8 +187,8 @@ async def play(name: str, count: str, home: Path, dsn: str) -> float:
             began = time.monotonic()
             async with asyncio.timeout(BOUND_S):
                 for each in signals:
-                    if cell.shell.of("worker.stopped"):
-                        break  # it has ended, and its signals do what they do by default
+                    if cell.process.returncode is not None:
+                        break
                     cell.process.send_signal(each)
                     await asyncio.sleep(0.1)  # two that are pending at a time become one
                 code = await cell.process.wait()
