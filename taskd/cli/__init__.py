@@ -62,6 +62,7 @@ COMMANDS = {
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
     "db": Lazy("db", "db", "Migrate, check and reach the database."),
     "demo": Lazy("demo", "demo", "Watch taskd work, with nothing to set up."),
+    "bench": Lazy("bench", "bench", "Measure how fast your database is as a queue."),
     "completion": Lazy(
         "completion", "completion", "Print the script that completes commands in a shell."
     ),

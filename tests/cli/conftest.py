@@ -149,6 +149,6 @@ def process(home):
     for each in started:
         each.kill()
         each.wait()
-        for pipe in (each.stdin, each.stdout, each.stderr):
+        for pipe in filter(None, (each.stdin, each.stdout, each.stderr)):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()

@@ -19,7 +19,6 @@ BESIDES = {
     "observer": {"check_acks"},
     "admin": {"check_acks", "locked_jobs", "ack_done", "complete_job"},
 }
-MEMBERS = tuple(kind for kind in roles.KINDS if kind != "owner")
 
 
 async def permitted(connection: Any, each: Statement) -> bool:
@@ -51,7 +50,7 @@ async def test_a_role_may_run_exactly_the_statements_that_name_it(
 def test_every_statement_names_roles_that_exist() -> None:
     for each in load().values():
         assert each.roles, f"{each.file}: {each.name} has no line `-- roles: ...`"
-        assert set(each.roles) <= set(MEMBERS), each.name
+        assert set(each.roles) <= set(roles.KINDS), each.name
 
 
 async def test_a_function_with_its_owners_rights_is_pinned_and_not_for_everybody(sql: Any) -> None:
