@@ -31,7 +31,14 @@ async def noop(i: int) -> None:
         await asyncio.sleep(common.Rec.sleep)
 
 
+async def carry(i: int, text: str) -> None:
+    """A job with a payload worth its name."""
+    assert text
+    await noop(i)
+
+
 TASK: Task[..., None] = Task(noop, name="noop", queue=QUEUE)
+CARRY: Task[..., None] = Task(carry, name="carry", queue=QUEUE)
 
 
 def database() -> Database:
@@ -48,11 +55,19 @@ async def seed(options: dict) -> None:
 
 
 async def worker(options: dict) -> None:
+    """Run a worker until killed; `sleep` is what handlers wait for, in seconds."""
     common.Rec.sleep = options.get("sleep", 0.0)
     events.configure()
     registry = Registry()
     registry.add(TASK)
-    made = Worker(Settings(queues=(QUEUE,)), registry, database(), app="bench")
+    registry.add(CARRY)
+    queues = tuple(options.get("queues", [QUEUE]))
+    settings = (
+        Settings(queues=queues, concurrency=options["concurrency"])
+        if "concurrency" in options
+        else Settings(queues=queues)
+    )
+    made = Worker(settings, registry, database(), app="bench")
     running = asyncio.create_task(made.run(), name="worker")
     await asyncio.wait(
         {running, asyncio.create_task(made.ready.wait())}, return_when="FIRST_COMPLETED"

@@ -1,0 +1,122 @@
+"""S8: 16 clients commit one job each, again and again (pgbench), while workers are busy.
+
+The worker drains what the clients commit, which keeps it busy. Measured are the clients' commits
+per second, with one worker on the queue, and with three more that are there for nothing:
+
+- taskd: `SELECT taskd.enqueue(...)`, which checks the job and rings if nobody attends the queue;
+- plain: the same row by a plain INSERT;
+- raw_insert, raw_notify: the harness's smaller table, without and with pg_notify;
+- graphile: its own `add_job`.
+
+A plain INSERT rings nobody. Left alone, its worker would go to sleep until the next poll, and the
+clients would have the machine to themselves. So both `plain` and `taskd` have one more client,
+which calls taskd.enqueue every 5 ms (harness.bell): it rings whoever taskd would ring, and the
+workers do the same work in both. `drained_per_s` tells whether they did.
+
+Claims are counted by the server: each one is a scan of the index job_claim, so the workers run as
+they are. A session tells its scans when it has ended, so they are read after the workers were
+killed. Anything else that reads that index counts as a claim here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.bench import harness
+
+CLIENTS = 16
+IDLE = 3
+SETTLE_S = 1.5
+RAW = "rawc_ctid_history"
+RAW_INSERT = """INSERT INTO jobs (queue, task, args) VALUES ('default', 'noop', '{"i":1}')"""
+# What the clients commit, whose workers drain it, and what keeps those busy beside.
+KINDS: dict[str, tuple[str, str, str | None]] = {
+    "plain": (
+        """INSERT INTO taskd.job (queue, task, args) VALUES ('bench', 'noop', '{"i":1}');""",
+        "taskd",
+        harness.TASKD_RING,
+    ),
+    "taskd": (
+        """SELECT taskd.enqueue('noop', '{"i":1}', queue => 'bench');""",
+        "taskd",
+        harness.TASKD_RING,
+    ),
+    "raw_insert": (f"{RAW_INSERT};", RAW, harness.RAW_RING),
+    "raw_notify": (
+        f"WITH i AS ({RAW_INSERT} RETURNING id) SELECT id, pg_notify('jobs', 'default') FROM i;",
+        RAW,
+        None,
+    ),
+    "graphile": (
+        """SELECT graphile_worker.add_job('noop', '{"i":1}'::json);""",
+        "graphile_batch",
+        None,
+    ),
+}
+
+
+def measure(results: harness.Results, reps: int, secs: float, kinds: tuple[str, ...]) -> None:
+    asyncio.run(run_all(results, reps, secs, kinds or tuple(KINDS)))
+
+
+async def run_all(results: harness.Results, reps: int, secs: float, kinds: tuple[str, ...]) -> None:
+    there = [each for each in kinds if harness.present(KINDS[each][1])]
+    for rep in range(reps):
+        for idle in (0, IDLE):
+            for kind in there:
+                row = await _one(kind, idle, secs)
+                results.add("producers", kind=kind, idle=idle, rep=rep, clients=CLIENTS, **row)
+
+
+async def _one(kind: str, idle: int, secs: float) -> dict[str, Any]:
+    script, name, rung = KINDS[kind]
+    await harness.empty(name)
+    async with AsyncExitStack() as stack:
+        observer = await harness.connect()
+        stack.push_async_callback(observer.close)
+        async with harness.worker(name, 1 + idle) as workers:
+            async with AsyncExitStack() as ringing:
+                if rung:
+                    await ringing.enter_async_context(harness.bell(rung))
+                await asyncio.sleep(SETTLE_S)
+                before = await harness.claims(observer)
+                tps = await asyncio.to_thread(_pgbench, script, secs)
+            ran = [each.n for each in workers]
+        row: dict[str, Any] = {"tps": tps, "drained_per_s": sum(ran) / secs, "ran": ran}
+        if name == "taskd":
+            await _backends_gone(observer)
+            row["claims"] = await harness.claims(observer) - before
+            row["claims_per_job"] = row["claims"] / max(sum(ran), 1)
+    return row
+
+
+async def _backends_gone(connection: Any) -> None:
+    """Wait until the killed workers' sessions have ended: then all their scans are counted."""
+    left = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE 'taskd%'"
+    )
+    while await connection.fetchval(left):
+        await asyncio.sleep(0.05)
+
+
+def _pgbench(script: str, secs: float) -> float:
+    """Transactions per second."""
+    run = harness.run()
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
+        file.write(script + "\n")
+        file.flush()
+        command = [
+            str(Path(run.PGBIN) / "pgbench"), "-n", "-M", "prepared", "-c", str(CLIENTS), "-j", "2",
+            "-T", str(max(1, round(secs))), "-f", file.name, run.dsn(harness.DATABASE),
+        ]  # fmt: skip
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = [line.split()[2] for line in ended.stdout.splitlines() if line.startswith("tps")]
+    if not told:
+        raise RuntimeError(f"pgbench: {ended.stderr[-500:]}")
+    return float(told[0])

@@ -1,0 +1,38 @@
+"""Safe wake-ups: the random trials of tests/system/wakeups.py, and their figures among the results.
+
+`by_poll` counts jobs that were found so late that no ring can have told of them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from tests.bench import harness
+
+FIGURES = re.compile(r"p99\.9 (?P<p999>[\d.,]+) ms.*; (?P<late>[\d,]+) late")
+
+
+def measure(results: harness.Results, reps: int, trials: int) -> None:
+    for rep in range(reps):
+        command = [sys.executable, "-m", "tests.system.wakeups", "--trials", str(trials)]
+        command += ["--dsn", harness.run().dsn("postgres")]
+        said = subprocess.run(
+            command, cwd=harness.CHECKOUT, stdout=subprocess.PIPE, text=True, check=False
+        ).stdout
+        print(said)
+        found = FIGURES.search(said)
+        if found is None:
+            raise RuntimeError("the trials ended without their figures")
+        results.add(
+            "wakeups",
+            rep=rep,
+            trials=trials,
+            by_poll=_number(found["late"]),
+            p999_ms=_number(found["p999"]),
+        )
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
