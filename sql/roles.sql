@@ -82,6 +82,11 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision)
     TO taskd_producer;
 
+-- Whatever makes a job due rings, which reads who attends the queue; only workers say that they do.
+GRANT EXECUTE ON FUNCTION taskd.ring(text) TO taskd_producer, taskd_worker, taskd_admin;
+GRANT SELECT ON taskd.attendance TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;
+
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
 -- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;

@@ -109,7 +109,10 @@ BEGIN
     VALUES (lane, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
             due, max_attempts, timeout_s)
     RETURNING j.id INTO job_id;
-    PERFORM pg_notify('taskd_' || lane, '');
+    -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.ring(lane);
+    END IF;
     RETURN job_id;
 END
 $$;
@@ -181,6 +184,24 @@ CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
     SELECT count(*) FROM gone
 $$;
 
+CREATE FUNCTION taskd.ring(queue text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    moment timestamptz := clock_timestamp();
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+       OR NOT EXISTS (SELECT 1 FROM taskd.attendance AS a WHERE a.queue = queue AND a.until > moment)
+    THEN
+        PERFORM pg_notify('taskd_' || queue, '');
+    END IF;
+END
+$$;
+
 CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -205,6 +226,12 @@ BEGIN
     RETURN leaf;
 END
 $_$;
+
+CREATE UNLOGGED TABLE taskd.attendance (
+    queue text NOT NULL,
+    worker_id bigint NOT NULL,
+    until timestamp with time zone NOT NULL
+);
 
 CREATE TABLE taskd.job (
     id bigint NOT NULL,
@@ -389,6 +416,9 @@ WITH (fillfactor='50');
 
 ALTER TABLE ONLY taskd.job_history ATTACH PARTITION taskd.job_history_default DEFAULT;
 
+ALTER TABLE ONLY taskd.attendance
+    ADD CONSTRAINT attendance_pkey PRIMARY KEY (queue, worker_id);
+
 ALTER TABLE ONLY taskd.job
     ADD CONSTRAINT job_pkey PRIMARY KEY (id);
 
@@ -403,6 +433,8 @@ ALTER TABLE ONLY taskd.task
 
 ALTER TABLE ONLY taskd.worker
     ADD CONSTRAINT worker_pkey PRIMARY KEY (id);
+
+CREATE INDEX attendance_until ON taskd.attendance USING btree (queue, until);
 
 CREATE INDEX job_claim ON taskd.job USING btree (queue, priority, run_at, id) WHERE (state = 'queued'::taskd.job_state);
 
@@ -421,6 +453,8 @@ CREATE INDEX job_history_default_id_idx ON taskd.job_history_default USING btree
 CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
 
 CREATE INDEX job_suspect ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes > 0));
+
+CREATE INDEX queue_keeps ON taskd.queue USING btree (name) WHERE (keep_done_s <> 604800);
 
 ALTER INDEX taskd.job_history_not_done ATTACH PARTITION taskd.job_history_default_finished_at_idx;
 

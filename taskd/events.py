@@ -367,19 +367,19 @@ def listeners_none() -> None:
     _emit("listeners.none", "warning")
 
 
-def listener_pooled(channel: str) -> None:
-    """TASKD_LISTEN_DSN leads to a pooler, through which nothing is heard; the queue is polled."""
-    _emit("listener.pooled", "warning", channel=channel)
+def listener_pooled(channels: int) -> None:
+    """TASKD_LISTEN_DSN leads to a pooler, through which nothing is heard; the queues are polled."""
+    _emit("listener.pooled", "warning", channels=channels)
 
 
-def listener_connected(channel: str) -> None:
-    """A channel is listened to."""
-    _emit("listener.connected", "debug", channel=channel)
+def listener_connected(channels: int) -> None:
+    """The channels of all queues are listened to."""
+    _emit("listener.connected", "debug", channels=channels)
 
 
-def listener_lost(channel: str, error: str, delay_s: float) -> None:
-    """A LISTEN connection broke; polling goes on, and it is made again."""
-    _emit("listener.lost", "warning", channel=channel, error=error, delay_s=round(delay_s, 2))
+def listener_lost(channels: int, error: str, delay_s: float) -> None:
+    """The LISTEN connection broke; polling goes on, and it is made again."""
+    _emit("listener.lost", "warning", channels=channels, error=error, delay_s=round(delay_s, 2))
 
 
 def queue_claimed(queue: str, count: int, batch: int, claim_s: float) -> None:
@@ -393,6 +393,16 @@ def queue_claimed(queue: str, count: int, batch: int, claim_s: float) -> None:
             batch=batch,
             claim_ms=round(claim_s * 1000, 2),
         )
+
+
+def queue_attended(queue: str) -> None:
+    """A queue is claimed from all the time: until further notice, nobody need ring for it."""
+    _emit("queue.attended", "debug", queue=queue)
+
+
+def queue_left(queue: str) -> None:
+    """A queue is not attended any more: who enqueues rings again."""
+    _emit("queue.left", "debug", queue=queue)
 
 
 def acks_written(count: int, ack_s: float) -> None:

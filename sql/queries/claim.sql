@@ -1,8 +1,10 @@
 -- Claiming: hand a batch of queued jobs to one worker, each job to exactly one.
 --
 -- The row lock lasts for this statement only. What protects a running job afterwards is the
--- lease of its worker (lease.sql) and its fence, which grows by one at every claim, so that
--- whoever held the job before can no longer write to it.
+-- lease of its worker (lease.sql) and its fence, which grows at every claim, so that
+-- whoever held the job before can no longer write to it. It grows by one, and by one more after each time that
+-- this worker's connection broke: after a failover to a standby that had not heard of a job, its id is given to
+-- another one, and a fence that began anew would take the outcome of the old job for that of the new one.
 --
 -- `ctid = ANY(ARRAY(...))` is an InitPlan and a TID scan; the guard `state = 'queued'` therefore stands inside, where
 -- the row is locked, and nowhere else. Measured on this statement's like: 19 to 42 % faster than a join to
@@ -16,13 +18,13 @@
 -- there is; while a held snapshot keeps the entries of claimed jobs in the index, it need not read through them
 -- again (see taskd/worker/reading.py).
 
--- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint)
+-- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride integer)
 -- roles: worker
 -- moves: queued -> running
 UPDATE taskd.job AS job
 SET state = 'running',
     worker_id = $1,
-    fence = job.fence + 1,
+    fence = job.fence + $8,
     attempt = job.attempt + 1,
     started_at = clock_timestamp()
 WHERE job.ctid = ANY (ARRAY(
@@ -51,17 +53,38 @@ RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.ma
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
           date_part('epoch', job.run_at) AS due_at_s;
 
+-- Scouting: which of these queues have something to claim, asked for all that sleep at once. It sees jobs that others
+-- have locked, which a claim steps over. LIMIT leaves the planner no join to choose: each queue is one descent of the
+-- index, whatever is queued elsewhere.
+
+-- name: scout_queues(queues text[])
+-- roles: worker, observer, admin
+SELECT asked.queue
+FROM unnest($1::text[]) AS asked (queue)
+CROSS JOIN LATERAL (
+    SELECT 1
+    FROM taskd.job
+    WHERE queue = asked.queue AND state = 'queued'
+    ORDER BY priority, run_at, id
+    LIMIT 1
+) AS first
+WHERE NOT EXISTS (
+    SELECT 1 FROM taskd.queue
+    WHERE name = asked.queue AND paused_at IS NOT NULL
+      AND (paused_until IS NULL OR paused_until > clock_timestamp())
+);
+
 -- The slow lane. A suspect was running when its worker died, so it may be what killed it. It is
 -- never queued: a process claims suspects one at a time and beside its ordinary jobs, so that a second crash
 -- names the culprit and costs one suspect only.
 
--- name: claim_suspect(worker_id bigint, queues text[], tasks text[])
+-- name: claim_suspect(worker_id bigint, queues text[], tasks text[], stride integer)
 -- roles: worker
 -- moves: scheduled -> running
 UPDATE taskd.job AS job
 SET state = 'running',
     worker_id = $1,
-    fence = job.fence + 1,
+    fence = job.fence + $4,
     attempt = job.attempt + 1,
     started_at = clock_timestamp()
 WHERE job.ctid = ANY (ARRAY(

@@ -1,9 +1,11 @@
 -- Enqueueing: a job is born `queued`, or `scheduled` when its time is still to come.
 --
 -- One statement takes any number of jobs as columns of arrays, in the caller's transaction, and
--- rings each queue once: the NOTIFY leaves with the commit, so nobody wakes for a job that a
--- rollback took back. A scheduled job rings too: it may be due before the next timer that
--- the workers have set. Ids are drawn in the order of the arrays.
+-- rings each queue once, if nobody attends it: the NOTIFY leaves with the commit, so nobody wakes for a job
+-- that a rollback took back. A scheduled job rings too if it is due within a minute: it may be due before the
+-- workers look at the due times again, which they do every five seconds. The ring comes
+-- after all rows are born (it waits for their count): what it reads must be younger than the
+-- transaction's xid. Ids are drawn in the order of the arrays.
 
 -- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[])
 -- roles: producer, admin
@@ -22,6 +24,8 @@ WITH asked AS (
     ORDER BY n
     RETURNING id
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM asked) AS q
+    SELECT taskd.ring(queue)
+    FROM (SELECT DISTINCT queue FROM asked WHERE due < clock_timestamp() + interval '60 s') AS q
+    WHERE (SELECT count(*) FROM born) > 0
 )
 SELECT id FROM born, (SELECT count(*) FROM rung) AS r;

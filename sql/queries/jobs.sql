@@ -73,6 +73,6 @@ WITH held AS MATERIALIZED (
     ORDER BY past.id
     RETURNING id, queue::text
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
+    SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
 )
 SELECT id FROM back, (SELECT count(*) FROM rung) AS r;

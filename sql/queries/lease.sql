@@ -23,6 +23,9 @@ RETURNING id;
 
 -- name: retire_worker(worker_id bigint)
 -- roles: worker
+WITH gone AS (
+    DELETE FROM taskd.attendance WHERE worker_id = $1
+)
 UPDATE taskd.worker
 SET died_at = clock_timestamp()
 WHERE id = $1 AND died_at IS NULL
@@ -37,28 +40,60 @@ SELECT id, fence, cancel_asked, date_part('epoch', clock_timestamp() - started_a
 FROM taskd.job
 WHERE worker_id = $1;
 
--- The other workers that count as alive. Silent: the lease has run out, and the server has been up
+-- All that a worker without work asks every few seconds, in one statement.
+--
+-- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something
+-- (the owners by skipping along job_running, as there). `job_s` and `suspect_s`: as next_due says them
+-- (promote.sql). Both stand in each row, beside one of the other workers that count as alive; a worker that is
+-- alone gets one row without any. The workers are read once: there may be thousands of dead ones among them.
+--
+-- Silent: the lease has run out, and the server has been up
 -- for longer than a lease (after an outage every lease has run out, and nobody is dead). Neighbours
 -- share host, boot and pid namespace: their death can be proved by looking at the process table.
 
--- name: list_others(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
+-- name: look_around(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
 -- roles: worker, observer, admin
-SELECT id, pid, pid_started,
-       (host = $3 AND boot_id = $4 AND pid_namespace = $5 AND boot_id <> '') AS neighbour,
-       (lease_until < clock_timestamp()
+WITH RECURSIVE owner AS (
+    (SELECT worker_id AS id FROM taskd.job WHERE worker_id IS NOT NULL ORDER BY worker_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT worker_id FROM taskd.job WHERE worker_id > owner.id ORDER BY worker_id LIMIT 1)
+    FROM owner
+    WHERE owner.id IS NOT NULL
+), living AS MATERIALIZED (
+    SELECT id, pid, pid_started, host, boot_id, pid_namespace, lease_until
+    FROM taskd.worker
+    WHERE died_at IS NULL
+), seen AS MATERIALIZED (
+    SELECT EXISTS (
+               SELECT FROM owner
+               WHERE owner.id IS NOT NULL AND NOT EXISTS (SELECT FROM living WHERE living.id = owner.id)
+           ) AS orphans,
+           (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+            WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
+           (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s
+)
+SELECT seen.orphans, seen.job_s, seen.suspect_s, other.id, other.pid, other.pid_started,
+       (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
+       (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent
-FROM taskd.worker
-WHERE died_at IS NULL AND id <> $1;
+FROM seen
+LEFT JOIN living AS other ON other.id <> $1;
 
 -- Burial is for ever. Either the death is proved, or the lease has run out, which is looked at again here: the
--- worker may have beaten since it was listed.
+-- worker may have beaten since it was listed. Its marks of attendance go with it.
 
 -- name: bury_workers(ids bigint[], proved boolean)
 -- roles: worker
-UPDATE taskd.worker
-SET died_at = clock_timestamp()
-WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
-RETURNING id, host, pid;
+WITH buried AS (
+    UPDATE taskd.worker
+    SET died_at = clock_timestamp()
+    WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
+    RETURNING id, host, pid
+), gone AS (
+    DELETE FROM taskd.attendance WHERE worker_id = ANY (ARRAY(SELECT id FROM buried))
+)
+SELECT id, host, pid FROM buried;
 
 -- Rescue. The first time a job comes back at once (a kill during a deploy should not delay
 -- work), later with a growing delay, and `max_crashes` deaths of its worker fail it. Attempts are not
@@ -138,7 +173,7 @@ WITH RECURSIVE owner AS (
     WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
     RETURNING job.queue::text
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
+    SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
 )
 SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
 

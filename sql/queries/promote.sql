@@ -22,7 +22,7 @@ WITH moved AS (
 ), counted AS (
     SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '') FROM counted
+    SELECT taskd.ring(queue) FROM counted
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 

@@ -23,6 +23,7 @@ CONNECT_TIMEOUT_S = 5.0
 # A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
+STRIDE_MAX = 500
 
 
 class Database:
@@ -223,10 +224,15 @@ class Lane:
     A statement that was sent is awaited to its end even when the caller is cancelled: a claim or
     an ack whose fate nobody waits for would leave rows that nobody knows about. One statement at
     a time; callers queue.
+
+    Attributes:
+        stride: by how much a claim through here lets fences grow: one more after each failure. What
+            answers then may be another server, which has not heard of what was claimed before.
     """
 
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:
         self._database = database
+        self.stride = 1
         self._purpose = purpose
         self._settings = settings
         self._connection: asyncpg.Connection | None = None
@@ -260,12 +266,19 @@ class Lane:
                 with translated(statement(name).roles):
                     return await self._database.run(connection, name, args, **self._settings)
             except StoreUnavailable as error:
+                self._grow()
                 if connection.is_closed() or is_gone(error.__cause__ or error):
                     self.drop()
                 raise
 
+    def _grow(self) -> None:
+        # Fences are integers; snoozing without end must not use them up.
+        self.stride = self.stride % STRIDE_MAX + 1
+
     async def _ready(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
+            if self._connection is not None:
+                self._grow()
             self._connection = await self._database.connect(self._purpose, **self._settings)
         return self._connection
 

@@ -6,7 +6,7 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -95,19 +95,29 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[int]:
     return sorted(row[0] for row in rows)
 
 
-async def claim(on: Fetches, worker_id: int, queue: str, batch: int, read: Read = ALL) -> list[Job]:
-    """Claim up to `batch` queued jobs, most urgent first, of what is to be read."""
-    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read)
+async def claim(
+    on: Fetches, worker_id: int, queue: str, batch: int, read: Read = ALL, stride: int = 1
+) -> list[Job]:
+    """Claim up to `batch` queued jobs, most urgent first, of what is to be read.
+
+    Their fences grow by `stride`: see Lane.stride.
+    """
+    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride)
     rows.sort(key=_URGENCY)
     return [Job(*(*row, queue, worker_id)) for row in rows]
 
 
 async def claim_suspect(
-    on: Fetches, worker_id: int, queues: Sequence[str], tasks: Sequence[str]
+    on: Fetches, worker_id: int, queues: Sequence[str], tasks: Sequence[str], stride: int = 1
 ) -> Job | None:
-    """Claim one suspect of these queues and tasks."""
-    rows = await on.fetch("claim_suspect", worker_id, list(queues), list(tasks))
+    """Claim one suspect of these queues and tasks; `stride` as in claim."""
+    rows = await on.fetch("claim_suspect", worker_id, list(queues), list(tasks), stride)
     return Job(*(*rows[0], worker_id)) if rows else None
+
+
+async def scout(on: Fetches, queues: Iterable[str]) -> set[str]:
+    """Which of these queues have a queued job and are not paused."""
+    return {row[0] for row in await on.fetch("scout_queues", list(queues))}
 
 
 async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:

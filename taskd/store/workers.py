@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from taskd.core.registry import Registry
 from taskd.errors import AppError
-from taskd.store.jobs import Fetches
+from taskd.store.jobs import DueIn, Fetches
 
 
 class Incarnation(NamedTuple):
@@ -31,6 +31,19 @@ class Other(NamedTuple):
     pid_started: int
     neighbour: bool
     silent: bool
+
+
+class Surroundings(NamedTuple):
+    """What a worker sees beside its own jobs.
+
+    Attributes:
+        others: the other workers that count as alive.
+        orphans: a running job has no living owner.
+    """
+
+    others: list[Other]
+    orphans: bool
+    due: DueIn
 
 
 class RunningJob(NamedTuple):
@@ -97,10 +110,12 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
     return [RunningJob(*row) for row in await on.fetch("running_jobs", worker_id)]
 
 
-async def others(on: Fetches, me: Incarnation, lease_s: float) -> list[Other]:
-    """The other workers that count as alive."""
-    rows = await on.fetch("list_others", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
-    return [Other(*row) for row in rows]
+async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
+    """The other workers, whether jobs are to be rescued, and what is due next."""
+    rows = await on.fetch("look_around", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
+    orphans, job_s, suspect_s, *_ = rows[0]
+    others = [Other(*row[3:]) for row in rows if row[3] is not None]
+    return Surroundings(others, orphans, DueIn(job_s, suspect_s))
 
 
 async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:

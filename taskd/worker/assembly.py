@@ -18,6 +18,7 @@ from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
 from taskd.worker.notify import Notifier, Notify
 from taskd.worker.runner import Runner, Shared
+from taskd.worker.scout import Scout
 from taskd.worker.service import Service
 from taskd.worker.settler import Settler
 from taskd.worker.slow_lane import SlowLane
@@ -83,9 +84,12 @@ class Assembly:
         self._add_claiming(settings, registry, lease)
         self._add_listening(settings, database)
         upkeep: list[Service] = [
-            Sweeper(self.upkeep, lease, me, self.counts),
+            Sweeper(
+                self.upkeep, lease, me, self.counts, self.promoter.expect, self.consumers.values()
+            ),
             self.promoter,
             self.reconciler,
+            self.scout,
             Historian(database),
         ]
         notifiers = [Notifier(notify, self.runners, self.counts, lease)] if notify.active else []
@@ -93,24 +97,14 @@ class Assembly:
             [
                 [Ticker(self.runners, lease, pulse, self.handler_tasks), *notifiers],
                 [self.acker],  # outlives every attempt
-                [*upkeep, *self.listeners],
+                [*upkeep, *([self.listener] if self.listener else [])],
                 [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
             ]
         )
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
-        """What brings jobs to the runners: a consumer each, and one slow lane for suspects."""
-        self.consumers = {
-            runner.queue: Consumer(
-                runner,
-                self.claims,
-                self.acker,
-                self.shared,
-                poll_s=settings.poll_s,
-                on_doubt=self.reconciler.doubt,
-            )
-            for runner in self.runners
-        }
+        """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""
+        self.scout = Scout(self.upkeep, settings.poll_s)
         self.slow_lane = SlowLane(
             self.claims,
             lease,
@@ -119,22 +113,28 @@ class Assembly:
             self.reconciler.doubt,
         )
         self.shared.suspect_ended = self.slow_lane.wakeup.set
+        self.consumers: dict[str, Consumer] = {}
+        self.promoter = Promoter(self.upkeep, self.consumers, self.slow_lane.wakeup)
+        for runner in self.runners:
+            self.consumers[runner.queue] = Consumer(
+                runner,
+                self.claims,
+                self.acker,
+                self.shared,
+                scout=self.scout,
+                on_doubt=self.reconciler.doubt,
+                on_vain_ring=self.promoter.wakeup.set,
+                on_change=self.promoter.wakeup.set,
+            )
 
     def _add_listening(self, settings: Settings, database: Database) -> None:
-        """What wakes them: the timer of due jobs, and a listener for each queue."""
-        self.promoter = Promoter(
-            self.upkeep,
-            {queue: consumer.wakeup for queue, consumer in self.consumers.items()},
-            self.slow_lane.wakeup,
-        )
+        """What wakes them: one listener for all queues."""
         listening = database
         if settings.listen_dsn is not None:
             listening = Database(
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
+        self.listener: Listener | None = None
         # Through a pooler nothing is heard: polling is all there is.
-        queues = {} if listening.pooled else self.consumers
-        self.listeners = [
-            Listener(listening, queue, consumer.wakeup, self.promoter.wakeup)
-            for queue, consumer in queues.items()
-        ]
+        if not listening.pooled:
+            self.listener = Listener(listening, self.consumers, self.promoter.hear)

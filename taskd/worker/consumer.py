@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from taskd.core.job import Job
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs as store
 from taskd.store.database import Lane
+from taskd.store.jobs import ALL
 from taskd.store.translate import HeldUp, Silence
 from taskd.worker.acker import Acker
+from taskd.worker.attendance import Attendance
 from taskd.worker.reading import Reading
 from taskd.worker.runner import Runner, Shared
-from taskd.worker.service import Backoff, Wakeup, jittered_s
+from taskd.worker.scout import Scout
+from taskd.worker.service import Backoff, Wakeup
 
 # 100 gives 60 % and 500 all of the speed that batching has to give.
 BATCH_MAX = 500
@@ -23,12 +27,15 @@ BATCH_MAX = 500
 # slow ones one per free coroutine, so that nobody hoards while another worker is idle.
 PREFETCH_S = 0.05
 RATE_WINDOW_S = 0.005
-# How soon an empty claim is repeated without a ring: it does not see rows that others have locked.
+# How soon the scout is to look where something has just been found, or was rung for: an empty claim
+# does not see rows that others have locked. After each look in vain it waits twice as long.
 POLL_UNSURE_S = 1.0
-# Whoever may connect can ring, in vain and without end (500 claims a second were wasted so). After
-# this many claims in a row that were rung for and found nothing, the next waits this long.
-VAIN_CLAIMS_MAX = 10
-VAIN_CLAIM_EVERY_S = 0.02
+# Every worker of a queue hears each ring, and one of them finds the job; and whoever may connect
+# can ring, in vain and without end (500 claims a second were wasted so). After two claims in a row
+# that were rung for and found nothing, the next waits, each time twice as long: so the rings go
+# to whoever was quicker before, until it is full.
+VAIN_CLAIMS_MAX = 2
+VAIN_PAUSE_S, VAIN_PAUSE_S_MAX = 0.002, 0.04
 
 
 class Consumer:
@@ -36,7 +43,10 @@ class Consumer:
 
     Args:
         claims: the lane of all consumers' claims.
+        scout: looks for jobs while the consumer sleeps.
         on_doubt: called when the reply to a claim was lost: it may have been committed.
+        on_vain_ring: called when a ring brought no job: it may have told of one that will be due.
+        on_change: called when the queue is attended from now on, or no longer (attendance.py).
     """
 
     def __init__(
@@ -46,15 +56,19 @@ class Consumer:
         acker: Acker,
         shared: Shared,
         *,
-        poll_s: float,
+        scout: Scout,
         on_doubt: Callable[[], None],
+        on_vain_ring: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.name = f"consumer:{runner.queue}"
         self.runner = runner
         self.wakeup = Wakeup()
         self.quiet = False
+        self.attendance = Attendance(claims, runner.queue, shared.lease, on_change)
         self._claims, self._acker, self._shared = claims, acker, shared
-        self._poll_s, self._on_doubt = poll_s, on_doubt
+        self._scout, self._on_doubt, self._on_vain_ring = scout, on_doubt, on_vain_ring
+        self._poll_s = POLL_UNSURE_S
         self._stopping = False
         self._stopped = Wakeup()
         self._backoff = Backoff()
@@ -66,35 +80,35 @@ class Consumer:
         self._reading = Reading()
 
     async def run(self) -> None:
-        """Claim while there is work and room; else wait for a ring, a poll or room."""
-        poll_s = POLL_UNSURE_S
-        vain_claims = 0
+        """Claim while there is work and room; else wait for a ring, the scout or room."""
+        self._poll_s, vain_claims, full, rang = POLL_UNSURE_S, 0, False, False
+        self.attendance.slept()
         while not self._stopping:
-            if not await self._may_claim():
-                continue
-            batch = self._appetite()
+            batch = await self._wanted()
             if batch <= 0:
-                self.runner.room.clear()
-                await self.runner.room.wait(PREFETCH_S)
+                await self.attendance.cannot_claim()
                 continue
             self.wakeup.clear()
+            await self.attendance.before_claim(full=full)
             jobs = await self._claim(batch)
+            full = len(jobs) == batch
             if jobs:
                 self._take(jobs)
             vain_claims = 0 if jobs else vain_claims + 1
-            if len(jobs) == batch:
+            if full:
                 continue
             if not jobs and self.runner.idle:
                 self._rate = 0.0
-            poll_s = POLL_UNSURE_S if jobs else min(poll_s * 2, self._poll_s)
-            if not await self.wakeup.wait(
-                self._reading.at_most(jittered_s(poll_s), time.monotonic())
-            ):
+            self._poll_s = POLL_UNSURE_S if jobs else self._scout.later(self._poll_s)
+            if rang and not jobs:
+                self._on_vain_ring()
+            rang = await self._rung()
+            if rang:
+                self._poll_s = POLL_UNSURE_S
+                await self._pause_after(vain_claims)
+            else:
                 vain_claims = 0
-                continue
-            poll_s = POLL_UNSURE_S
-            if vain_claims >= VAIN_CLAIMS_MAX:
-                await self._stopped.wait(VAIN_CLAIM_EVERY_S)
+        await self.attendance.end()
 
     def stop(self) -> None:
         """Claim nothing more. A claim in flight is awaited, and its rows are given back."""
@@ -103,15 +117,47 @@ class Consumer:
         self.wakeup.set()
         self.runner.room.set()
 
-    async def _may_claim(self) -> bool:
+    def doubt(self) -> None:
+        """Something may have been missed: look until nobody can have been overheard."""
+        self.attendance.doubt()
+        self.wakeup.set()
+
+    async def _wanted(self) -> int:
+        """How many jobs to claim now; 0, after waiting a little: it may not, or has no room."""
         if self.quiet or not self._shared.lease.trusted:
             await self.wakeup.wait(0.2)
             self.wakeup.clear()
-            return False
+            return 0
         if not self._acker.has_room():
             await self._acker.room(0.2)
-            return False
-        return True
+            return 0
+        batch = self._appetite()
+        if batch <= 0:
+            self.runner.room.clear()
+            await self.runner.room.wait(PREFETCH_S)
+        return batch
+
+    async def _rung(self) -> bool:
+        """Wait for a ring, or until it is time to look by itself; whether it rang.
+
+        A call of the scout is no ring: whoever found nothing there is called again ever later.
+        """
+        if self.wakeup.is_set():
+            return True
+        pause_s = self.attendance.pause_s(self._reading.at_most(math.inf, time.monotonic()))
+        if self.attendance.attending:
+            return await self.wakeup.wait(pause_s)
+        with self._scout.watching(self.runner.queue, self.wakeup, self._poll_s) as sleeper:
+            rang = await self.wakeup.wait(None if pause_s == math.inf else pause_s)
+        self._poll_s = sleeper.poll_s
+        self.attendance.slept()
+        return rang and not sleeper.woken
+
+    async def _pause_after(self, vain_claims: int) -> None:
+        if vain_claims >= VAIN_CLAIMS_MAX and not self.attendance.attending:
+            pause_s = VAIN_PAUSE_S * 2.0 ** min(vain_claims - VAIN_CLAIMS_MAX, 10)
+            await self._stopped.wait(min(pause_s, VAIN_PAUSE_S_MAX))
+            self.attendance.slept()
 
     def _appetite(self) -> int:
         """How many jobs to claim now."""
@@ -139,10 +185,15 @@ class Consumer:
 
     async def _claim(self, batch: int) -> list[Job]:
         began = time.monotonic()
-        read = self._reading.next(began)
+        read = ALL if self.attendance.wants_all else self._reading.next(began)
         try:
             jobs = await store.claim(
-                self._claims, self._shared.lease.worker_id, self.runner.queue, batch, read
+                self._claims,
+                self._shared.lease.worker_id,
+                self.runner.queue,
+                batch,
+                read,
+                self._claims.stride,
             )
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
@@ -154,12 +205,14 @@ class Consumer:
             # It may have been committed: the reconciler looks for rows that nobody received.
             self._on_doubt()
             await self._stopped.wait(self._backoff.next_s())
+            self.attendance.slept()
             return []
         self._backoff.reset()
         self._delayed = False
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)
         took_s = time.monotonic() - began
         self._reading.claimed(read, jobs, began + took_s, took_s)
+        self.attendance.claimed(len(jobs), batch)
         events.queue_claimed(self.runner.queue, len(jobs), batch, took_s)
         if read.only_urgent and len(jobs) < batch:
             jobs += await self._claim(batch - len(jobs))

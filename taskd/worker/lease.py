@@ -24,8 +24,8 @@ from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.store.database import Database, Lane
 from taskd.store.translate import Down
-from taskd.worker.service import Backoff, jittered_s
-from taskd.worker.watch import LOOK_EVERY_S, LoopWatch, Pulse
+from taskd.worker.service import Backoff, Wakeup, jittered_s
+from taskd.worker.watch import LOOK_EVERY_S, REST_LOOK_EVERY_S, LoopWatch, Pulse
 
 STALL_S = 60.0
 STOP_S = 2.0
@@ -171,23 +171,33 @@ class BeatThread:
         self._buried = buried
         self._main_loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="taskd-beat", daemon=True)
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        self._look_now = Wakeup()
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
         self._backoff = Backoff()
+        pulse.on_wake.append(self._wake)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
+    def _wake(self) -> None:
+        """On the main loop: look now, and from now on as the pulse has it."""
+        if self._own_loop is not None:
+            with suppress(RuntimeError):  # the thread has ended
+                self._own_loop.call_soon_threadsafe(self._look_now.set)
+
     async def stop(self) -> None:
         """Ask the thread to end and wait for it, for two seconds at most."""
         self._stopping.set()
+        self._wake()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self._ended.wait()
 
     def _run(self) -> None:
-        # A plain loop: this thread wakes ten times a second and must not depend on the other one.
+        # A plain loop: this thread must not depend on the other one.
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._beat_and_watch())
@@ -196,13 +206,16 @@ class BeatThread:
                 self._main_loop.call_soon_threadsafe(self._ended.set)
 
     async def _beat_and_watch(self) -> None:
+        self._own_loop = asyncio.get_running_loop()
         lane = Lane(self._database, "beat")
         beating = asyncio.create_task(self._beat_for_ever(lane), name="beat")
         try:
             while not self._stopping.is_set():
+                self._look_now.clear()
                 with suppress(Exception):  # whatever the log does, the lease must be kept
                     self._watch.look()
-                await asyncio.sleep(LOOK_EVERY_S)
+                every_s = REST_LOOK_EVERY_S if self._pulse.resting else LOOK_EVERY_S
+                await self._look_now.wait(every_s)
         finally:
             beating.cancel()
             await lane.close()

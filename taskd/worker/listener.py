@@ -1,30 +1,44 @@
-"""Listeners: one per queue. Losing a NOTIFY costs latency, never a job."""
+"""The listener: hears the rings of all queues. Losing a NOTIFY costs latency, never a job."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 
 from taskd import events
 from taskd.errors import TaskdError
-from taskd.store.channel import Channel, Pooled
+from taskd.store.channel import Channels, Pooled
 from taskd.store.database import Database
+from taskd.worker.consumer import Consumer
 from taskd.worker.service import Backoff, Wakeup, jittered_s
 
 PROBE_EVERY_S = 10.0
 
 
 class Listener:
-    """Keeps one channel listened to; wakes the queue whenever something may have been missed."""
+    """Service: keeps the channels of a worker's queues listened to.
 
-    def __init__(self, database: Database, queue: str, *wakeups: Wakeup) -> None:
-        self.name = f"listener:{queue}"
+    Args:
+        consumers: by queue; each is woken by its own rings, and all of them are told when rings may
+            have been missed: what was enqueued before the LISTEN has rung for nobody.
+        on_ring: called at each ring as well, and at each connecting.
+    """
+
+    name = "listener"
+
+    def __init__(
+        self,
+        database: Database,
+        consumers: Mapping[str, Consumer],
+        on_ring: Callable[[], None],
+    ) -> None:
         self.connected = asyncio.Event()
-        self._wakeups = wakeups
+        self._consumers, self._on_ring = consumers, on_ring
         self._ended = Wakeup()
         self._stopping = False
         self._stopped = Wakeup()
         self._backoff = Backoff()
-        self._channel = Channel(database, queue, heard=self._wake, lost=self._ended.set)
+        self._channels = Channels(database, consumers, heard=self._heard, lost=self._ended.set)
 
     async def run(self) -> None:
         """Listen, probe, reconnect."""
@@ -33,29 +47,30 @@ class Listener:
             try:
                 await self._listen()
             except Pooled:
-                events.listener_pooled(self._channel.name)
+                events.listener_pooled(len(self._channels))
                 return
             except TaskdError as error:
                 delay_s = self._backoff.next_s()
-                events.listener_lost(self._channel.name, str(error), delay_s)
+                events.listener_lost(len(self._channels), str(error), delay_s)
             finally:
                 self.connected.clear()
-                self._channel.drop()
+                self._channels.drop()
             await self._stopped.wait(delay_s)
 
     async def _listen(self) -> None:
         self._ended.clear()
-        await self._channel.open()
+        await self._channels.open()
         self._backoff.reset()
         self.connected.set()
-        events.listener_connected(self._channel.name)
-        # What was enqueued before the LISTEN has rung for nobody: look at once.
-        self._wake()
+        events.listener_connected(len(self._channels))
+        for consumer in self._consumers.values():
+            consumer.doubt()
+        self._on_ring()
         while not self._stopping:
             await self._ended.wait(jittered_s(PROBE_EVERY_S))
             self._ended.clear()
             if not self._stopping:
-                await self._channel.probe()
+                await self._channels.probe()
 
     def stop(self) -> None:
         """Ask to stop."""
@@ -63,6 +78,6 @@ class Listener:
         self._stopped.set()
         self._ended.set()
 
-    def _wake(self) -> None:
-        for wakeup in self._wakeups:
-            wakeup.set()
+    def _heard(self, queue: str) -> None:
+        self._consumers[queue].wakeup.set()
+        self._on_ring()

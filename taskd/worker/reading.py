@@ -7,10 +7,10 @@ SQL of the same shape, before taskd: 124,000 jobs/s fell to 30,000 within eight 
 claims are slow, they begin behind the last job that was claimed here.
 
 What lies before that place is looked at by scans of their own, which take a twentieth of the time:
-more urgent priorities every 50 ms, everything every second or, when such scans take longer than
-50 ms, after twenty times as long as they took, and every ten seconds whatever they take. So long a
-job may wait that is put before others that were claimed already: more urgent, given back, or
-brought back by a rescue.
+more urgent priorities, and everything, each every 50 ms or, when such a scan takes longer than
+2.5 ms, after twenty times as long as it took, and every ten seconds whatever it takes. So long a
+job may wait that is put before others that were claimed already: more urgent, given back, brought
+back by a rescue, or of a transaction that had begun earlier.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ SLOW_IN_A_ROW = 3
 # What is usual may double in a minute: the machine is slow, not the index.
 USUAL_DOUBLES_S = 60.0
 SCAN_SHARE = 20
-FULL_EVERY_S = 1.0
-URGENT_EVERY_S = 0.05
+SCAN_EVERY_S = 0.05
 SCAN_AT_LEAST_EVERY_S = 10.0
 
 
 class _Scan:
     """Something that is done now and then, and takes a bounded share of the time."""
 
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
+    def __init__(self) -> None:
         self._took_before_s = 0.0
         self.due_at = 0.0
 
@@ -45,7 +43,7 @@ class _Scan:
         # What two scans have in common is their cost; one alone may have waited for a lock or for
         # the network (a reply that came after an outage of 2 s had put the next scan off by 49 s).
         cost_s, self._took_before_s = min(took_s, self._took_before_s), took_s
-        pause_s = max(self._every_s, SCAN_SHARE * cost_s)
+        pause_s = max(SCAN_EVERY_S, SCAN_SHARE * cost_s)
         self.due_at = now + min(pause_s, SCAN_AT_LEAST_EVERY_S)
 
 
@@ -59,7 +57,7 @@ class Reading:
     def __init__(self) -> None:
         self.held = False
         self._last: Job | None = None
-        self._full, self._urgent = _Scan(FULL_EVERY_S), _Scan(URGENT_EVERY_S)
+        self._full, self._urgent = _Scan(), _Scan()
         # What a claim takes when nothing is in its way: for itself, and for each job.
         self._usual_s, self._usual_at = 1.0, 0.0
         self._slow = 0

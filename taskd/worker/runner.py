@@ -97,15 +97,19 @@ class Runner:
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these, in their order, after those that wait already."""
-        self._moved_at = time.monotonic()
+        self._begins()
         self._buffer.extend(jobs)
         self._dispatch()
 
     def add_suspect(self, job: Job) -> None:
         """Run a suspect beside the others; the slow lane hands over one at a time."""
-        self._moved_at = time.monotonic()
+        self._begins()
         self._buffer.appendleft(job)
         self._dispatch()
+
+    def _begins(self) -> None:
+        self._moved_at = time.monotonic()
+        self._shared.pulse.starts(self._moved_at)
 
     def _dispatch(self) -> None:
         """Have one coroutine walk through the buffer, if there is room for it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from typing import Protocol
 
@@ -21,27 +20,50 @@ class Service(Protocol):
 
 
 class Wakeup:
-    """A coalescing "something is there": set from anywhere, waited for by one service."""
+    """A coalescing "something is there": set from anywhere, waited for by one service.
+
+    An asyncio.Event whose wait ends by itself. To have asyncio.timeout cancel the wait of one cost
+    twice as much (170 us, not 90), and most of a worker's wake-ups are waits that end like that.
+    """
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._is_set = False
+        self._waiters: set[asyncio.Future[None]] = set()
 
     def set(self) -> None:
         """Wake the waiting service, or let its next wait return at once."""
-        self._event.set()
+        self._is_set = True
+        for waiter in self._waiters:
+            _release(waiter)
 
     def clear(self) -> None:
         """Forget what was set; done before looking, so that a ring meanwhile is not lost."""
-        self._event.clear()
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Whether a wait would return at once."""
+        return self._is_set
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until set, at most `timeout_s`; whether it was set."""
-        if self._event.is_set():
+        if self._is_set:
             return True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        return self._event.is_set()
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.add(waiter)
+        timer = None if timeout_s is None else loop.call_later(timeout_s, _release, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+        return self._is_set
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Loop:

@@ -54,7 +54,11 @@ class SlowLane(Loop):
             return NOT_NOW_S
         try:
             job = await jobs.claim_suspect(
-                self._claims, self._lease.worker_id, list(self._runners), self._tasks
+                self._claims,
+                self._lease.worker_id,
+                list(self._runners),
+                self._tasks,
+                self._claims.stride,
             )
         except StoreUnavailable:
             self._on_doubt()

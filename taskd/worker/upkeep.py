@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from taskd import events
 from taskd.core.job import JobState
@@ -15,19 +15,25 @@ from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
 from taskd.store import history, jobs, workers
 from taskd.store.database import Database, Lane
+from taskd.store.jobs import DueIn
 from taskd.worker.acker import Acker
+from taskd.worker.consumer import Consumer
 from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.lease import Lease, is_gone
 from taskd.worker.runner import Runner
 from taskd.worker.service import Loop, Wakeup, jittered_s
-from taskd.worker.watch import Pulse
+from taskd.worker.watch import REST_AFTER_S, REST_TICK_S, TICK_S, Pulse
 
-TICK_S = 0.05
 MAX_CRASHES = 3
 RESCUE_BATCH = 1000
+SWEEP_EVERY_S_MAX = 5.0
 PROMOTE_BATCH = 1000
 PROMOTE_AT_MOST_EVERY_S = 0.05
-TIMER_S_MAX = 5.0
+# With 50 jobs a second that ring, a look for each ring would come to 20 a second.
+LOOK_FOR_RINGS_EVERY_S = 0.5
+# The sweeper looks at the due times as well, far more often than this.
+TIMER_S_MAX = 30.0
+TIMER_BUSY_S = 1.0
 RECONCILE_EVERY_S = 2.0
 IDLE_LOOK_EVERY_S = 15.0
 HISTORY_EVERY_S = 600.0
@@ -35,7 +41,11 @@ FORGET_WORKERS_AFTER_S = 7 * 86400.0
 
 
 class Ticker(Loop):
-    """Turns 20 times a second: deadlines, the pulse for the beat thread, the self-fence."""
+    """Deadlines, the pulse for the beat thread, the self-fence.
+
+    It turns 20 times a second while something runs, and four times while the worker rests. What
+    begins wakes it, so at rest there is no deadline that it could miss.
+    """
 
     name = "ticker"
 
@@ -47,9 +57,10 @@ class Ticker(Loop):
         self._handler_tasks = handler_tasks
         self._fenced = False
         self._second = 0
+        pulse.on_wake.append(self.wakeup.set)
 
-    async def tick(self) -> None:
-        """Turn once."""
+    async def tick(self) -> float | None:
+        """Turn once; how soon to turn again at rest."""
         now = time.monotonic()
         self._pulse.ticked = now
         for runner in self._runners:
@@ -59,6 +70,10 @@ class Ticker(Loop):
             events.flush_folded()
             self._handler_tasks.look()
         self._fence_if_silent()
+        if now - self._pulse.started < REST_AFTER_S or any(map(_works, self._runners)):
+            return None
+        self._pulse.rest()
+        return REST_TICK_S
 
     def _fence_if_silent(self) -> None:
         """Cancel before others may run our jobs: silence can mean that we alone are cut off."""
@@ -72,11 +87,18 @@ class Ticker(Loop):
                 runner.cancel_all("fence")
 
 
+def _works(runner: Runner) -> bool:
+    """Whether handlers run, or are about to; those that were abandoned can block the loop, too."""
+    return not runner.idle or runner.abandoned > 0
+
+
 class Sweeper(Loop):
-    """Buries dead workers and takes their jobs back.
+    """Looks around: buries dead workers, takes their jobs back, tells the promoter what is due.
 
     Args:
         counts: how jobs ended here; those that it fails as `crashed` count too.
+        on_due: called with the next due times.
+        consumers: look again when a worker was buried: for its queues nobody may have rung.
     """
 
     name = "sweeper"
@@ -87,26 +109,34 @@ class Sweeper(Loop):
         lease: Lease,
         me: Callable[[], workers.Incarnation],
         counts: dict[str, int],
+        on_due: Callable[[DueIn], None],
+        consumers: Collection[Consumer],
     ) -> None:
-        super().__init__(lease.lease_s / 6)
+        super().__init__(min(lease.lease_s / 6, SWEEP_EVERY_S_MAX))
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
+        self._on_due, self._consumers = on_due, consumers
 
     async def tick(self) -> None:
         """Sweep once; without a database there is nothing to sweep."""
         try:
-            await self._bury()
-            while True:
-                states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES)
-                if states:
-                    events.jobs_rescued(states)
-                    self._counts["failed"] += list(states.values()).count(JobState.FAILED)
-                if len(states) < RESCUE_BATCH:
-                    return
+            seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
+            self._on_due(seen.due)
+            if await self._bury(seen.others) or seen.orphans:
+                await self._rescue()
         except StoreUnavailable:
             return
 
-    async def _bury(self) -> None:
-        others = await workers.others(self._lane, self._me(), self._lease.lease_s)
+    async def _rescue(self) -> None:
+        while True:
+            states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES)
+            if states:
+                events.jobs_rescued(states)
+                self._counts["failed"] += list(states.values()).count(JobState.FAILED)
+            if len(states) < RESCUE_BATCH:
+                return
+
+    async def _bury(self, others: Sequence[workers.Other]) -> bool:
+        """Bury the dead; whether there were any."""
         gone = [other.id for other in others if other.neighbour and is_gone(other)]
         silent = [other.id for other in others if other.silent] if self._lease.may_bury() else []
         for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
@@ -114,24 +144,55 @@ class Sweeper(Loop):
                 buried = await workers.bury(self._lane, ids, proved=ids is gone)
                 if buried:
                     events.workers_buried(buried, proof)
+                    for consumer in self._consumers:
+                        consumer.doubt()
+        return bool(gone or silent)
 
 
 class Promoter(Loop):
     """Promotes what is due, on a timer set to the next due time; wakes the slow lane for suspects.
 
     Args:
-        wakeups: of the queues served here; promoting rings for the other workers.
+        consumers: of the queues served here; promoting rings for the other workers. While one of
+            them attends its queue, and until it trusts the rings again, none may tell of jobs
+            that will be due.
         suspects: the slow lane's wake-up.
     """
 
     name = "promoter"
 
-    def __init__(self, lane: Lane, wakeups: Mapping[str, Wakeup], suspects: Wakeup) -> None:
+    def __init__(self, lane: Lane, consumers: Mapping[str, Consumer], suspects: Wakeup) -> None:
         super().__init__(TIMER_S_MAX)
-        self._lane, self._wakeups, self._suspects = lane, wakeups, suspects
+        self._lane, self._consumers, self._suspects = lane, consumers, suspects
+        self._looks_at = 0.0
+        self._looked_at = 0.0
+        self._hears: asyncio.TimerHandle | None = None
+
+    def hear(self) -> None:
+        """Somebody rang, which may tell of a job that will be due: look, but not for each ring.
+
+        Nearly all rings tell of a job to claim. A consumer that then finds none sets the wake-up.
+        """
+        if self._hears is None:
+            wait_s = max(0.0, self._looked_at + LOOK_FOR_RINGS_EVERY_S - time.monotonic())
+            self._hears = asyncio.get_running_loop().call_later(wait_s, self.wakeup.set)
+
+    def expect(self, due: DueIn) -> None:
+        """Somebody has looked: wake up if something is due before the timer ends.
+
+        Rings tell of it as well. This is for those that nobody heard, and for a look at the next
+        due times twice a minute in place of every few seconds.
+        """
+        soon = [each for each in due if each is not None]
+        if soon and time.monotonic() + min(soon) < self._looks_at - PROMOTE_AT_MOST_EVERY_S:
+            self.wakeup.set()
 
     async def tick(self) -> float:
         """Promote what is due; seconds until the next due time."""
+        if self._hears is not None:
+            self._hears.cancel()
+            self._hears = None
+        self._looked_at = time.monotonic()
         try:
             wait_s = await self._promote()
         except StoreUnavailable:
@@ -139,7 +200,14 @@ class Promoter(Loop):
         # Rings come with every enqueue; the timer need not be read for each of them.
         pause_s = min(wait_s or PROMOTE_AT_MOST_EVERY_S, PROMOTE_AT_MOST_EVERY_S)
         await asyncio.sleep(pause_s)
-        return min(max(wait_s - pause_s, 0.0), jittered_s(TIMER_S_MAX))
+        busy = any(
+            each.attendance.attending or each.attendance.doubtful
+            for each in self._consumers.values()
+        )
+        timer_s = TIMER_BUSY_S if busy else jittered_s(TIMER_S_MAX)
+        timer_s = min(max(wait_s - pause_s, 0.0), timer_s)
+        self._looks_at = time.monotonic() + timer_s
+        return timer_s
 
     async def _promote(self) -> float:
         """Promote what is due; seconds until there is something to do again."""
@@ -148,8 +216,8 @@ class Promoter(Loop):
             moved = await jobs.promote(self._lane, PROMOTE_BATCH)
             if moved:
                 events.jobs_promoted(moved)
-            for queue in moved.keys() & self._wakeups.keys():
-                self._wakeups[queue].set()
+            for queue in moved.keys() & self._consumers.keys():
+                self._consumers[queue].wakeup.set()
             due = await jobs.next_due(self._lane)
             if not moved:
                 break  # others are promoting the rest

@@ -7,14 +7,21 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from taskd import events
 from taskd.core.job import Job
 
-LOOK_EVERY_S = 0.1
-# The pulse ticks every 40 to 60 ms, so a blocked loop is named within 0.45 s.
-BLOCKED_S = 0.35
+# While something runs the loop ticks every 40 to 60 ms and is looked at ten times a second, so
+# who blocks it is named within 0.45 s. To wake thirty times a second is most of what an idle worker
+# costs. At rest only what handlers have left behind can block the loop, and 1.05 s will do.
+TICK_S, REST_TICK_S = 0.05, 0.25
+LOOK_EVERY_S, REST_LOOK_EVERY_S = 0.1, 0.5
+# A tick that is so late means that the loop is blocked.
+LATE_S = 0.3
+# Nothing has begun for so long, and nothing runs: then the worker rests.
+REST_AFTER_S = 1.0
 # A loop that stays blocked is named again after 1, 2, 4 ... seconds, at most once in 60.
 AGAIN_S = 1.0
 AGAIN_S_MAX = 60.0
@@ -27,14 +34,38 @@ class Pulse:
 
     Attributes:
         ticked: when the loop last turned (time.monotonic).
+        tick_s: it turns at least so often now. Read it before `ticked`: it is written after it.
+        started: when jobs were last taken over to be run.
+        on_wake: what to call on the main loop when the worker rests no more.
         job: the job whose handler is being stepped now.
         owners: the asyncio tasks that handlers have made, and for which job.
     """
 
     def __init__(self) -> None:
-        self.ticked = time.monotonic()
+        self.ticked = self.started = time.monotonic()
+        self.tick_s = TICK_S
+        self.on_wake: list[Callable[[], None]] = []
         self.job: Job | None = None
         self.owners: dict[asyncio.Task[object], Job] = {}
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing runs, so that nobody need look often."""
+        return self.tick_s > TICK_S
+
+    def starts(self, now: float) -> None:
+        """Jobs are about to run; called on the main loop before they do, with time.monotonic()."""
+        self.started = now
+        if self.resting:
+            # The loop turns, as this is called. What blocks it from now on is late from now on.
+            self.ticked = now
+            self.tick_s = TICK_S
+            for wake in self.on_wake:
+                wake()
+
+    def rest(self) -> None:
+        """Nothing runs: the next tick may be later."""
+        self.tick_s = REST_TICK_S
 
     def running(self, loop: asyncio.AbstractEventLoop) -> Job | None:
         """The job on whose behalf the loop works at this moment."""
@@ -68,13 +99,14 @@ class LoopWatch:
         self._told: dict[str, _Told] = {}
 
     def look(self) -> None:
-        """Look once; to be called every LOOK_EVERY_S."""
+        """Look once; to be called every LOOK_EVERY_S, REST_LOOK_EVERY_S while the worker rests."""
+        tick_s = self._pulse.tick_s
         now, ticked = time.monotonic(), self._pulse.ticked
         late_s, self._looked = now - self._looked, now
         if self._since is not None and ticked != self._since:
             self._ended(ticked - self._since)
         # Was this whole process stopped, its loop is not to blame.
-        if now - ticked < BLOCKED_S or late_s > 1.0:
+        if now - ticked < tick_s + LATE_S or late_s > 1.0:
             return
         if self._since is None:
             self._since, self._by = ticked, self._pulse.running(self._loop)

@@ -34,8 +34,8 @@ UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
 RETIRE_S = 1.0
 
-# A connection each for claims, acks, upkeep and beats, and one now and then for the history.
-CONNECTIONS_BESIDE_LISTENERS = 5
+# One each for claims, acks, upkeep, beats and listening, and one now and then for the history.
+CONNECTIONS = 6
 
 
 class Worker:
@@ -144,7 +144,7 @@ class Worker:
     async def _start(self) -> None:
         if self.database.pooled:
             events.store_pooled()
-            if not self.parts.listeners:
+            if self.parts.listener is None:
                 events.listeners_none()
         for lane in self.parts.lanes:
             await self._with_room(lane.open)
@@ -164,8 +164,8 @@ class Worker:
         # Without LISTEN it works by polling; the start does not wait for it for long.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
-                for listener in self.parts.listeners:
-                    await listener.connected.wait()
+                if self.parts.listener is not None:
+                    await self.parts.listener.connected.wait()
         events.worker_ready(list(self.limits))
         self.ready.set()
         self._notify.ready()
@@ -187,26 +187,24 @@ class Worker:
 
     async def _check_connections(self) -> None:
         """The connection budget, checked against the server before it is used."""
-        needed = CONNECTIONS_BESIDE_LISTENERS + len(self.limits)
-        of_all = needed * self._place.of
+        of_all = CONNECTIONS * self._place.of
         server = await workers.connections(self.parts.upkeep)
         usable = server.allowed - server.reserved
         if of_all > usable:
             several = f", and {self._place.of} processes {of_all}"
             raise ConfigError(
-                f"this worker needs {needed} connections ({CONNECTIONS_BESIDE_LISTENERS} and one "
-                f"per queue){'' if self._place.alone else several}; the server allows {usable}. "
-                f"Serve fewer queues{'' if self._place.alone else ', run fewer processes'}, or "
-                "raise its max_connections."
+                f"this worker needs {CONNECTIONS} connections{'' if self._place.alone else several}"
+                f"; the server allows {usable}. Raise its max_connections"
+                f"{'' if self._place.alone else ', or run fewer processes'}."
             )
         # Those of the lanes are open and counted. Others may end at any time, so it only warns;
         # the first of several processes does so for all of them, before they are started.
         free = usable - server.used + len(self.parts.lanes)
-        wanted = of_all if self._place.number == 1 else needed
+        wanted = of_all if self._place.number == 1 else CONNECTIONS
         if wanted > free:
             events.connections_short(wanted, free)
         self._connections = {
-            "connections": needed,
+            "connections": CONNECTIONS,
             **({} if self._place.alone else {"connections_of_all": of_all}),
             "server_has": usable,
             "server_used": server.used,

@@ -262,7 +262,9 @@ def test_a_program_ends_quietly_without_closing_its_client(dsn: str) -> None:
         timeout=50,
         check=False,
     )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    # Development mode names each step that takes 100 ms, as any does on a slow machine.
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (ended.returncode, said) == (0, [])
     assert count(dsn) == 1
 
 

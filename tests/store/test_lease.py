@@ -21,6 +21,7 @@ from tests.store.helpers import (
     Transaction,
     bury,
     due_now,
+    enqueue,
     incarnation,
     new_worker,
     rescue,
@@ -119,7 +120,8 @@ async def test_others_are_the_living_without_oneself(sql, lane: Lane, me) -> Non
     ]
     await lapse(sql, silent)
     await bury(lane, dead)
-    seen = {each.id: each for each in await workers.others(lane, incarnation(me), 0.001)}
+    others = (await workers.look_around(lane, incarnation(me), 0.001)).others
+    seen = {each.id: each for each in others}
     assert seen.keys() == {near, far, silent}
     assert {each for each in seen if seen[each].neighbour} == {near, silent}
     assert {each for each in seen if seen[each].silent} == {silent}
@@ -132,16 +134,56 @@ async def test_nobody_is_silent_while_the_server_is_younger_than_a_lease(sql, la
     up_s = await sql.fetchval(
         "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8"
     )
-    [young] = await workers.others(lane, incarnation(me), up_s + 3600.0)
-    [grown] = await workers.others(lane, incarnation(me), up_s / 2)
+    [young] = (await workers.look_around(lane, incarnation(me), up_s + 3600.0)).others
+    [grown] = (await workers.look_around(lane, incarnation(me), up_s / 2)).others
     assert (young.silent, grown.silent) == (False, True)
 
 
 async def test_without_a_boot_id_nobody_is_a_neighbour(sql, lane: Lane, me) -> None:
     await new_worker(lane)
     await sql.execute("UPDATE taskd.worker SET boot_id = ''")
-    [other] = await workers.others(lane, incarnation(me)._replace(boot_id=""), 30.0)
+    me_unknown = incarnation(me)._replace(boot_id="")
+    [other] = (await workers.look_around(lane, me_unknown, 30.0)).others
     assert not other.neighbour
+
+
+async def test_who_is_alone_sees_nobody_and_still_learns_what_is_due(sql, lane: Lane, me) -> None:
+    assert await workers.look_around(lane, incarnation(me), 30.0) == ([], False, (None, None))
+    await enqueue(lane, delay_s=60.0)
+    seen = await workers.look_around(lane, incarnation(me), 30.0)
+    assert seen.others == []
+    assert 50 < seen.due.job_s <= 60
+    assert seen.due.suspect_s is None
+    await sql.execute("UPDATE taskd.job SET crashes = 1")
+    seen = await workers.look_around(lane, incarnation(me), 30.0)
+    assert seen.due.job_s is None
+    assert 50 < seen.due.suspect_s <= 60
+
+
+async def test_orphans_are_running_jobs_without_a_living_owner(sql, lane: Lane, me, other) -> None:
+    async def orphans() -> bool:
+        return (await workers.look_around(lane, incarnation(me), 30.0)).orphans
+
+    for worker in (me, other):
+        await running(lane, worker, 2)
+    assert not await orphans()
+    await lapse(sql, other)  # silent is not dead
+    assert not await orphans()
+    await bury(lane, other)
+    assert await orphans()
+    assert len(await rescue(lane)) == 2
+    assert not await orphans()
+    # Neither the lowest nor the highest of the owners may be overlooked, nor one without a row.
+    for stranger in (1, 2**62):
+        await sql.execute(
+            "UPDATE taskd.job SET worker_id = $1 "
+            "WHERE id = (SELECT min(id) FROM taskd.job WHERE worker_id = $2)",
+            stranger,
+            me,
+        )
+        assert await orphans()
+        await rescue(lane)
+        assert not await orphans()
 
 
 async def test_running_jobs_are_those_that_the_database_says_this_worker_runs(

@@ -138,8 +138,9 @@ BEGIN
     UNION ALL
     SELECT 'I4', 'fence', job, format('%s -> %s: fence %s -> %s', old_state, new_state, old_fence, fence)
     FROM seen
-    WHERE fence <> old_fence
-          + (new_state = 'running' AND (old_state <> 'running' OR worker <> old_worker))::integer
+    WHERE CASE WHEN new_state = 'running' AND (old_state <> 'running' OR worker <> old_worker)
+               THEN fence <= old_fence OR fence > old_fence + 500
+               ELSE fence <> old_fence END
     UNION ALL
     SELECT 'I3', 'suspect', job, format('queued with %s crashes', crashes)
     FROM seen

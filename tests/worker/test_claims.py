@@ -178,7 +178,7 @@ async def test_a_lost_listener_is_made_again_and_nothing_is_missed(desk: Desk) -
 
     await desk.start(poll_s=60)
     await idle(desk)
-    assert await desk.sql.fetchval(TERMINATE, "taskd listen taskd_default") == 1
+    assert await desk.sql.fetchval(TERMINATE, "taskd listen") == 1
     # Without a ring: the new listener looks by itself.
     job = await desk.sql.fetchval(
         "INSERT INTO taskd.job (queue, task) VALUES ('default', 'quick') RETURNING id"
@@ -217,8 +217,8 @@ async def test_jobs_that_others_are_promoting_do_not_make_it_spin(desk: Desk, ot
     @desk.task()
     async def quick() -> None: ...
 
-    (job,) = await desk.enqueue(quick.job().after(0.2))
     worker = await desk.start()
+    (job,) = await desk.enqueue(quick.job().after(1.0))
     looks = 0
     fetch = worker.worker.parts.upkeep.fetch
 

@@ -205,7 +205,7 @@ async def test_consumer_acker_and_listener_survive_a_crash(
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
     assert {had["service"] for had in desk.heard.of("service.crashed")} == {
-        "acker", "consumer:default", "listener:default"
+        "acker", "consumer:default", "listener"
     }  # fmt: skip
     assert not desk.heard.of("job.lost")
 
@@ -481,6 +481,39 @@ async def test_a_job_with_the_id_of_one_that_a_failover_lost_runs_itself(desk: D
     )
 
 
+async def test_a_claim_after_a_failover_takes_no_fence_of_before_it(desk: Desk) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def waits() -> None:
+        await go.wait()
+
+    (job,) = await desk.enqueue(waits.job())
+    worker = await desk.start(concurrency=1)
+    runner = worker.worker.parts.runners[0]
+    await until(lambda: runner.running == 1)
+    before = await desk.row(job)
+    # The connections break, and who answers next has given the job's id to one that nobody claimed.
+    await desk.sql.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'taskd claim' AND datname = current_database()"
+    )
+    await desk.sql.execute(
+        "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 0, attempt = 0"
+    )
+    worker.worker.parts.runners[0].limit = 2
+    await desk.sql.execute("NOTIFY taskd_default")
+    after = await until(lambda: _running(desk, job))
+    assert (before["fence"], after["fence"] > 1) == (1, True)
+    go.set()
+    await desk.settled(job)
+
+
+async def _running(desk: Desk, job: int) -> Any:
+    row = await desk.row(job)
+    return row if row["state"] == "running" else None
+
+
 async def test_it_goes_on_while_all_its_connections_are_cut(desk: Desk) -> None:
     @desk.task()
     async def waits() -> None:
@@ -513,12 +546,12 @@ async def test_more_connections_than_the_server_allows_are_refused_and_more_than
     usable = server.allowed - server.reserved
     assert 0 < server.used <= usable
     [job] = await desk.enqueue(works.job())
-    # With the listener's, all that the server allows; some are in use, this test's own at least.
-    monkeypatch.setattr(worker_module, "CONNECTIONS_BESIDE_LISTENERS", usable - 1)
+    # All that the server allows; some are in use, this test's own at least.
+    monkeypatch.setattr(worker_module, "CONNECTIONS", usable)
     await desk.start()
     await desk.settled(job)
     [told] = desk.heard.of("connections.short")
     assert told["needed"] == usable > told["free"] > 0
-    monkeypatch.setattr(worker_module, "CONNECTIONS_BESIDE_LISTENERS", usable)
+    monkeypatch.setattr(worker_module, "CONNECTIONS", usable + 1)
     with pytest.raises(ConfigError, match=f"needs {usable + 1} connections.*allows {usable}"):
         await desk.start()

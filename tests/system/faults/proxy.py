@@ -1,6 +1,6 @@
 """A TCP proxy before PostgreSQL that knows enough of the protocol to break it at a chosen place.
 
-Each connection is known by its `application_name` ("taskd claim", "taskd listen taskd_fast"), so a
+Each connection is known by its `application_name` ("taskd claim", "taskd listen"), so a
 fault can meet one purpose alone. Nothing here is random: a fault is switched on and off, or meets
 the next reply that fits.
 """

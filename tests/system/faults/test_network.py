@@ -17,10 +17,7 @@ from tests.system.faults.proxy import Ambush, Fault, Proxy
 from tests.system.faults.scene import Outcome, Scene, scene
 
 # What a worker of two queues holds open.
-PURPOSES = (
-    *("taskd claim", "taskd ack", "taskd upkeep", "taskd beat"),
-    *("taskd listen taskd_fast", "taskd listen taskd_mixed"),
-)
+PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd beat", "taskd listen")
 
 
 @asynccontextmanager

@@ -165,7 +165,7 @@ async def test_a_direct_listen_dsn_rings_behind_a_pooler() -> None:
     print(outcome)
     outcome.verdict.require()
     assert outcome.figures["said_pooled"]
-    assert outcome.figures["listening"] == 2
+    assert outcome.figures["listening"] == 1
     assert outcome.figures["said_polls"] == 0
     assert outcome.figures["crashes"] == 0
 

@@ -1,0 +1,44 @@
+-- Attendance: who claims from a queue all the time, so that nobody need ring for it.
+--
+-- A worker that is busy marks the queue; taskd.ring() reads the marks. Before it sleeps it takes its mark back, and
+-- then waits until no transaction is open that may have read it and kept silent: those have an xid below one
+-- that is drawn in a new transaction after the mark was gone. (The xmax of a snapshot is no such bound: it is the
+-- last xid that has ended, and one, and a transaction that is still open may have a higher one.)
+-- taskd/worker/attendance.py tells the whole way.
+
+-- A buried worker marks nothing any more. Beside the mark, it learns whether others serve this queue, whom one that
+-- cannot keep up should call.
+
+-- name: attend(queue text, worker_id bigint, for_s double precision)
+-- roles: worker
+WITH marked AS (
+    INSERT INTO taskd.attendance (queue, worker_id, until)
+    SELECT $1, id, clock_timestamp() + make_interval(secs => $3)
+    FROM taskd.worker
+    WHERE id = $2 AND died_at IS NULL AND lease_until > clock_timestamp()
+    ON CONFLICT (queue, worker_id) DO UPDATE SET until = excluded.until
+)
+SELECT EXISTS (
+    SELECT 1 FROM taskd.worker
+    WHERE died_at IS NULL AND lease_until > clock_timestamp() AND id <> $2 AND $1 = ANY (queues)
+) AS others;
+
+-- name: withdraw(queue text, worker_id bigint)
+-- roles: worker
+DELETE FROM taskd.attendance WHERE queue = $1 AND worker_id = $2;
+
+-- name: draw_xid()
+-- roles: producer, worker, observer, admin
+SELECT pg_current_xact_id()::text AS xid;
+
+-- Whether every transaction with a lower xid has ended, for whoever takes a snapshot from now on.
+
+-- name: have_ended(xid text)
+-- roles: producer, worker, observer, admin
+SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8 AS ended;
+
+-- Wakes all workers of a queue, whoever attends it.
+
+-- name: call_workers(queue text)
+-- roles: producer, worker, observer, admin
+SELECT pg_notify('taskd_' || $1, '');

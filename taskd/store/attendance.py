@@ -1,0 +1,33 @@
+"""Attendance in the database: marks that tell producers that they need not ring."""
+
+from __future__ import annotations
+
+from taskd.store.jobs import Fetches
+
+
+async def attend(on: Fetches, queue: str, worker_id: int, for_s: float) -> bool:
+    """Say, or say again, that this worker attends the queue; whether others serve it, too."""
+    others: bool = (await on.fetch("attend", queue, worker_id, for_s))[0][0]
+    return others
+
+
+async def withdraw(on: Fetches, queue: str, worker_id: int) -> None:
+    """Take the mark back."""
+    await on.fetch("withdraw", queue, worker_id)
+
+
+async def draw_xid(on: Fetches) -> str:
+    """A new transaction id: above that of every transaction that has one by now."""
+    xid: str = (await on.fetch("draw_xid"))[0][0]
+    return xid
+
+
+async def have_ended(on: Fetches, xid: str) -> bool:
+    """Whether all transactions with a lower id have ended."""
+    ended: bool = (await on.fetch("have_ended", xid))[0][0]
+    return ended
+
+
+async def call(on: Fetches, queue: str) -> None:
+    """Wake all workers of the queue."""
+    await on.fetch("call_workers", queue)

@@ -1,0 +1,234 @@
+"""Attendance: while a queue is claimed from all the time, producers need not ring for it.
+
+A transaction that notifies holds a lock of the whole database cluster until its commit is flushed;
+16 clients that rang with every job fell to 0.27 of their rate. So a worker that is busy says so in
+a small table, and `taskd.ring()` reads it and keeps silent. Three states:
+
+- quiet: nothing is said, every job rings, the consumer sleeps until it hears one.
+- attending: a mark is out, renewed every second; the consumer claims every few milliseconds.
+- handing over: the mark is taken back, but transactions may be open that have read it and will
+  not ring. The consumer goes on looking until they have ended, looks once more, and is quiet.
+
+Which transactions may have read the mark? They drew their xid before they read it (a job is
+inserted first). So all have a lower xid than one that is drawn after the mark was gone. When the
+snapshots of the database begin above that one, they have ended, and a claim that starts then sees
+what they have left.
+
+A worker that cannot claim (full of slow jobs, told to be quiet, about to stop) hands over as well;
+instead of looking itself it calls the other workers. One that dies leaves its mark for two seconds,
+or until it is buried; what came meanwhile is found by whoever buries it, or by the others' polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from taskd import events
+from taskd.errors import StoreUnavailable
+from taskd.store import attendance as store
+from taskd.store.database import Lane
+from taskd.worker.lease import Lease
+
+# Rings come faster than claims are made: from then on they cost more than they tell.
+ATTEND_AFTER_S = 0.1
+MARK_S = 2.0
+# A statement whose connection broke may run on the server for so long; most end at once.
+WRITTEN_LATER_S = 3.0
+RENEW_EVERY_S = 1.0
+# How long an attending consumer waits after a claim that found less than it asked for.
+GAP_S = 0.005
+# So long it may make no claim before it hands over: a consumer that has claimed 50 ms' worth of
+# work ahead is not full.
+CLAIM_AT_LEAST_EVERY_S = 0.06
+# Fewer jobs per claim than this, for so long: rings would not hurt, and be quicker than the gap.
+FEW_JOBS = 4.0
+FEW_FOR_S = 0.1
+# A load between the two must not have it change its mind ten times a second.
+NOT_AGAIN_FOR_S = 1.0
+CALL_EVERY_S = 0.025
+LOOK_AFTER_S, LOOK_AFTER_S_MAX = 0.002, 1.0
+# At its end a worker waits for open transactions no longer than this; the others poll.
+END_S = 1.0
+
+
+class Attendance:
+    """Of one queue, by one consumer, which tells it what it does. Times are time.monotonic().
+
+    Args:
+        lane: the lane of the claims: marks and claims go out in one order.
+        on_change: called when rings cease or begin to tell of all, as of jobs that will be due.
+
+    Attributes:
+        attending: a mark is out.
+        doubtful: NOTIFY cannot be trusted alone yet.
+    """
+
+    def __init__(self, lane: Lane, queue: str, lease: Lease, on_change: Callable[[], None]) -> None:
+        self.attending = False
+        self.doubtful = False
+        self._lane, self._queue, self._lease = lane, queue, lease
+        self._on_change = on_change
+        # Whose mark may be out: a statement whose reply was lost may have written it.
+        self._marked_by: int | None = None
+        self._renew_at = 0.0
+        self._written_until = 0.0
+        self._others = False
+        self._call_at = 0.0
+        self._awake_since = self._claimed_at = time.monotonic()
+        self._not_before = 0.0
+        self._found, self._few_since = 0.0, 0.0
+        self._xid: str | None = None
+        self._ended = False
+        self._doubts = 0
+        self._owes_call = False
+        self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
+
+    # What the consumer tells.
+
+    def doubt(self) -> None:
+        """Something may have been missed: a connection was made anew, a worker was buried."""
+        if not self.attending:
+            self._begin_to_doubt()
+
+    def slept(self) -> None:
+        """The consumer had nothing to do for a moment."""
+        self._awake_since = time.monotonic()
+
+    def claimed(self, jobs: int, batch: int) -> None:
+        """A claim that read everything, or as much as it wanted, was answered."""
+        self._claimed_at = time.monotonic()
+        self._found += (jobs - self._found) / 8
+        if self._found >= FEW_JOBS:
+            self._few_since = self._claimed_at
+        if self.doubtful and self._ended and jobs < batch:
+            self._be_certain()
+
+    # What it asks.
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether the next claim is the last look, which must not leave anything out."""
+        return self.doubtful and self._ended
+
+    def pause_s(self, sleep_s: float) -> float:
+        """How long to wait for a ring, where one that is quiet would wait `sleep_s`."""
+        if self.attending:
+            return GAP_S
+        if self.doubtful:
+            return min(sleep_s, self._next_look_s())
+        return sleep_s
+
+    # What it has it do.
+
+    async def before_claim(self, *, full: bool) -> None:
+        """What there is to say to the database before the next claim.
+
+        Args:
+            full: the last claim brought as much as it had asked for.
+        """
+        now = time.monotonic()
+        if self.attending:
+            if now - self._few_since > FEW_FOR_S:
+                await self._leave()
+            elif now >= self._renew_at:
+                await self._mark(now)
+            elif full and self._others and now >= self._call_at:
+                self._call_at = now + CALL_EVERY_S
+                await self._call()
+        elif now - self._awake_since > ATTEND_AFTER_S and now >= self._not_before:
+            self.attending, self.doubtful = True, False
+            self._found, self._few_since = FEW_JOBS, now
+            events.queue_attended(self._queue)
+            self._on_change()
+            await self._mark(now)
+        if self.doubtful:
+            await self._look()
+
+    async def cannot_claim(self) -> None:
+        """No claim is being made for a while: have the others look."""
+        now = time.monotonic()
+        if now - self._claimed_at < CLAIM_AT_LEAST_EVERY_S:
+            return
+        self.slept()
+        if self.attending:
+            await self._leave()
+            await self._call()
+        if self.doubtful and now >= self._look_at:
+            self._look_at = now + self._next_look_s()
+            await self._look()
+            if self._ended and await self._call():
+                self._be_certain()
+
+    async def end(self) -> None:
+        """No claim will be made any more."""
+        if self.attending:
+            await self._leave()
+        ends = time.monotonic() + END_S
+        while self._owes_call and self.doubtful:
+            await self._look()
+            late = time.monotonic() >= ends
+            if (self._ended or late) and (await self._call() or late):
+                return
+            await asyncio.sleep(self._next_look_s())
+
+    # How it is done.
+
+    async def _mark(self, now: float) -> None:
+        self._marked_by = self._lease.worker_id
+        self._owes_call = True
+        self._renew_at = now + RENEW_EVERY_S
+        try:
+            self._others = await store.attend(self._lane, self._queue, self._marked_by, MARK_S)
+        except StoreUnavailable:
+            # It may be written yet, by a session that is cut off from us; then it lapses.
+            self._written_until = now + WRITTEN_LATER_S + MARK_S
+
+    async def _leave(self) -> None:
+        self.attending = False
+        self._not_before = time.monotonic() + NOT_AGAIN_FOR_S
+        self._begin_to_doubt()
+        await self._look()
+        events.queue_left(self._queue)
+
+    async def _look(self) -> None:
+        """Take the mark back, draw an xid, see whether all before it have ended."""
+        self._ended = False
+        doubts = self._doubts
+        try:
+            if self._marked_by is not None:
+                await store.withdraw(self._lane, self._queue, self._marked_by)
+                if time.monotonic() < self._written_until:
+                    return
+                self._marked_by = None
+            xid = self._xid or await store.draw_xid(self._lane)
+            ended = await store.have_ended(self._lane, xid)
+        except StoreUnavailable:
+            return
+        # A doubt that came up meanwhile wants an xid of its own.
+        if doubts == self._doubts:
+            self._xid, self._ended = xid, ended
+
+    async def _call(self) -> bool:
+        try:
+            await store.call(self._lane, self._queue)
+        except StoreUnavailable:
+            return False
+        return True
+
+    def _begin_to_doubt(self) -> None:
+        self.doubtful, self._ended, self._xid = True, False, None
+        self._doubts += 1
+        self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
+
+    def _be_certain(self) -> None:
+        self.doubtful = self._owes_call = False
+        self._on_change()
+
+    def _next_look_s(self) -> float:
+        look_s, self._look_after_s = (
+            self._look_after_s,
+            min(self._look_after_s * 2, LOOK_AFTER_S_MAX),
+        )
+        return look_s

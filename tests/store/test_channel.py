@@ -1,0 +1,70 @@
+"""One connection hears the rings of many queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from taskd.errors import StoreUnavailable
+from taskd.store.channel import Channels
+from taskd.store.database import Database
+
+# All that a name may have in it, and as long as one may be.
+QUEUES = ["default", "a.b-c_0", "-", "q" * 48, *(f"q{n}" for n in range(46))]
+
+
+class Counting(Database):
+    """Keeps its last connection, and the text of each statement there."""
+
+    async def connect(self, purpose: str, **settings: str) -> Any:
+        self.ran: list[str] = []
+        self.last = await super().connect(purpose, **settings)
+        self.last.add_query_logger(lambda query: self.ran.append(query.query))
+        return self.last
+
+
+@pytest.fixture
+async def database(dsn: str) -> Counting:
+    return Counting({"dsn": dsn})
+
+
+@pytest.fixture
+async def heard() -> asyncio.Queue[str]:
+    return asyncio.Queue()
+
+
+@pytest.fixture
+async def channels(database: Counting, heard: asyncio.Queue[str]) -> AsyncIterator[Channels]:
+    made = Channels(database, QUEUES, heard.put_nowait, lambda: None)
+    await made.open()
+    yield made
+    made.drop()
+
+
+async def test_each_ring_is_heard_as_one_of_its_queue(
+    channels: Channels, heard: asyncio.Queue[str], sql: Any
+) -> None:
+    for queue in (*QUEUES, "not_served"):
+        await sql.execute("SELECT pg_notify('taskd_' || $1, 'forged')", queue)
+    await sql.execute("SELECT pg_notify('taskd_default', '')")
+    said = [await asyncio.wait_for(heard.get(), 5.0) for _ in range(len(QUEUES) + 1)]
+    assert said == [*QUEUES, "default"]
+
+
+async def test_so_many_channels_cost_one_round_trip(channels: Channels, database: Counting) -> None:
+    # This fails when asyncpg keeps its listeners elsewhere: then each is a statement of its own.
+    assert len(channels) == 50
+    [listen] = [text for text in database.ran if "LISTEN" in text]
+    assert listen.count("LISTEN") == 50
+
+
+async def test_a_channel_that_is_no_longer_listened_to_is_noticed(
+    channels: Channels, database: Counting
+) -> None:
+    await channels.probe()
+    await database.last.execute('UNLISTEN "taskd_q7"')
+    with pytest.raises(StoreUnavailable, match="no longer listens to taskd_q7"):
+        await channels.probe()

@@ -1,0 +1,411 @@
+"""No wake-up is lost: a worker falls asleep while producers commit, thousands of times.
+
+    python -m tests.system.wakeups --trials 10000 --seed 7
+
+One worker serves some queues. On each of them, round after round: a stream of jobs until the
+worker attends the queue and producers no longer ring; then silence, in which it takes its mark back
+and falls asleep; and at random moments around that, one to four producers that enqueue a job each.
+Their transactions stay open for a random time, in every isolation level, through both doors: in
+some rounds for 0 to 50 ms, in others until after the mark is gone.
+
+The polls that find a job without a ring come every half minute. So a job for which nobody rang
+shows by its lateness, which is counted from just before COMMIT was sent until its handler began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import asyncpg
+import uvloop
+
+from taskd import Client, embedded
+from taskd.config import Settings
+from taskd.core.job import NewJob
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.store import migrations
+from taskd.store.database import Database
+from taskd.worker import Worker, attendance, consumer
+
+POLL_S = 30.0
+ATTEND_AFTER_S = 0.02
+LATE_S = 0.5
+P999_S = 0.05
+OPEN_S_MAX = 0.05
+LOOK_EVERY_S = 0.005
+# A backlog, so that every claim is full; and a small one, for a trial's job waits for its turn.
+STREAM_JOBS, STREAM_AHEAD, STREAM_EVERY_S = 150, 250, 0.002
+# A worker that does not attend after so long a stream is taken as it is.
+STREAM_S_MAX = 0.5
+# Longer than it takes to fall asleep after a stream.
+NAP_S_MAX = 2.0
+# After so long a job counts as lost; the next round's jobs would wake its worker.
+LOST_S = 20.0
+# Above READ COMMITTED everybody rings: that is quickly tried.
+ISOLATIONS = {"read_committed": 6, "repeatable_read": 1, "serializable": 1}
+DOORS = ("SQL", "client")
+
+MARKS = "SELECT DISTINCT queue FROM taskd.attendance WHERE until > clock_timestamp()"
+MARKED = """
+SELECT EXISTS (SELECT FROM taskd.attendance WHERE queue = $1 AND until > clock_timestamp())
+"""
+ENQUEUE = "SELECT taskd.enqueue('found', jsonb_build_object('number', $1::bigint), queue => $2)"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run consists of."""
+
+    trials: int
+    queues: int
+    seed: int
+    late_s: float = LATE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One job of a producer, and how it is enqueued.
+
+    Attributes:
+        begins_s: from the end of the stream until the transaction begins.
+        open_s: how long it stays open once the job is written.
+        across: it stays open until the mark is gone, and then for `open_s`.
+    """
+
+    number: int
+    queue: str
+    isolation: str
+    door: str
+    begins_s: float
+    open_s: float
+    across: bool
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it.
+
+    Attributes:
+        lateness_s: by trial, from before COMMIT to the handler's start; no entry: never started.
+        marks: how often a mark appeared.
+        naps: how often a mark was taken back.
+        unrung: jobs that were written while somebody attended.
+        crossed: those of them that were committed after the mark was gone.
+    """
+
+    plan: Plan
+    trials: list[Trial] = field(default_factory=list)
+    lateness_s: dict[int, float] = field(default_factory=dict)
+    rounds: int = 0
+    marks: int = 0
+    naps: int = 0
+    unrung: int = 0
+    crossed: int = 0
+    took_s: float = 0.0
+
+    def late(self) -> list[Trial]:
+        """Trials whose job was found too late for a ring."""
+        return [
+            trial
+            for trial in self.trials
+            if self.lateness_s.get(trial.number, LOST_S) > self.plan.late_s
+        ]
+
+    def percentile_s(self, share: float) -> float:
+        """The lateness that this share of the trials does not exceed."""
+        found = sorted(self.lateness_s.values())
+        return found[min(len(found) - 1, int(share * len(found)))] if found else LOST_S
+
+    def problems(self) -> list[str]:
+        """What breaks a promise, or makes the run prove nothing; empty when all is well."""
+        late = self.late()
+        found = [
+            f"found late ({self.lateness_s.get(each.number, LOST_S):.1f} s): {each}"
+            for each in late[:20]
+        ]
+        if late:
+            found.append(f"{len(late):,} jobs were not found by a ring")
+        if not (self.naps and self.crossed):
+            found.append(
+                f"{self.naps:,} naps, {self.crossed:,} jobs committed across one: no proof"
+            )
+        return found
+
+    def __str__(self) -> str:
+        levels = Counter(trial.isolation for trial in self.trials)
+        p50, p99, p999, most = (1000 * self.percentile_s(each) for each in (0.5, 0.99, 0.999, 1.0))
+        return (
+            f"seed {self.plan.seed}: {len(self.trials):,} trials in {self.rounds:,} rounds on "
+            f"{self.plan.queues} queues, {self.took_s:.0f} s; {dict(levels)}\n"
+            f"attended {self.marks:,} times, fell asleep {self.naps:,} times; {self.unrung:,} jobs "
+            f"written without a ring, {self.crossed:,} of them committed after the mark was gone\n"
+            f"from COMMIT to the handler: p50 {p50:.1f} ms, p99 {p99:.1f} ms, p99.9 {p999:.1f} ms, "
+            f"max {most:.1f} ms; {len(self.late()):,} late (over {self.plan.late_s:g} s)"
+        )
+
+
+class Watch:
+    """Looks at the marks, a couple of hundred times a second."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._marked: set[str] = set()
+        self._looked = asyncio.Condition()
+
+    async def run(self, connection: Any) -> None:
+        """Look until cancelled."""
+        while True:
+            marked = {row[0] for row in await connection.fetch(MARKS)}
+            self._report.marks += len(marked - self._marked)
+            self._report.naps += len(self._marked - marked)
+            async with self._looked:
+                self._marked = marked
+                self._looked.notify_all()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def marked(self, queue: str, *, within_s: float) -> bool:
+        """Wait until somebody attends a queue; whether it came to that."""
+        return await self._wait(queue, there=True, within_s=within_s)
+
+    async def unmarked(self, queue: str, *, within_s: float) -> bool:
+        """Wait until nobody attends a queue; whether it came to that."""
+        return await self._wait(queue, there=False, within_s=within_s)
+
+    async def _wait(self, queue: str, *, there: bool, within_s: float) -> bool:
+        try:
+            async with asyncio.timeout(within_s), self._looked:
+                await self._looked.wait_for(lambda: (queue in self._marked) is there)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Trials:
+    """Plays the rounds of one queue after the other beside each other.
+
+    Attributes:
+        nap_s: how long it takes from the end of a stream until the mark is gone, about.
+    """
+
+    def __init__(self, plan: Plan, dsn: str, pool: Any, client: Client) -> None:
+        self.plan, self.dsn = plan, dsn
+        self.report = Report(plan)
+        self.watch = Watch(self.report)
+        self.nap_s = 0.2
+        self._pool, self._client = pool, client
+        self._dice = random.Random(plan.seed)
+        self._streamed: Counter[str] = Counter()
+        # One at a time, so that the machine is not full while others measure how late they are.
+        self._may_stream = asyncio.Semaphore(1)
+        self._sent: dict[int, float] = {}
+        self._started: dict[int, asyncio.Future[float]] = {}
+        self._busy: Task[..., Any] = Task(self._do_busy, name="busy")
+        self._found: Task[..., Any] = Task(self._do_found, name="found")
+        self.registry = Registry()
+        self.registry.add(self._busy)
+        self.registry.add(self._found)
+
+    async def _do_busy(self, queue: str) -> None:
+        self._streamed[queue] -= 1
+
+    async def _do_found(self, number: int) -> None:
+        started = self._started[number]
+        if not started.done():
+            started.set_result(time.perf_counter())
+
+    async def play(self, queue: str) -> None:
+        """Rounds on one queue until all trials of the plan are given out."""
+        while trials := self._next_round(queue):
+            self.report.rounds += 1
+            await self._stream(queue)
+            quiet_since = time.perf_counter()
+            async with asyncio.TaskGroup() as group:
+                for trial in trials:
+                    group.create_task(self._produce(trial), name=f"producer:{trial.number}")
+                group.create_task(self._learn_nap(queue, quiet_since), name=f"nap:{queue}")
+            for trial in trials:
+                await self._wait_for(trial)
+
+    def _next_round(self, queue: str) -> list[Trial]:
+        left = self.plan.trials - len(self.report.trials)
+        # Mostly one: who rings for his own job wakes the worker for the others' jobs as well.
+        count = min(left, self._dice.choice((1, 1, 1, 1, 2, 2, 3, 4)))
+        across = self._dice.random() < 0.5
+        first = len(self.report.trials)
+        trials = [
+            Trial(
+                number=first + n,
+                queue=queue,
+                isolation=self._dice.choices([*ISOLATIONS], [*ISOLATIONS.values()])[0],
+                door=self._dice.choice(DOORS),
+                begins_s=self._dice.uniform(0, self.nap_s * (0.8 if across else 1.6)),
+                open_s=self._dice.uniform(0, OPEN_S_MAX),
+                across=across,
+            )
+            for n in range(count)
+        ]
+        self.report.trials += trials
+        return trials
+
+    async def _stream(self, queue: str) -> None:
+        """Keep the worker busy until it attends the queue, and for a moment longer."""
+        jobs = [replace(self._busy.job(queue), queue=queue)] * STREAM_JOBS
+        longer = self._dice.randrange(10)
+        async with self._may_stream, self._pool.acquire() as connection:
+            attended = asyncio.create_task(self.watch.marked(queue, within_s=STREAM_S_MAX))
+            while not attended.done() or (longer := longer - 1) > 0:
+                if self._streamed[queue] < STREAM_AHEAD:
+                    self._streamed[queue] += STREAM_JOBS
+                    await self._client.enqueue_many(jobs, conn=connection)
+                await asyncio.sleep(STREAM_EVERY_S)
+
+    async def _learn_nap(self, queue: str, quiet_since: float) -> None:
+        if await self.watch.unmarked(queue, within_s=NAP_S_MAX):
+            took_s = time.perf_counter() - quiet_since
+            self.nap_s += (took_s - self.nap_s) / 20
+
+    async def _produce(self, trial: Trial) -> None:
+        """Enqueue the trial's job in a transaction of its own."""
+        number, queue = trial.number, trial.queue
+        self._started[number] = asyncio.get_running_loop().create_future()
+        await asyncio.sleep(trial.begins_s)
+        async with self._pool.acquire() as connection:
+            transaction = connection.transaction(isolation=trial.isolation)
+            await transaction.start()
+            if trial.door == "SQL":
+                await connection.fetchval(ENQUEUE, number, queue)
+            else:
+                job: NewJob = replace(self._found.job(number), queue=queue)
+                await self._client.enqueue(job, conn=connection)
+            unrung = trial.isolation == "read_committed" and await connection.fetchval(
+                MARKED, queue
+            )
+            if trial.across:
+                await self.watch.unmarked(queue, within_s=NAP_S_MAX)
+            await asyncio.sleep(trial.open_s)
+            self._sent[number] = time.perf_counter()
+            await transaction.commit()
+            self.report.unrung += unrung
+            self.report.crossed += unrung and not await connection.fetchval(MARKED, queue)
+
+    async def _wait_for(self, trial: Trial) -> None:
+        """Wait until the trial's handler has begun; a job that nobody finds is given up."""
+        try:
+            async with asyncio.timeout(LOST_S):
+                began = await asyncio.shield(self._started[trial.number])
+        except TimeoutError:
+            return
+        self.report.lateness_s[trial.number] = max(0.0, began - self._sent[trial.number])
+
+
+async def run(plan: Plan, dsn: str) -> Report:
+    """Play the plan in a migrated database of its own."""
+    began = time.monotonic()
+    queues = [f"nap{n}" for n in range(plan.queues)]
+    async with AsyncExitStack() as stack:
+        # As a setting it is at most 60 s, and what follows an empty claim is no setting.
+        stack.enter_context(mock.patch.object(consumer, "POLL_UNSURE_S", POLL_S))
+        # Shorter streams, and one nap after the other: the same steps, more often.
+        stack.enter_context(mock.patch.object(attendance, "ATTEND_AFTER_S", ATTEND_AFTER_S))
+        stack.enter_context(mock.patch.object(attendance, "NOT_AGAIN_FOR_S", 0.0))
+        pool = await stack.enter_async_context(
+            asyncpg.create_pool(dsn, min_size=plan.queues, max_size=3 * plan.queues)
+        )
+        client = await stack.enter_async_context(Client(dsn))
+        trials = Trials(plan, dsn, pool, client)
+        await stack.enter_async_context(_working(trials, queues))
+        watching = asyncio.create_task(
+            trials.watch.run(await stack.enter_async_context(pool.acquire())), name="watch"
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for queue in queues:
+                    group.create_task(trials.play(queue), name=f"play:{queue}")
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+    trials.report.took_s = time.monotonic() - began
+    return trials.report
+
+
+@asynccontextmanager
+async def _working(trials: Trials, queues: list[str]) -> AsyncIterator[None]:
+    """One worker for all queues, in this process."""
+    settings = Settings(dsn=trials.dsn, queues=tuple(queues), poll_s=POLL_S, drain_s=1.0)
+    worker = Worker(settings, trials.registry, Database({"dsn": trials.dsn}))
+    running = asyncio.create_task(worker.run(), name="worker")
+    ready = asyncio.create_task(worker.ready.wait(), name="ready")
+    await asyncio.wait({running, ready}, return_when="FIRST_COMPLETED")
+    if running.done():
+        running.result()
+    try:
+        yield
+    finally:
+        ready.cancel()
+        worker.stop()
+        await running
+
+
+async def _main(plan: Plan, server: str) -> int:
+    name = f"taskd_wakeups_{os.getpid()}"
+    admin = await asyncpg.connect(server)
+    await admin.execute(f"CREATE DATABASE {name}")
+    place, mark, query = server.partition("?")
+    dsn = f"{place.rsplit('/', 1)[0]}/{name}{mark}{query}"
+    try:
+        await migrations.migrate(Database({"dsn": dsn}))
+        print(f"seed {plan.seed}; {dsn}", flush=True)
+        report = await run(plan, dsn)
+        print(report)
+        problems = report.problems()
+        if report.percentile_s(0.999) > P999_S:
+            problems.append(f"p99.9 is over {1000 * P999_S:g} ms; on a quiet machine it is not")
+        print("\n".join(problems) or "in order")
+        return 4 if problems else 0
+    finally:
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+def main() -> None:
+    """The long form."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--queues", type=int, default=12, help="that are played at the same time")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument(
+        "--dsn",
+        default=os.environ.get("TASKD_TEST_DSN"),
+        help="a server where databases may be created: TASKD_TEST_DSN, else an embedded one",
+    )
+    told = parser.parse_args()
+    plan = Plan(told.trials, told.queues, told.seed)
+    if told.dsn:
+        sys.exit(uvloop.run(_main(plan, told.dsn)))
+    with tempfile.TemporaryDirectory(prefix="taskd-wakeups-") as home:
+        server = embedded.start(Path(home) / "pg")
+        try:
+            code = uvloop.run(_main(plan, server.dsn("postgres")))
+        finally:
+            server.close(wait_s=30.0)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Ringing only for queues that nobody attends: marks, silence, and the way back to sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd.worker import attendance
+from tests.worker.conftest import until
+
+MARKS = "SELECT queue FROM taskd.attendance WHERE until > clock_timestamp()"
+# No poll within the test: whatever is found was rung for, or looked for.
+NO_POLL: dict[str, Any] = {"queues": ("default",), "poll_s": 600}
+
+
+@pytest.fixture
+async def rings(desk: Any) -> Any:
+    """The rings of the queue as another listener hears them."""
+    heard: list[str] = []
+    listener = await asyncpg.connect(desk.dsn)
+    await listener.add_listener("taskd_default", lambda *_: heard.append("ring"))
+    yield heard
+    await listener.close()
+
+
+async def keep_busy(desk: Any, job: Any, enough: asyncio.Event) -> None:
+    while not enough.is_set():
+        await desk.enqueue(*[job] * 50)
+
+
+async def test_a_busy_queue_is_attended_and_not_rung_for(desk: Any, rings: list[str]) -> None:
+    @desk.task()
+    async def work() -> None: ...
+
+    await desk.start(**NO_POLL)
+    enough = asyncio.Event()
+    busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
+    await desk.heard.wait("queue.attended")
+    assert await until(lambda: desk.sql.fetch(MARKS))
+    await asyncio.sleep(0)
+    before = len(rings)
+    for _ in range(20):
+        await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
+    assert len(rings) == before
+    enough.set()
+    await busy
+    await desk.heard.wait("queue.left")
+    assert not await desk.sql.fetch(MARKS)
+    # Quiet again: each job rings, and is found at once.
+    job_id = await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
+    await desk.settled(job_id, within_s=5)
+    await until(lambda: len(rings) > before)
+
+
+async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left(desk: Any) -> None:
+    @desk.task()
+    async def work() -> None: ...
+
+    await desk.start(**NO_POLL)
+    enough = asyncio.Event()
+    busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
+    await desk.heard.wait("queue.attended")
+    producer = await asyncpg.connect(desk.dsn)
+    transaction = producer.transaction()
+    await until(lambda: desk.sql.fetch(MARKS))
+    await transaction.start()
+    job_id = await producer.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
+    enough.set()
+    await busy
+    await desk.heard.wait("queue.left")
+    await asyncio.sleep(0.3)  # it goes on looking, and must not take "nothing there" for an answer
+    await transaction.commit()
+    await desk.settled(job_id, within_s=5)
+    await producer.close()
+
+
+async def test_a_transaction_above_read_committed_rings_although_the_queue_is_attended(
+    desk: Any, rings: list[str]
+) -> None:
+    await desk.sql.execute(
+        "INSERT INTO taskd.attendance VALUES ('default', 1, now() + interval '1 hour')"
+    )
+    await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
+    for isolation in ("repeatable_read", "serializable"):
+        async with desk.sql.transaction(isolation=isolation):
+            await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
+    await until(lambda: len(rings) >= 2)
+    assert len(rings) == 2
+
+
+async def test_what_is_due_later_than_in_a_minute_does_not_ring(
+    desk: Any, rings: list[str]
+) -> None:
+    for delay_s in (3600, 61, 59):
+        await desk.sql.execute(
+            f"SELECT taskd.enqueue('work', queue => 'default', delay_s => {delay_s})"
+        )
+    await until(lambda: rings)
+    await desk.sql.execute("SELECT 1")
+    assert len(rings) == 1
+
+
+async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
+    desk: Any, rings: list[str]
+) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def work() -> None: ...
+
+    @desk.task()
+    async def slow() -> None:
+        await go.wait()
+
+    started = await desk.start(**NO_POLL, concurrency=5)
+    enough = asyncio.Event()
+    busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
+    await desk.heard.wait("queue.attended")
+    await until(lambda: desk.sql.fetch(MARKS))
+    before = len(rings)
+    await desk.enqueue(*[replace(slow.job(), priority=1)] * 5)
+    await until(lambda: sum(r.running for r in started.worker.parts.runners) == 5)
+    enough.set()
+    await busy
+    left = await desk.heard.wait("queue.left")
+    assert left
+    await until(lambda: len(rings) > before)
+    # From now on they are rung for.
+    second = await desk.start(**NO_POLL)
+    [job_id] = await desk.enqueue(work.job())
+    await desk.settled(job_id, within_s=5)
+    go.set()
+    await second.stop()
+
+
+async def test_a_worker_that_is_buried_marks_nothing(desk: Any) -> None:
+    await desk.sql.execute(
+        "INSERT INTO taskd.worker (id, lease_until, died_at, pid, pid_started, host, boot_id,"
+        " pid_namespace, version, app, queues, tasks)"
+        " VALUES (7, now() + interval '1 hour', now(), 1, 1, '', '', '', '', '', '{}', '{}')"
+    )
+    await desk.lane.fetch("attend", "default", 7, attendance.MARK_S)
+    assert not await desk.sql.fetch(MARKS)
+
+
+async def test_a_stopping_worker_leaves_no_mark_and_calls_the_others(
+    desk: Any, rings: list[str]
+) -> None:
+    @desk.task()
+    async def work() -> None: ...
+
+    started = await desk.start(**NO_POLL)
+    enough = asyncio.Event()
+    busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
+    await desk.heard.wait("queue.attended")
+    await until(lambda: desk.sql.fetch(MARKS))
+    before = len(rings)
+    await started.stop()
+    assert not await desk.sql.fetch(MARKS)
+    await until(lambda: len(rings) > before)
+    enough.set()
+    await busy

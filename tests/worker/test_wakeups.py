@@ -1,0 +1,489 @@
+"""Nothing is overlooked when a worker that attended its queue falls asleep: by script.
+
+The random trials are a command: python -m tests.system.wakeups. Here, too, polls and timers that
+would find a job by themselves come every half minute only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd.core.job import Job, JobState, NewJob
+from taskd.core.outcome import Ack
+from taskd.core.task import Task
+from taskd.store import attendance as store
+from taskd.store import jobs, queues, workers
+from taskd.store.connections import fetches
+from taskd.store.database import Lane
+from taskd.worker import attendance, consumer, upkeep
+from tests.store.helpers import Ears, Transaction
+from tests.worker.conftest import Desk, Started, until
+
+RARELY_S = 30.0
+# Far below that; the looks of a worker that falls asleep are a second apart at most.
+SOON_S = 5.0
+OTHER_ID = 7
+SLEEPER_CONCURRENCY = 7
+STREAM_JOBS, STREAM_AHEAD = 300, 300
+
+MARKED = """
+SELECT EXISTS (SELECT FROM taskd.attendance WHERE queue = 'default' AND until > clock_timestamp())
+"""
+MARK = "INSERT INTO taskd.attendance VALUES ($1, 1, clock_timestamp() + $2 * interval '1 s')"
+LOCK_MARK = "SELECT true FROM taskd.attendance WHERE queue = 'default' FOR UPDATE"
+WITHDRAWAL = """
+SELECT backend_xid::text::bigint FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock'
+  AND query LIKE 'DELETE FROM taskd.attendance%'
+"""
+XID = "SELECT pg_current_xact_id()::xid::text::bigint"
+
+
+@pytest.fixture(autouse=True)
+def _rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not found at once stays unfound; attending begins soon, and marks last."""
+    monkeypatch.setattr(consumer, "POLL_UNSURE_S", RARELY_S)
+    monkeypatch.setattr(upkeep, "TIMER_S_MAX", RARELY_S)
+    monkeypatch.setattr(upkeep, "SWEEP_EVERY_S_MAX", RARELY_S)
+    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 0.02)
+    monkeypatch.setattr(attendance, "MARK_S", 60.0)
+    monkeypatch.setattr(attendance, "RENEW_EVERY_S", 30.0)
+    monkeypatch.setattr(attendance, "END_S", 6.0)
+
+
+class Scene:
+    """A worker that is kept busy, and tasks for it.
+
+    Attributes:
+        found: the task whose jobs must be found.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.end_slow = asyncio.Event()
+        self._waiting = 0
+
+        @desk.task()
+        async def busy() -> None:
+            self._waiting -= 1
+
+        @desk.task()
+        async def found() -> None: ...
+
+        @desk.task()
+        async def slow() -> None:
+            await self.end_slow.wait()
+
+        self.found: Task[..., None] = found
+        self.slow: Task[..., None] = slow
+        self._busy = busy
+
+    async def start(self, **settings: Any) -> Started:
+        return await self.desk.start(**{"poll_s": RARELY_S, "lease_s": 600.0} | settings)
+
+    async def start_asleep(self, **settings: Any) -> Started:
+        """A worker that has found nothing, and trusts that it hears of everything."""
+        worker = await self.start(concurrency=SLEEPER_CONCURRENCY, **settings)
+        mine = worker.worker.parts.consumers["default"].attendance
+        # Whatever it finds, it does not attend the queue itself.
+        mine._not_before = math.inf
+        await self.desk.heard.wait("queue.claimed", batch=SLEEPER_CONCURRENCY)
+        await until(lambda: not (mine.attending or mine.doubtful))
+        return worker
+
+    @asynccontextmanager
+    async def streaming(self) -> AsyncIterator[None]:
+        """The worker is busy for as long as the block lasts, or until cease()."""
+        self._streaming = asyncio.create_task(self._stream(), name="stream")
+        try:
+            yield
+        finally:
+            await self.cease()
+
+    async def cease(self) -> None:
+        self._streaming.cancel()
+        await asyncio.wait({self._streaming})
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[None]:
+        """A mark is out, and cannot be taken back for as long as the block lasts."""
+        async with self.desk.database.connection("holder") as holder, holder.transaction():
+            await until(lambda: holder.fetchval(LOCK_MARK))
+            yield
+
+    async def _stream(self) -> None:
+        lane = Lane(self.desk.database, "stream")
+        try:
+            while True:
+                if self._waiting < STREAM_AHEAD:
+                    self._waiting += STREAM_JOBS
+                    await jobs.enqueue(lane, [self._busy.job()] * STREAM_JOBS)
+                await asyncio.sleep(0.001)
+        finally:
+            await lane.close()
+
+    async def marked(self) -> bool:
+        marked: bool = await self.desk.sql.fetchval(MARKED)
+        return marked
+
+    async def falls_asleep(self, looks: int = 0) -> None:
+        """Wait until the mark is gone, and the worker has looked so many times since."""
+
+        async def unmarked() -> bool:
+            return not await self.marked()
+
+        await until(unmarked)
+        empty = len(self.desk.heard.of("queue.claimed", count=0))
+        await self.desk.heard.wait("queue.claimed", empty + looks, count=0)
+
+    async def awakes(self, sleeper: Started) -> None:
+        """It may claim again, looks once, and sleeps on."""
+        mine = sleeper.worker.parts.consumers["default"]
+        before = mine.attendance._claimed_at
+        sleeper.worker._quiet(False)
+        mine.wakeup.set()
+        await until(lambda: mine.attendance._claimed_at > before)
+
+    async def is_found(self, job_id: int) -> None:
+        """Wait until a job is done, for far less time than until the next poll."""
+        await self.desk.heard.wait("job.done", job_id=job_id, within_s=SOON_S)
+
+
+@pytest.fixture
+def scene(desk: Desk) -> Scene:
+    return Scene(desk)
+
+
+@pytest.fixture
+async def producer(dsn: str) -> AsyncIterator[Any]:
+    """The connection of a transaction that stays open."""
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+# The placements that random trials never meet.
+
+
+async def test_the_bound_of_a_withdrawal_covers_who_read_the_mark_before_its_commit(
+    sql: Any, producer: Any, other: Any, lane: Lane
+) -> None:
+    await workers.register(lane, _stranger(), 60.0, ["default"], [])
+    await store.attend(lane, "default", OTHER_ID, 60.0)
+    async with Transaction(other) as withdrawing:
+        await store.withdraw(fetches(other), "default", OTHER_ID)
+        mine = await other.fetchval(XID)
+        async with Transaction(producer) as held:
+            await jobs.enqueue(fetches(producer), [NewJob("t", queue="default")])
+            assert await producer.fetchval(MARKED)
+            assert await producer.fetchval(XID) > mine
+            await withdrawing.commit()
+            assert not await sql.fetchval(MARKED)
+            xid = await store.draw_xid(lane)
+            assert not await store.have_ended(lane, xid)
+            assert not await store.have_ended(lane, xid)
+            await held.commit()
+            # Others on the same server may have transactions open.
+            await until(lambda: store.have_ended(lane, xid))
+
+
+async def test_a_worker_waits_for_who_reads_the_mark_while_it_takes_it_back(
+    scene: Scene, producer: Any
+) -> None:
+    await scene.start()
+    async with Transaction(producer) as held:
+        async with scene.streaming(), scene.attended():
+            await scene.cease()
+            # The withdrawal has its xid, and cannot commit.
+            withdrawal = await until(lambda: scene.desk.sql.fetchval(WITHDRAWAL))
+            (job,) = await jobs.enqueue(fetches(producer), [scene.found.job()])
+            assert await producer.fetchval(MARKED)
+            assert await producer.fetchval(XID) > withdrawal
+        await scene.falls_asleep(looks=6)
+        await held.commit()
+        await scene.is_found(job)
+
+
+# Everything that moves a job to where it can be claimed.
+
+Prepare = Callable[[Scene], Awaitable[int]]
+Act = Callable[[Scene, Any, int], Awaitable[int]]
+
+
+def _stranger(worker_id: int = OTHER_ID) -> workers.Incarnation:
+    return workers.Incarnation(worker_id, 1, 100, "elsewhere", "boot", "pid:[1]", "0", "app")
+
+
+async def _nothing(_scene: Scene) -> int:
+    return 0
+
+
+async def _later(scene: Scene) -> int:
+    return (await scene.desk.enqueue(scene.found.job().after(3600)))[0]
+
+
+async def _elsewhere(scene: Scene) -> int:
+    """A job that another worker runs."""
+    return (await _run_elsewhere(scene)).id
+
+
+async def _run_elsewhere(scene: Scene) -> Job:
+    await scene.desk.enqueue(scene.found.job())
+    await workers.register(scene.desk.lane, _stranger(), 600.0, ["default"], ["found"])
+    (job,) = await jobs.claim(scene.desk.lane, OTHER_ID, "default", 1)
+    return job
+
+
+async def _failed(scene: Scene) -> int:
+    job = await _run_elsewhere(scene)
+    ack = Ack(job.id, OTHER_ID, job.fence, JobState.FAILED, reason="no luck")
+    await jobs.ack_settled(scene.desk.lane, OTHER_ID, [ack])
+    return job.id
+
+
+async def _enqueue(scene: Scene, conn: Any, _job: int) -> int:
+    return (await jobs.enqueue(fetches(conn), [scene.found.job()]))[0]
+
+
+async def _enqueue_by_sql(_scene: Scene, conn: Any, _job: int) -> int:
+    job: int = await conn.fetchval("SELECT taskd.enqueue('found', queue => 'default')")
+    return job
+
+
+async def _schedule(scene: Scene, conn: Any, _job: int) -> int:
+    return (await jobs.enqueue(fetches(conn), [scene.found.job().after(0.3)]))[0]
+
+
+async def _promote(_scene: Scene, conn: Any, job: int) -> int:
+    await conn.execute("UPDATE taskd.job SET run_at = now() - interval '1 s' WHERE id = $1", job)
+    assert "default" in await jobs.promote(fetches(conn), 1000)
+    return job
+
+
+async def _release(_scene: Scene, conn: Any, job: int) -> int:
+    ack = Ack(job, OTHER_ID, 1, JobState.QUEUED, refund=True)
+    assert await jobs.ack_settled(fetches(conn), OTHER_ID, [ack]) == {job: JobState.QUEUED}
+    return job
+
+
+async def _fail_once(_scene: Scene, conn: Any, job: int) -> int:
+    ack = Ack(job, OTHER_ID, 1, JobState.SCHEDULED, delay_s=0.3, error='{"type": "ValueError"}')
+    assert await jobs.ack_settled(fetches(conn), OTHER_ID, [ack]) == {job: JobState.SCHEDULED}
+    return job
+
+
+async def _rescue(_scene: Scene, conn: Any, job: int) -> int:
+    await workers.bury(fetches(conn), [OTHER_ID], proved=True)
+    assert job in await jobs.rescue(fetches(conn), 1000, 3)
+    return job
+
+
+async def _retry(_scene: Scene, conn: Any, job: int) -> int:
+    assert await jobs.retry(fetches(conn), [job]) == [job]
+    return job
+
+
+async def _resume(scene: Scene, conn: Any, _job: int) -> int:
+    await queues.pause(scene.desk.lane, ["default"], None, "a while")
+    (job,) = await scene.desk.enqueue(scene.found.job())
+    assert await queues.resume(fetches(conn), ["default"]) == ["default"]
+    return job
+
+
+@pytest.mark.parametrize(
+    ("prepare", "act"),
+    [
+        pytest.param(_nothing, _enqueue, id="enqueued"),
+        pytest.param(_nothing, _enqueue_by_sql, id="enqueued by SQL"),
+        pytest.param(_nothing, _schedule, id="scheduled"),
+        pytest.param(_later, _promote, id="promoted"),
+        pytest.param(_elsewhere, _release, id="released"),
+        pytest.param(_elsewhere, _fail_once, id="failed once"),
+        pytest.param(_elsewhere, _rescue, id="rescued"),
+        pytest.param(_failed, _retry, id="retried"),
+        pytest.param(_nothing, _resume, id="resumed"),
+    ],
+)
+async def test_what_moves_in_a_transaction_across_the_nap_is_found(
+    scene: Scene, producer: Any, prepare: Prepare, act: Act
+) -> None:
+    job = await prepare(scene)
+    await scene.start()
+    async with Transaction(producer) as held:
+        async with scene.streaming(), scene.attended():
+            job = await act(scene, producer, job)
+            assert await producer.fetchval(MARKED)
+        # The waits between looks double from 2 ms on.
+        await scene.falls_asleep(looks=6)
+        await held.commit()
+        await scene.is_found(job)
+
+
+async def test_what_is_scheduled_is_found_although_somebody_elses_transaction_stays_open(
+    scene: Scene, producer: Any, other: Any
+) -> None:
+    await scene.start()
+    async with Transaction(other):
+        # Older than the bound: as long as it is open, the worker cannot trust rings alone.
+        await other.fetchval(XID)
+        async with Transaction(producer) as held:
+            async with scene.streaming(), scene.attended():
+                job = await _schedule(scene, producer, 0)
+                assert await producer.fetchval(MARKED)
+            await scene.falls_asleep(looks=3)
+            await held.commit()
+            await scene.is_found(job)
+
+
+async def test_what_becomes_due_around_the_nap_is_found_in_time(scene: Scene) -> None:
+    await scene.start()
+    async with scene.streaming(), scene.attended():
+        due = await scene.desk.enqueue(*(scene.found.job().after(n / 10) for n in range(12)))
+        assert await scene.marked()
+    for job in due:
+        await scene.is_found(job)
+    late = """
+    SELECT max(started_at - run_at) < interval '2 s' FROM taskd.jobs WHERE id = ANY ($1::bigint[])
+    """
+    assert await scene.desk.sql.fetchval(late, due)
+
+
+# Who stops claiming has the others look.
+
+
+async def _gets_full(scene: Scene, _worker: Started) -> None:
+    """Wait until all its places are taken by slow jobs."""
+    slow = scene.slow.job()
+    await scene.desk.enqueue(
+        *[NewJob(slow.task, queue=slow.queue, priority=-100, checked=True)] * 3
+    )
+    await scene.desk.heard.wait("job.started", 3, task="slow")
+
+
+async def _gets_quiet(_scene: Scene, worker: Started) -> None:
+    worker.worker._quiet(True)
+
+
+async def _stops(_scene: Scene, worker: Started) -> None:
+    worker.worker.stop()
+
+
+@pytest.mark.parametrize("across", [False, True], ids=["committed before", "committed after"])
+@pytest.mark.parametrize("ceases", [_gets_full, _gets_quiet, _stops])
+async def test_who_ceases_to_claim_calls_the_others(
+    scene: Scene,
+    producer: Any,
+    ceases: Callable[[Scene, Started], Awaitable[None]],
+    across: bool,
+) -> None:
+    sleeper = await scene.start_asleep()
+    sleeper.worker._quiet(True)
+    worker = await scene.start(concurrency=3)
+    async with Transaction(producer) as held:
+        async with scene.streaming():
+            async with scene.attended():
+                (job,) = await jobs.enqueue(fetches(producer), [scene.found.job()])
+                assert await producer.fetchval(MARKED)
+            await ceases(scene, worker)
+        # What is left of the stream would keep the other awake.
+        await scene.desk.sql.execute(
+            "DELETE FROM taskd.job WHERE task = 'busy' AND state = 'queued'"
+        )
+        if across:
+            await scene.falls_asleep()
+        await scene.awakes(sleeper)
+        await held.commit()
+        await scene.is_found(job)
+    row = await scene.desk.row(job)
+    assert row["worker_id"] == sleeper.worker._lease.worker_id
+    for _ in range(5):
+        (job,) = await scene.desk.enqueue(scene.found.job())
+        await scene.is_found(job)
+    scene.end_slow.set()
+
+
+async def test_what_came_while_a_dead_workers_mark_was_out_is_found_by_who_buries_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SWEEP_EVERY_S_MAX", 0.2)
+    await scene.start_asleep()
+    await scene.desk.sql.execute(
+        "INSERT INTO taskd.attendance VALUES ('default', $1, now() + interval '60 s')", OTHER_ID
+    )
+    (job,) = await scene.desk.enqueue(scene.found.job())
+    with pytest.raises(TimeoutError):
+        await scene.desk.heard.wait("job.done", job_id=job, within_s=0.3)
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    await scene.desk.other_worker(OTHER_ID, pid=process.pid)
+    await scene.is_found(job)
+    assert not await scene.marked()
+
+
+async def test_what_came_while_a_dead_workers_mark_was_out_is_found_by_a_poll(
+    scene: Scene,
+) -> None:
+    await scene.start_asleep(poll_s=0.5)
+    await scene.desk.sql.execute(MARK, "default", 60.0)
+    (job,) = await scene.desk.enqueue(scene.found.job())
+    await scene.is_found(job)
+
+
+# taskd.ring().
+
+DOORS = ["SELECT taskd.enqueue('t', queue => $1)", "enqueue_jobs"]
+
+
+async def _enqueue_through(door: str, conn: Any, queue: str) -> None:
+    if door == "enqueue_jobs":
+        await jobs.enqueue(fetches(conn), [NewJob("t", queue=queue)])
+    else:
+        await conn.fetchval(door, queue)
+
+
+@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
+async def test_an_attended_queue_is_rung_for_above_read_committed_only(
+    sql: Any, producer: Any, other: Any, door: str
+) -> None:
+    ears = Ears(other)
+    await sql.execute(MARK, "attended", 60.0)
+    await sql.execute(MARK, "lapsed", -0.001)
+    await ears.listen("taskd_attended", "taskd_lapsed", "taskd_free")
+    for level in ("READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"):
+        ears.heard.clear()
+        async with Transaction(producer) as held:
+            await producer.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            for queue in ("attended", "lapsed", "free"):
+                await _enqueue_through(door, producer, queue)
+            await held.commit()
+        rung = ["taskd_attended"] if level in {"REPEATABLE READ", "SERIALIZABLE"} else []
+        assert sorted(await ears.so_far()) == sorted([*rung, "taskd_free", "taskd_lapsed"])
+
+
+@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
+async def test_marks_are_read_as_they_are_when_the_job_is_written(
+    sql: Any, producer: Any, other: Any, door: str
+) -> None:
+    ears = Ears(other)
+    await ears.listen("taskd_q", "taskd_lapsed")
+    async with Transaction(producer) as held:
+        await producer.fetchval("SELECT count(*) FROM taskd.attendance")
+        # Both are younger than the transaction; one has lapsed since it began.
+        await sql.execute(MARK, "q", 60.0)
+        await sql.execute(MARK, "lapsed", 0.0)
+        await _enqueue_through(door, producer, "q")
+        await _enqueue_through(door, producer, "lapsed")
+        await held.commit()
+    assert await ears.so_far() == ["taskd_lapsed"]
+    await sql.execute("DELETE FROM taskd.attendance")
+    await _enqueue_through(door, producer, "q")
+    assert await ears.so_far() == ["taskd_lapsed", "taskd_q"]
