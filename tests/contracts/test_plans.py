@@ -24,17 +24,17 @@ from taskd.worker.lease import Lease
 from taskd.worker.watch import Pulse
 from taskd.worker.worker import Worker
 
-ROWS = 50_000
+ROWS, MANY_ROWS = 10_000, 1_000_000
 ME, OTHER, DEAD = 1, 2, 3
 
-FILL = f"""
+FILL = """
 INSERT INTO taskd.job (queue, task, state, run_at, worker_id, started_at, fence, attempt, crashes)
-SELECT 'q' || n % 3, 't', state::taskd.job_state, now() + make_interval(secs => n - {ROWS // 2}),
+SELECT 'q' || n % 3, 't', state::taskd.job_state, now() + make_interval(secs => n - $1 / 2),
        CASE WHEN state = 'running' THEN 1 + n % 3 END, now(), 1, 1,
        CASE WHEN state = 'scheduled' AND n % 100 = 0 THEN 1 ELSE 0 END
 FROM (
     SELECT n, (ARRAY['queued', 'queued', 'scheduled', 'running'])[1 + n % 4] AS state
-    FROM generate_series(1, {ROWS}) AS n
+    FROM generate_series(1, $1) AS n
 ) AS job
 """
 WORKERS = """
@@ -59,7 +59,7 @@ async def table(request: pytest.FixtureRequest, sql) -> str:
     await sql.execute("ALTER TABLE taskd.job SET (autovacuum_enabled = off)")
     await sql.execute(WORKERS)
     if request.param != "empty":
-        await sql.execute(FILL)
+        await sql.execute(FILL, ROWS)
     if request.param == "analysed":
         await sql.execute("ANALYZE taskd.job, taskd.worker")
     return request.param
@@ -217,3 +217,27 @@ async def test_a_workers_running_jobs_are_found_by_their_index(sql, table, mode)
     found = on_job(await nodes(sql, "running_jobs", ME, mode))
     assert "Seq Scan" not in {kind for kind, _ in found}
     assert {index for _, index in found} - {""} == {"job_running"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("analysed", [False, True])
+async def test_a_million_jobs_change_no_plan(sql, analysed) -> None:
+    await sql.execute("ALTER TABLE taskd.job SET (autovacuum_enabled = off)")
+    await sql.execute(WORKERS)
+    await sql.execute(FILL, MANY_ROWS, timeout=300)
+    if analysed:
+        await sql.execute("ANALYZE taskd.job, taskd.worker", timeout=300)
+    for mode in MODES:
+        for read in (ALL, ALL._replace(after_priority=100, after_id=7)):
+            await test_a_claim_picks_along_its_index_and_writes_by_tid(sql, None, mode, 500, read)
+        await test_a_look_for_sleeping_queues_is_one_descent_each(sql, None, mode, 50)
+        await test_a_suspect_is_picked_along_its_index(sql, None, mode)
+        await test_an_ack_finds_its_rows_by_primary_key_and_in_its_order(sql, None, mode, 1000)
+        await test_any_outcome_is_written_by_primary_key(sql, None, mode, 1000)
+        await test_the_fate_of_acks_is_looked_up_by_id(sql, None, mode)
+        await test_a_promotion_picks_along_its_index_and_writes_by_tid(sql, None, mode)
+        await test_the_next_due_times_are_the_first_entries_of_two_indexes(sql, None, mode)
+        await test_to_look_around_touches_one_row_for_each_owner_and_due_time(sql, None, mode)
+        await test_a_rescue_looks_at_running_jobs_only(sql, None, mode)
+        await test_a_workers_running_jobs_are_found_by_their_index(sql, None, mode)
