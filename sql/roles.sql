@@ -79,11 +79,13 @@ GRANT INSERT (queue, task, args, priority, state, run_at, max_attempts, timeout_
 GRANT SELECT (id) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
-    taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision)
+    taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision),
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision)
     TO taskd_producer;
 
--- Whatever makes a job due rings, which reads who attends the queue; only workers say that they do.
+-- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
 GRANT EXECUTE ON FUNCTION taskd.ring(text) TO taskd_producer, taskd_worker, taskd_admin;
+GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
 GRANT SELECT ON taskd.attendance TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;
 
@@ -97,7 +99,8 @@ GRANT SELECT, INSERT, UPDATE ON taskd.task TO taskd_worker;
 GRANT SELECT, INSERT, DELETE, UPDATE (beat_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer), taskd.truncate_expired_partition(),
-    taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint)
+    taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
+    taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;
 
 -- Observers see neither arguments nor results, which may be personal. The errors of attempts they see: whoever
@@ -123,6 +126,9 @@ GRANT INSERT, DELETE, UPDATE (cancel_asked) ON taskd.job TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
 -- A queue that shall keep its jobs for another time gets the partitions for it at once.
-GRANT EXECUTE ON FUNCTION taskd.make_history_partitions(integer) TO taskd_admin;
+GRANT EXECUTE ON FUNCTION
+    taskd.make_history_partitions(integer),
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision)
+    TO taskd_admin;
 
 COMMIT;

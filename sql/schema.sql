@@ -33,6 +33,11 @@ CREATE DOMAIN taskd.task_name AS text
 CREATE DOMAIN taskd.timeout_s AS double precision
 	CONSTRAINT timeout_is_1_ms_to_30_days CHECK (((VALUE >= (0.001)::double precision) AND (VALUE <= (2592000)::double precision)));
 
+CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
+
 CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -68,14 +73,13 @@ CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue t
     AS $$
 #variable_conflict use_variable
 DECLARE
-    known taskd.task%ROWTYPE;
     lane text;
-    due timestamptz;
+    required text[];
+    accepted text[];
     odd text;
-    job_id bigint;
 BEGIN
-    SELECT t.* INTO known FROM taskd.task AS t WHERE t.name = task;
-    lane := coalesce(queue, known.queue);
+    SELECT t.queue, t.required, t.accepted INTO lane, required, accepted FROM taskd.task AS t WHERE t.name = task;
+    lane := coalesce(queue, lane);
     IF lane IS NULL THEN
         RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
             USING ERRCODE = 'invalid_parameter_value',
@@ -85,33 +89,52 @@ BEGIN
         RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF octet_length(args::text) > 262144 THEN
+    -- As text they take at most six times what they take in memory, so small ones need not be written out.
+    IF pg_column_size(args) > 40000 AND octet_length(args::text) > 262144 THEN
         RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = 'Store the data elsewhere and pass a reference to it.';
     END IF;
-    IF known.name IS NOT NULL THEN
-        SELECT r INTO odd FROM jsonb_array_elements_text(known.args_schema -> 'required') AS r
-        WHERE NOT args ? r LIMIT 1;
-        IF odd IS NOT NULL THEN
-            RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        SELECT k INTO odd FROM jsonb_object_keys(args) AS k
-        WHERE NOT coalesce(known.args_schema -> 'properties', '{}') ? k LIMIT 1;
-        IF odd IS NOT NULL THEN
-            RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
+    -- Of a task that nobody has published both are NULL, and so are the answers.
+    IF NOT args ?& required THEN
+        SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
+        RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    due := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    IF args - accepted <> '{}' THEN
+        SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
+        RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN taskd.enqueue_one(task, lane, args, priority, run_at, delay_s, max_attempts, timeout_s);
+END
+$$;
+
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    moment timestamptz := clock_timestamp();
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    job_id bigint;
+BEGIN
     INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
-    VALUES (lane, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+    VALUES (queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
             due, max_attempts, timeout_s)
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
-    IF due < clock_timestamp() + interval '60 s' THEN
-        PERFORM taskd.ring(lane);
+    IF due < moment + interval '60 s' AND (
+        current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+        OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
+            AND NOT EXISTS (
+                SELECT 1 FROM taskd.attendance AS a
+                WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
+            )
+    ) THEN
+        PERFORM pg_notify('taskd_' || queue, '');
     END IF;
     RETURN job_id;
 END
@@ -184,21 +207,31 @@ CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
     SELECT count(*) FROM gone
 $$;
 
-CREATE FUNCTION taskd.ring(queue text) RETURNS void
+CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_array_elements_text(args_schema -> 'required') AS r (name) $$;
+
+CREATE FUNCTION taskd.ring(queue text) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
     AS $$
 #variable_conflict use_variable
 DECLARE
     moment timestamptz := clock_timestamp();
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-       OR NOT EXISTS (SELECT 1 FROM taskd.attendance AS a WHERE a.queue = queue AND a.until > moment)
-    THEN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') OR (
+        EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
+        AND NOT EXISTS (
+            SELECT 1 FROM taskd.attendance AS a
+            WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
+        )
+    ) THEN
         PERFORM pg_notify('taskd_' || queue, '');
+        RETURN true;
     END IF;
+    RETURN false;
 END
 $$;
 
@@ -240,7 +273,7 @@ CREATE TABLE taskd.job (
     run_at taskd.moment DEFAULT now() NOT NULL,
     started_at timestamp with time zone,
     timeout_s taskd.timeout_s,
-    fence integer DEFAULT 0 NOT NULL,
+    fence bigint DEFAULT 0 NOT NULL,
     state taskd.job_state DEFAULT 'queued'::taskd.job_state NOT NULL,
     priority smallint DEFAULT 100 NOT NULL,
     attempt smallint DEFAULT 0 NOT NULL,
@@ -267,7 +300,7 @@ CREATE TABLE taskd.job_history (
     finished_at timestamp with time zone NOT NULL,
     expires_at timestamp with time zone NOT NULL,
     timeout_s double precision,
-    fence integer NOT NULL,
+    fence bigint NOT NULL,
     state taskd.job_state NOT NULL,
     priority smallint NOT NULL,
     attempt smallint NOT NULL,
@@ -293,7 +326,7 @@ CREATE TABLE taskd.job_history_default (
     finished_at timestamp with time zone NOT NULL,
     expires_at timestamp with time zone NOT NULL,
     timeout_s double precision,
-    fence integer NOT NULL,
+    fence bigint NOT NULL,
     state taskd.job_state NOT NULL,
     priority smallint NOT NULL,
     attempt smallint NOT NULL,
@@ -392,7 +425,9 @@ CREATE TABLE taskd.task (
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,
     args_schema jsonb NOT NULL,
-    published_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    published_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    required text[] GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED NOT NULL,
+    accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL
 );
 
 CREATE TABLE taskd.worker (
@@ -455,6 +490,8 @@ CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id I
 CREATE INDEX job_suspect ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes > 0));
 
 CREATE INDEX queue_keeps ON taskd.queue USING btree (name) WHERE (keep_done_s <> 604800);
+
+CREATE INDEX worker_alive ON taskd.worker USING btree (id) WHERE (died_at IS NULL);
 
 ALTER INDEX taskd.job_history_not_done ATTACH PARTITION taskd.job_history_default_finished_at_idx;
 

@@ -6,8 +6,8 @@
 -- last xid that has ended, and one, and a transaction that is still open may have a higher one.)
 -- taskd/worker/attendance.py tells the whole way.
 
--- A buried worker marks nothing any more. Beside the mark, it learns whether others serve this queue, whom one that
--- cannot keep up should call.
+-- A buried worker marks nothing any more. Beside the mark, it learns how many others serve this queue, whom one
+-- that cannot keep up should call.
 
 -- name: attend(queue text, worker_id bigint, for_s double precision)
 -- roles: worker
@@ -18,10 +18,9 @@ WITH marked AS (
     WHERE id = $2 AND died_at IS NULL AND lease_until > clock_timestamp()
     ON CONFLICT (queue, worker_id) DO UPDATE SET until = excluded.until
 )
-SELECT EXISTS (
-    SELECT 1 FROM taskd.worker
-    WHERE died_at IS NULL AND lease_until > clock_timestamp() AND id <> $2 AND $1 = ANY (queues)
-) AS others;
+SELECT count(*) AS others
+FROM taskd.worker
+WHERE died_at IS NULL AND lease_until > clock_timestamp() AND id <> $2 AND $1 = ANY (queues);
 
 -- name: withdraw(queue text, worker_id bigint)
 -- roles: worker

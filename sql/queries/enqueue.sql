@@ -29,3 +29,10 @@ WITH asked AS (
     WHERE (SELECT count(*) FROM born) > 0
 )
 SELECT id FROM born, (SELECT count(*) FROM rung) AS r;
+
+-- One job alone, as most are enqueued: the same by a function that the server keeps ready.
+
+-- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision)
+-- roles: producer, admin
+-- moves: - -> queued, - -> scheduled
+SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8) AS id;

@@ -99,7 +99,8 @@ SELECT id, host, pid FROM buried;
 -- work), later with a growing delay, and `max_crashes` deaths of its worker fail it. Attempts are not
 -- looked at: crashes have a budget of their own, for half of the jobs that a kill leaves behind had been claimed
 -- ahead and never started (of 3,000 with one attempt each, 408 failed that way before).
--- SKIP LOCKED steps over a job whose ack is just being written.
+-- SKIP LOCKED steps over a job whose ack is just being written. It rings whoever attends the queue: that one may
+-- have a suspect in its slow lane already.
 --
 -- First the owners, by skipping along job_running with one probe per worker; then the rows of the dead
 -- among them. A sweep that finds nothing costs nothing, whatever the backlog (`id + 0` leaves job_running
@@ -173,12 +174,15 @@ WITH RECURSIVE owner AS (
     WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
     RETURNING job.queue::text
 ), rung AS (
-    SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
+    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
 )
 SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
 
 -- name: forget_workers(after_s double precision)
 -- roles: worker
+WITH lapsed AS (
+    DELETE FROM taskd.attendance WHERE until < clock_timestamp() - interval '1 day'
+)
 DELETE FROM taskd.worker AS worker
 WHERE died_at < clock_timestamp() - make_interval(secs => $1)
   AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id);

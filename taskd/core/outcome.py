@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from taskd.core.task import Task
 
 RESULT_BYTES_MAX = 256 * 1024
-# Jobs of an unknown task wait longer each time. With always 10 s, 100,000 of them were back before
-# the worker had put the last of them aside, and it never came to those that it knew. So one waits
-# at most about twice as long as the worker that knows it was missing, up to five minutes.
+# Jobs of an unknown task wait about as long again as the worker has met that task already. With
+# always 10 s, 100,000 of them were back before the worker had put the last of them aside, and it
+# never came to those that it knew.
 UNKNOWN_TASK_DELAY_S, UNKNOWN_TASK_DELAY_S_MAX = 10.0, 300.0
 ABANDONED_DELAY_S = 5.0
 REASON_BYTES_MAX = 500
@@ -139,7 +139,13 @@ class IdTaken:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnknown:
-    """This worker does not know the task: given back, for one that does."""
+    """This worker does not know the task: given back, for one that does.
+
+    Attributes:
+        for_s: seconds since this worker met the task for the first time.
+    """
+
+    for_s: float = 0.0
 
 
 Happened = (
@@ -182,8 +188,11 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
             )
             return _again(job, task, failure.Failure("StillRuns", text), delay_s)
-        case TaskUnknown() | IdTaken():
-            return _ack(job, JobState.SCHEDULED, delay_s=_aside_s(job), refund=True)
+        case TaskUnknown(for_s=for_s):
+            delay_s = min(max(for_s, UNKNOWN_TASK_DELAY_S), UNKNOWN_TASK_DELAY_S_MAX)
+            return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True)
+        case IdTaken():
+            return _ack(job, JobState.SCHEDULED, delay_s=UNKNOWN_TASK_DELAY_S, refund=True)
 
 
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
@@ -286,14 +295,6 @@ def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
         return policy.delay_s(job.attempt)
     except Exception:  # noqa: BLE001 - user code; its fault must not cost the job
         return backoff.DEFAULT.delay_s(job.attempt)
-
-
-def _aside_s(job: Job) -> float:
-    """How long a job waits for a worker that knows its task, each time twice as long.
-
-    The attempt is refunded, so the fence tells how often it was claimed.
-    """
-    return min(UNKNOWN_TASK_DELAY_S * 2.0 ** min(job.fence - 1, 10), UNKNOWN_TASK_DELAY_S_MAX)
 
 
 def _due_later_s(delay_s: object) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from taskd.store.jobs import Fetches
 
 
-async def attend(on: Fetches, queue: str, worker_id: int, for_s: float) -> bool:
-    """Say, or say again, that this worker attends the queue; whether others serve it, too."""
-    others: bool = (await on.fetch("attend", queue, worker_id, for_s))[0][0]
+async def attend(on: Fetches, queue: str, worker_id: int, for_s: float) -> int:
+    """Say, or say again, that this worker attends the queue; how many others serve it, too."""
+    others: int = (await on.fetch("attend", queue, worker_id, for_s))[0][0]
     return others
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -23,7 +24,8 @@ CONNECT_TIMEOUT_S = 5.0
 # A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
-STRIDE_MAX = 500
+# A billion of the largest strides still fit a fence.
+STRIDE_MAX = 2**30
 
 
 class Database:
@@ -226,8 +228,9 @@ class Lane:
     a time; callers queue.
 
     Attributes:
-        stride: by how much a claim through here lets fences grow: one more after each failure. What
-            answers then may be another server, which has not heard of what was claimed before.
+        stride: by how much a claim through here lets fences grow: one, or, once a connection broke,
+            a number drawn anew each time. What answers then may be another server, which has not
+            heard of what was claimed before.
     """
 
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:
@@ -266,19 +269,19 @@ class Lane:
                 with translated(statement(name).roles):
                     return await self._database.run(connection, name, args, **self._settings)
             except StoreUnavailable as error:
-                self._grow()
                 if connection.is_closed() or is_gone(error.__cause__ or error):
                     self.drop()
+                elif self._database.pooled:
+                    self._draw_stride()
                 raise
 
-    def _grow(self) -> None:
-        # Fences are integers; snoozing without end must not use them up.
-        self.stride = self.stride % STRIDE_MAX + 1
+    def _draw_stride(self) -> None:
+        self.stride = random.randrange(2, STRIDE_MAX)
 
     async def _ready(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
             if self._connection is not None:
-                self._grow()
+                self._draw_stride()
             self._connection = await self._database.connect(self._purpose, **self._settings)
         return self._connection
 
@@ -292,6 +295,7 @@ class Lane:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+            self._draw_stride()
 
     async def close(self) -> None:
         """Close politely; with a statement in flight at once, and whoever waits for it is told."""

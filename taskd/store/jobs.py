@@ -90,6 +90,10 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[int]:
     """Insert jobs; their ids, in the order of the jobs."""
     if not jobs:
         return []
+    if len(jobs) == 1:
+        return [
+            (await on.fetch("enqueue_job", *(column[0] for column in enqueue_args(jobs))))[0][0]
+        ]
     rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return sorted(row[0] for row in rows)

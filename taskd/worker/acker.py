@@ -267,14 +267,10 @@ class Acker:
 
 
 def _newest(group: list[Any]) -> list[Any]:
-    """One outcome for each job, of its highest fence: the arrays of a statement have one place."""
+    """One outcome for each job, the last: the arrays of a statement have one place."""
     if len({each.id for each in group}) == len(group):
         return group
-    newest: dict[int, Any] = {}
-    for each in group:
-        if each.id not in newest or newest[each.id].fence <= each.fence:
-            newest[each.id] = each
-    return list(newest.values())
+    return list({each.id: each for each in group}.values())
 
 
 def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:

@@ -14,6 +14,10 @@ inserted first). So all have a lower xid than one that is drawn after the mark w
 snapshots of the database begin above that one, they have ended, and a claim that starts then sees
 what they have left.
 
+The same way in: who serves a queue is read by `taskd.ring()`, too, which keeps silent for a queue
+without workers. So a worker doubts as soon as it listens, and again when it was buried and has
+begun anew.
+
 A worker that cannot claim (full of slow jobs, told to be quiet, about to stop) hands over as well;
 instead of looking itself it calls the other workers. One that dies leaves its mark for two seconds,
 or until it is buried; what came meanwhile is found by whoever buries it, or by the others' polls.
@@ -74,7 +78,7 @@ class Attendance:
         self._marked_by: int | None = None
         self._renew_at = 0.0
         self._written_until = 0.0
-        self._others = False
+        self._others = 0
         self._call_at = 0.0
         self._awake_since = self._claimed_at = time.monotonic()
         self._not_before = 0.0
@@ -134,9 +138,6 @@ class Attendance:
                 await self._leave()
             elif now >= self._renew_at:
                 await self._mark(now)
-            elif full and self._others and now >= self._call_at:
-                self._call_at = now + CALL_EVERY_S
-                await self._call()
         elif now - self._awake_since > ATTEND_AFTER_S and now >= self._not_before:
             self.attending, self.doubtful = True, False
             self._found, self._few_since = FEW_JOBS, now
@@ -145,6 +146,11 @@ class Attendance:
             await self._mark(now)
         if self.doubtful:
             await self._look()
+        busy = self.attending or self.doubtful
+        if busy and full and self._others and now >= self._call_at:
+            # All who attend the queue call; together as often as one would.
+            self._call_at = now + CALL_EVERY_S * self._others
+            await self._call()
 
     async def cannot_claim(self) -> None:
         """No claim is being made for a while: have the others look."""
@@ -158,7 +164,9 @@ class Attendance:
         if self.doubtful and now >= self._look_at:
             self._look_at = now + self._next_look_s()
             await self._look()
-            if self._ended and await self._call():
+            # Each time: what was committed since is rung for by nobody else. A doubt that comes up
+            # during the call takes `_ended` back.
+            if await self._call() and self._ended:
                 self._be_certain()
 
     async def end(self) -> None:
@@ -183,7 +191,7 @@ class Attendance:
             self._others = await store.attend(self._lane, self._queue, self._marked_by, MARK_S)
         except StoreUnavailable:
             # It may be written yet, by a session that is cut off from us; then it lapses.
-            self._written_until = now + WRITTEN_LATER_S + MARK_S
+            self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
 
     async def _leave(self) -> None:
         self.attending = False
@@ -205,6 +213,8 @@ class Attendance:
             xid = self._xid or await store.draw_xid(self._lane)
             ended = await store.have_ended(self._lane, xid)
         except StoreUnavailable:
+            # Another server may answer next, whose xids are lower.
+            self._xid = None
             return
         # A doubt that came up meanwhile wants an xid of its own.
         if doubts == self._doubts:
@@ -221,6 +231,7 @@ class Attendance:
         self.doubtful, self._ended, self._xid = True, False, None
         self._doubts += 1
         self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
+        self._on_change()
 
     def _be_certain(self) -> None:
         self.doubtful = self._owes_call = False

@@ -38,6 +38,8 @@ HOARD_S = 0.5
 THREAD_WAIT_S = 5.0
 # Handlers that never wait keep the loop to themselves for this long at a time.
 TURN_S = 0.002
+# Whoever enqueues may make up names of tasks.
+UNKNOWN_TASKS_MAX = 1000
 # No claim hands this one out.
 NO_FENCE = -1
 
@@ -94,6 +96,7 @@ class Runner:
         self._walking = False
         self._closed = False
         self._moved_at = 0.0
+        self._unknown_since: dict[str, float] = {}
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these, in their order, after those that wait already."""
@@ -201,7 +204,8 @@ class Runner:
         """The handler's coroutine, ready for its first step; None when the job ends without one."""
         task = self._shared.registry.get(job.task)
         if task is None:
-            self._settle(job, None, None, outcome.TaskUnknown(), began)
+            unknown_for_s = began - self._unknown_since.setdefault(job.task, began)
+            self._settle(job, None, None, outcome.TaskUnknown(unknown_for_s), began)
             return None
         running = self._attempts.get(job.id)
         if running is not None and _same_job(running.job, job):
@@ -330,6 +334,8 @@ class Runner:
                 attempt.cancel("no thread", now)
         for attempt in overdue:
             self.abandon(attempt)
+        if len(self._unknown_since) > UNKNOWN_TASKS_MAX:
+            self._unknown_since.clear()
         if self._buffer:
             self._dispatch()
             if now - self._moved_at > HOARD_S:

@@ -132,6 +132,7 @@ class Sweeper(Loop):
             if states:
                 events.jobs_rescued(states)
                 self._counts["failed"] += list(states.values()).count(JobState.FAILED)
+                self._on_due(DueIn(None, 0.0))  # a suspect may be due now
             if len(states) < RESCUE_BATCH:
                 return
 

@@ -257,10 +257,10 @@ class Worker:
                 events.service_crashed("reborn", error, crashes=1, delay_s=delay_s)
                 await asyncio.sleep(delay_s)
             else:
-                # What they claimed for a dead worker was nothing.
+                # What they claimed for a dead worker was nothing, and nobody rang for it.
                 self.parts.slow_lane.wakeup.set()
                 for consumer in self.parts.consumers.values():
-                    consumer.wakeup.set()
+                    consumer.doubt()
                 return
 
     def _quiet(self, quiet: bool) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -142,7 +143,12 @@ def process(home):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.PIPE}
         command = [sys.executable, "-m", "taskd", *args]
         pipes |= options
-        started.append(subprocess.Popen(command, env=environ, cwd=home, text=True, **pipes))
+        # Whoever runs the tests in the background has Ctrl-C ignored, and so would have they.
+        ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            started.append(subprocess.Popen(command, env=environ, cwd=home, text=True, **pipes))
+        finally:
+            signal.signal(signal.SIGINT, ignored)
         return started[-1]
 
     yield start

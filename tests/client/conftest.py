@@ -14,6 +14,7 @@ from taskd.client import Client, set_default_client, task
 from taskd.core.registry import Registry
 from taskd.store import workers
 from taskd.store.database import Lane
+from tests.store.helpers import SERVE
 
 ROW = "SELECT * FROM taskd.job WHERE id = $1"
 
@@ -27,6 +28,7 @@ class Listener:
         self._echo: asyncio.Queue[str] = asyncio.Queue()
 
     async def listen(self, *queues: str) -> None:
+        await self._connection.execute(SERVE, list(queues))
         for queue in queues:
             await self._connection.add_listener(f"taskd_{queue}", self._hear)
         await self._connection.add_listener("echo", lambda *_: self._echo.put_nowait("echo"))

@@ -12,6 +12,7 @@ from taskd.core.job import Job, JobState
 from taskd.core.outcome import (
     ABANDONED_DELAY_S,
     RESULT_BYTES_MAX,
+    UNKNOWN_TASK_DELAY_S,
     UNKNOWN_TASK_DELAY_S_MAX,
     Ack,
     Cancel,
@@ -73,7 +74,7 @@ ERROR = ValueError("wrong")
         (CancelAsked(), CANCELLED, 0, False, False),
         (NotStarted(), QUEUED, 0, True, False),
         (StillRuns(), SCHEDULED, 60, False, True),
-        (TaskUnknown(), SCHEDULED, 40, True, False),  # its third claim
+        (TaskUnknown(), SCHEDULED, UNKNOWN_TASK_DELAY_S, True, False),
     ],
 )
 def test_each_end_of_an_attempt(
@@ -86,13 +87,9 @@ def test_each_end_of_an_attempt(
     assert ack.interrupted == isinstance(happened, Interrupted)
 
 
-def test_a_job_of_an_unknown_task_waits_longer_each_time() -> None:
-    waits = []
-    for fence in (1, 2, 3, 30, 10**9):
-        claimed = job()
-        claimed.fence = fence
-        waits.append(settle(claimed, None, TaskUnknown()).delay_s)
-    assert waits == [10, 20, 40, UNKNOWN_TASK_DELAY_S_MAX, UNKNOWN_TASK_DELAY_S_MAX]
+def test_jobs_of_a_task_that_stays_unknown_wait_ever_longer() -> None:
+    waits = [settled(TaskUnknown(for_s)).delay_s for for_s in (0, 9, 25, 299, 86400)]
+    assert waits == [10, 10, 25, 299, UNKNOWN_TASK_DELAY_S_MAX]
 
 
 @pytest.mark.parametrize("happened", [Raised(ERROR), Raised(Retry(5)), TimedOut(30)])

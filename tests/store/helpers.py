@@ -136,6 +136,15 @@ class Transaction:
         await held.rollback()
 
 
+# Nobody rings for a queue that no worker serves.
+SERVE = """
+INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version,
+                          app, queues, tasks)
+VALUES (9001, now() + interval '1 h', 1, 1, '', '', '', '', '', $1::text[], '{}')
+ON CONFLICT (id) DO UPDATE SET queues = worker.queues || excluded.queues
+"""
+
+
 class Ears:
     """Hears channels through a connection; `heard` grows in the order of the commits."""
 
@@ -144,7 +153,9 @@ class Ears:
         self._end = asyncio.Event()
         self.heard: list[str] = []
 
-    async def listen(self, *channels: str) -> None:
+    async def listen(self, *channels: str, serve_by: Any = None) -> None:
+        queues = [channel.removeprefix("taskd_") for channel in channels]
+        await (serve_by or self._connection).execute(SERVE, queues)
         for channel in channels:
             await self._connection.add_listener(channel, self._hear)
         await self._connection.add_listener("the_end", lambda *_: self._end.set())

@@ -163,6 +163,7 @@ async def test_a_release_queues_again_in_its_old_place_and_rings(sql, lane: Lane
     ears = Ears(sql)
     await ears.listen("taskd_q")
     first, second = await running(lane, me, 2)
+    await ears.so_far()
     ears.heard.clear()
     before = await row(sql, first.id)
     assert await settle(lane, first, QUEUED, refund=True) == QUEUED

@@ -367,10 +367,10 @@ async def test_what_an_open_transaction_of_a_producer_holds_stops_nobody(
 
 
 async def test_whoever_listens_hears_the_names_of_queues_and_nothing_else(
-    as_: As, lane: Lane, logins: Logins
+    as_: As, lane: Lane, logins: Logins, sql: Any
 ) -> None:
     ears = Ears(await as_("producer"))  # it asserts that no payload comes
-    await ears.listen("taskd_q")
+    await ears.listen("taskd_q", serve_by=sql)
     await jobs.enqueue(lane, [NewJob("t", '{"secret": 1}', "q")])
     assert await ears.so_far() == ["taskd_q"]
 

@@ -24,7 +24,7 @@ CREATE TABLE judge.event (
     job bigint NOT NULL,
     old_state text, new_state text,
     old_worker bigint, worker bigint,
-    old_fence integer, fence integer,
+    old_fence bigint, fence bigint,
     old_attempt smallint, attempt smallint,
     old_crashes smallint, crashes smallint,
     old_interrupts smallint, interrupts smallint,
@@ -52,7 +52,7 @@ CREATE TABLE judge.record (
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     job bigint NOT NULL,
     attempt integer,
-    fence integer,                       -- NULL: the handler does not know it
+    fence bigint,                       -- NULL: the handler does not know it
     pid integer NOT NULL,
     phase text NOT NULL CHECK (phase IN ('start', 'done', 'raised'))
 );
@@ -139,7 +139,7 @@ BEGIN
     SELECT 'I4', 'fence', job, format('%s -> %s: fence %s -> %s', old_state, new_state, old_fence, fence)
     FROM seen
     WHERE CASE WHEN new_state = 'running' AND (old_state <> 'running' OR worker <> old_worker)
-               THEN fence <= old_fence OR fence > old_fence + 500
+               THEN fence <= old_fence
                ELSE fence <> old_fence END
     UNION ALL
     SELECT 'I3', 'suspect', job, format('queued with %s crashes', crashes)
@@ -254,7 +254,7 @@ CREATE TRIGGER judge_worker AFTER INSERT OR UPDATE OF died_at ON taskd.worker
 -- so is a retry by hand; leaving without a trace is `forgotten` (retention 0).
 CREATE TABLE judge.step (
     seq bigint, at timestamptz, job bigint, old_state text, new_state text,
-    old_worker bigint, worker bigint, old_fence integer, fence integer,
+    old_worker bigint, worker bigint, old_fence bigint, fence bigint,
     old_attempt smallint, attempt smallint, old_crashes smallint, crashes smallint,
     old_interrupts smallint, interrupts smallint, old_run_at timestamptz, run_at timestamptz,
     started_at timestamptz, queue text
@@ -264,7 +264,7 @@ CREATE INDEX step_job_seq ON judge.step (job, seq);
 -- One row per claim, with what ended it: done, failed, cancelled, forgotten, rescue, interrupt, release, snooze,
 -- retry, burn (back at once although the attempt counted), stolen (claimed from its owner); NULL: nothing yet.
 CREATE TABLE judge.claim (
-    seq bigint, n bigint, job bigint, fence integer, worker bigint, at timestamptz, run_at timestamptz,
+    seq bigint, n bigint, job bigint, fence bigint, worker bigint, at timestamptz, run_at timestamptz,
     closed_at timestamptz, closed_as text
 );
 CREATE INDEX claim_job ON judge.claim (job, seq);

@@ -17,7 +17,7 @@ import psycopg
 APPLICATION_NAME = "judge recorder"
 RECORD = "INSERT INTO judge.record (job, attempt, fence, pid, phase) "
 COLUMNS = (
-    "SELECT * FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::integer[], $5::text[])"
+    "SELECT * FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::integer[], $5::text[])"
 )
 
 Row = tuple[int, int | None, int | None, int, str]

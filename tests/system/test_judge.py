@@ -346,7 +346,7 @@ LEFT_OUT = planted("rescue_jobs")
 PLANTED = {
     "no fence in the ack's guard": (
         play_old_run_of_the_same_worker,
-        planted("ack_done", (r"AND job\.fence = [^\n]*\n", "AND $3::integer[] IS NOT NULL\n")),
+        planted("ack_done", (r"AND job\.fence = [^\n]*\n", "AND $3::bigint[] IS NOT NULL\n")),
         {"I4"},
     ),
     "no worker in the ack's guard, and a failover": (
@@ -362,7 +362,7 @@ PLANTED = {
             "ack_done",
             (
                 r"AND job\.fence = .*?job\.state = 'running'",
-                "AND $1::bigint IS NOT NULL AND $3::integer[] IS NOT NULL",
+                "AND $1::bigint IS NOT NULL AND $3::bigint[] IS NOT NULL",
             ),
         ),
         {"I5"},

@@ -215,7 +215,7 @@ async def test_a_child_that_is_killed_during_the_drain_counts_as_abandoned(famil
     ("args", "settings", "why"),
     [
         (["--app", "no_such_app"], {}, "app 'no_such_app' cannot be imported"),
-        ([f"--queue=q{number}" for number in range(20)], {"processes": 64}, "64 processes 1600"),
+        ([], {"processes": 64}, "64 processes 384"),
         ([], {"dsn": "postgresql://127.0.0.1/x?port=1"}, "refuse"),
     ],
     ids=["app", "connections", "database"],

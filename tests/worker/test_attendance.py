@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from taskd.worker import attendance
+from tests.store.helpers import SERVE
 from tests.worker.conftest import until
 
 MARKS = "SELECT queue FROM taskd.attendance WHERE until > clock_timestamp()"
@@ -23,6 +24,7 @@ async def rings(desk: Any) -> Any:
     heard: list[str] = []
     listener = await asyncpg.connect(desk.dsn)
     await listener.add_listener("taskd_default", lambda *_: heard.append("ring"))
+    await desk.sql.execute(SERVE, ["default"])
     yield heard
     await listener.close()
 
@@ -82,7 +84,7 @@ async def test_a_transaction_above_read_committed_rings_although_the_queue_is_at
     desk: Any, rings: list[str]
 ) -> None:
     await desk.sql.execute(
-        "INSERT INTO taskd.attendance VALUES ('default', 1, now() + interval '1 hour')"
+        "INSERT INTO taskd.attendance VALUES ('default', 1, now() + interval '50 s')"
     )
     await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
     for isolation in ("repeatable_read", "serializable"):

@@ -20,12 +20,19 @@ class _File:
     descriptor: int | None = None
 
 
+fences: dict[int, int] = {}
+
+
 def record(ctx: Context, phase: str) -> None:
     """Write one phase down, with the clock that this machine's PostgreSQL reads too."""
     if _File.descriptor is None:
         path = RECORDS / f"{os.getpid()}.records"
         _File.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    row = [time.time(), ctx.job_id, ctx.attempt, ctx.fence, os.getpid(), phase]
+    # A run that is adopted under a new claim ends as what it began.
+    fence = fences[ctx.job_id] = (
+        ctx.fence if phase == "start" else fences.get(ctx.job_id, ctx.fence)
+    )
+    row = [time.time(), ctx.job_id, ctx.attempt, fence, os.getpid(), phase]
     os.write(_File.descriptor, json.dumps(row).encode() + b"\n")
 
 
