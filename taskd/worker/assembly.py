@@ -17,13 +17,14 @@ from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
 from taskd.worker.notify import Notifier, Notify
+from taskd.worker.promoter import Promoter
 from taskd.worker.runner import Runner, Shared
 from taskd.worker.scout import Scout
 from taskd.worker.service import Service
 from taskd.worker.settler import Settler
 from taskd.worker.slow_lane import SlowLane
 from taskd.worker.supervisor import Supervisor
-from taskd.worker.upkeep import Historian, Promoter, Reconciler, Sweeper, Ticker
+from taskd.worker.upkeep import Historian, Reconciler, Sweeper, Ticker
 from taskd.worker.watch import LoopWatch, Pulse
 
 # Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever

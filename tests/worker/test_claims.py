@@ -10,7 +10,7 @@ import pytest
 
 from taskd.core.job import NewJob
 from taskd.store import queues
-from taskd.worker import upkeep
+from taskd.worker import promoter
 from tests.worker.conftest import Desk, until
 
 TERMINATE = """
@@ -200,7 +200,7 @@ async def test_scheduled_jobs_and_retries_come_in_time(
     async def notes(ctx: Any) -> None:
         late[ctx.job_id] = time.time() - due[ctx.job_id]
 
-    monkeypatch.setattr(upkeep, "TIMER_S_MAX", 30.0)
+    monkeypatch.setattr(promoter, "TIMER_S_MAX", 30.0)
     await desk.start(poll_s=60)
     await idle(desk)
     delays = (0.3, 0.9, 0.6)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskd.worker import lease as leases
-from taskd.worker import upkeep, watch
+from taskd.worker import promoter, upkeep, watch
 from taskd.worker.service import Wakeup
 from taskd.worker.watch import LATE_S, REST_TICK_S, TICK_S, LoopWatch, Pulse
 from tests.worker.conftest import Desk, Started, until
@@ -194,7 +194,7 @@ async def test_what_is_due_without_a_ring_is_seen_by_the_next_sweep(desk: Desk) 
     job = await scheduled("1 s")
     began = time.monotonic()
     await desk.settled(job)
-    assert time.monotonic() - began < upkeep.TIMER_S_MAX / 3
+    assert time.monotonic() - began < promoter.TIMER_S_MAX / 3
     # What the timer is set for already does not wake the promoter at every sweep.
     await scheduled("20 s")
     await until(lambda: ran[-1] == "next_due")

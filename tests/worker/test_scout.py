@@ -10,7 +10,7 @@ import pytest
 
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs, queues
-from taskd.worker import attendance, consumer, upkeep
+from taskd.worker import attendance, consumer, promoter, upkeep
 from tests.worker.conftest import Desk, Started, until
 
 QUEUES = ("one", "two", "three")
@@ -154,12 +154,12 @@ async def test_an_attending_consumer_is_not_looked_for(
 async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "LOOK_FOR_RINGS_EVERY_S", 600.0)
+    monkeypatch.setattr(promoter, "LOOK_FOR_RINGS_EVERY_S", 600.0)
     monkeypatch.setattr(upkeep, "SWEEP_EVERY_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60, lease_s=600.0)
     await asleep(started, "one")
-    promoter = started.worker.parts.promoter
-    await until(lambda: time.monotonic() - promoter._looked_at > 0.2)
+    timer = started.worker.parts.promoter
+    await until(lambda: time.monotonic() - timer._looked_at > 0.2)
     seen = Lookout(started)
     for _ in range(5):
         [job] = await desk.enqueue(quick.job())

@@ -24,7 +24,7 @@ from taskd.store import attendance as store
 from taskd.store import jobs, queues, workers
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
-from taskd.worker import attendance, consumer, upkeep
+from taskd.worker import attendance, consumer, promoter, upkeep
 from tests.store.helpers import Ears, Transaction
 from tests.worker.conftest import Desk, Started, until
 
@@ -52,7 +52,7 @@ XID = "SELECT pg_current_xact_id()::xid::text::bigint"
 def _rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not found at once stays unfound; attending begins soon, and marks last."""
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", RARELY_S)
-    monkeypatch.setattr(upkeep, "TIMER_S_MAX", RARELY_S)
+    monkeypatch.setattr(promoter, "TIMER_S_MAX", RARELY_S)
     monkeypatch.setattr(upkeep, "SWEEP_EVERY_S_MAX", RARELY_S)
     monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 0.02)
     monkeypatch.setattr(attendance, "MARK_S", 60.0)

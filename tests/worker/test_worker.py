@@ -18,7 +18,7 @@ from taskd.core.outcome import Snooze
 from taskd.core.registry import Registry
 from taskd.errors import AppError, ConfigError
 from taskd.store import queues, workers
-from taskd.worker import consumer, upkeep
+from taskd.worker import consumer, promoter, upkeep
 from taskd.worker import worker as worker_module
 from taskd.worker.app import queue_limits
 from taskd.worker.slow_lane import SlowLane
@@ -141,7 +141,7 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "ticker": upkeep.Ticker, "sweeper": upkeep.Sweeper, "promoter": upkeep.Promoter,
+    "ticker": upkeep.Ticker, "sweeper": upkeep.Sweeper, "promoter": promoter.Promoter,
     "reconciler": upkeep.Reconciler, "historian": upkeep.Historian,
     "slow-lane": SlowLane,
 }  # fmt: skip
