@@ -153,7 +153,8 @@ class Acker:
         self._in_flight = batch
         for worker_id, group in by_worker(batch):
             began = time.perf_counter()
-            await self._write_what_can_be(write, worker_id, _newest(group))
+            for part in _apart(group):
+                await self._write_what_can_be(write, worker_id, part)
             events.acks_written(len(group), time.perf_counter() - began)
         self._in_flight = []
 
@@ -266,11 +267,20 @@ class Acker:
             self._backoff.reset()
 
 
-def _newest(group: list[Any]) -> list[Any]:
-    """One outcome for each job, the last: the arrays of a statement have one place."""
+def _apart(group: list[Any]) -> list[list[Any]]:
+    """The group in parts with one outcome of each job: a statement has one place for it.
+
+    Which of several claims an outcome belongs to, the guard of the statement knows.
+    """
+    parts: list[dict[int, Any]] = [{}]
     if len({each.id for each in group}) == len(group):
-        return group
-    return list({each.id: each for each in group}.values())
+        return [group]
+    for each in group:
+        if each.id in parts[-1]:
+            parts.append({})
+        part = next(part for part in parts if each.id not in part)
+        part[each.id] = each
+    return [list(part.values()) for part in parts]
 
 
 def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:
