@@ -65,19 +65,14 @@ class Acker:
     def done(self, job: Job) -> None:
         """A plain success, the hot path: no result, nothing to say."""
         self._done.append(job)
-        self._noticed()
+        self._wakeup.set()
 
     def settled(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
         """Any other outcome. `told` hears whether the row was still running and took it."""
         if told is not None:
             self._told[ack.id] = told
         self._settled.append(ack)
-        self._noticed()
-
-    def _noticed(self) -> None:
         self._wakeup.set()
-        if self.backlog >= BACKLOG_MAX:
-            self._room.clear()
 
     @property
     def backlog(self) -> int:

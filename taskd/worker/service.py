@@ -32,6 +32,8 @@ class Wakeup:
 
     def set(self) -> None:
         """Wake the waiting service, or let its next wait return at once."""
+        if self._is_set:
+            return
         self._is_set = True
         for waiter in self._waiters:
             _release(waiter)
