@@ -80,7 +80,7 @@ GRANT SELECT (id) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision)
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean)
     TO taskd_producer;
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
@@ -128,7 +128,7 @@ GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
 -- A queue that shall keep its jobs for another time gets the partitions for it at once.
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision)
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean)
     TO taskd_admin;
 
 COMMIT;

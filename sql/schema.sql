@@ -67,50 +67,7 @@ BEGIN
 END
 $_$;
 
-CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-#variable_conflict use_variable
-DECLARE
-    lane text;
-    required text[];
-    accepted text[];
-    odd text;
-BEGIN
-    SELECT t.queue, t.required, t.accepted INTO lane, required, accepted FROM taskd.task AS t WHERE t.name = task;
-    lane := coalesce(queue, lane);
-    IF lane IS NULL THEN
-        RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Start a worker that knows the task, or say queue => ''...''.';
-    END IF;
-    IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
-        RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    -- As text they take at most six times what they take in memory, so small ones need not be written out.
-    IF pg_column_size(args) > 40000 AND octet_length(args::text) > 262144 THEN
-        RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
-            USING ERRCODE = 'program_limit_exceeded',
-                  HINT = 'Store the data elsewhere and pass a reference to it.';
-    END IF;
-    -- Of a task that nobody has published both are NULL, and so are the answers.
-    IF NOT args ?& required THEN
-        SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
-        RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF args - accepted <> '{}' THEN
-        SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
-        RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    RETURN taskd.enqueue_one(task, lane, args, priority, run_at, delay_s, max_attempts, timeout_s);
-END
-$$;
-
-CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, checked boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -119,8 +76,45 @@ CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority in
 DECLARE
     moment timestamptz := clock_timestamp();
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    required text[];
+    accepted text[];
+    odd text;
     job_id bigint;
 BEGIN
+    IF NOT checked THEN
+        SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
+        FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
+        -- As text, arguments take at most six times what they take in memory, so small ones need not be written out.
+        -- Of a task that nobody has published both arrays are NULL, and so are the answers.
+        IF queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+           OR NOT args ?& required OR args - accepted <> '{}'
+        THEN
+            IF queue IS NULL THEN
+                RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
+                    USING ERRCODE = 'invalid_parameter_value',
+                          HINT = 'Start a worker that knows the task, or say queue => ''...''.';
+            END IF;
+            IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
+                RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
+                    USING ERRCODE = 'invalid_parameter_value';
+            END IF;
+            IF octet_length(args::text) > 262144 THEN
+                RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
+                    USING ERRCODE = 'program_limit_exceeded',
+                          HINT = 'Store the data elsewhere and pass a reference to it.';
+            END IF;
+            SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
+            IF odd IS NOT NULL THEN
+                RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
+                    USING ERRCODE = 'invalid_parameter_value';
+            END IF;
+            SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
+            IF odd IS NOT NULL THEN
+                RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
+                    USING ERRCODE = 'invalid_parameter_value';
+            END IF;
+        END IF;
+    END IF;
     INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
     VALUES (queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
             due, max_attempts, timeout_s)
@@ -139,6 +133,10 @@ BEGIN
     RETURN job_id;
 END
 $$;
+
+CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision) RETURNS bigint
+    LANGUAGE sql
+    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
 
 CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER

@@ -35,4 +35,4 @@ SELECT id FROM born, (SELECT count(*) FROM rung) AS r;
 -- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision)
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled
-SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8) AS id;
+SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8, true) AS id;
