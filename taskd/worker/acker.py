@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from operator import attrgetter
@@ -267,15 +268,14 @@ def _apart(group: list[Any]) -> list[list[Any]]:
 
     Which of several claims an outcome belongs to, the guard of the statement knows.
     """
-    parts: list[dict[int, Any]] = [{}]
     if len({each.id for each in group}) == len(group):
         return [group]
+    parts: defaultdict[int, list[Any]] = defaultdict(list)
+    seen: Counter[int] = Counter()
     for each in group:
-        if each.id in parts[-1]:
-            parts.append({})
-        part = next(part for part in parts if each.id not in part)
-        part[each.id] = each
-    return [list(part.values()) for part in parts]
+        parts[seen[each.id]].append(each)
+        seen[each.id] += 1
+    return list(parts.values())
 
 
 def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:
