@@ -120,7 +120,8 @@ def _idle_cpu(rows: Rows) -> Figure | None:
 
 
 def _backlog() -> Iterator[Bound]:
-    held = _median("held", "ratio", peer="taskd", hold=True)
+    # Where the worker had nothing to do, the rate is the producer's.
+    held = _median("held", "ratio", peer="taskd", hold=True, starved=False)
     yield Bound("S6", "held snapshot: last 10 s, of the first 10 s", 0.8, held)
     for case, words in CASES.items():
         get = partial(_of_base, case)

@@ -6,7 +6,8 @@ second: the mean of the last ten against the mean of the first ten, after two of
 
 The producer is the peer's own bulk insert in processes of its own, called again whenever fewer than
 60,000 jobs are left. It shares the machine with the worker, so the rates are lower than in S1. A
-row says `starved` when the worker had nothing to do for a moment: then its rate is the producer's.
+row says `starved` when the worker had nothing to do for a moment: then its rate is the producer's,
+and the row counts as not measured.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ async def _one(name: str, secs: float, hold: bool) -> dict[str, Any]:
     first, last = ends_of(rates)
     return {
         "secs": secs, "first": first, "last": last, "ratio": last / max(first, 1),
-        "windows": rates, "fewest_queued": producer.fewest, "starved": producer.fewest <= 0,
+        "windows": rates, "fewest_queued": max(producer.fewest, 0), "starved": producer.fewest <= 0,
         "enqueued": producer.enqueued,
     }  # fmt: skip
 

@@ -77,7 +77,7 @@ def results(tmp_path: Path) -> Path:
         "held.jsonl",
         [
             {"peer": name, "hold": True, "rep": 0, "windows": [5] * 2 + [10] * 10 + [last] * 10,
-             "first": 10, "last": last, "ratio": last / 10, "fewest_queued": 7}
+             "first": 10, "last": last, "ratio": last / 10, "fewest_queued": 7, "starved": False}
             for name, last in (("taskd", 9), ("graphile_batch", 3))
         ],
     )  # fmt: skip
