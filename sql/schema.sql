@@ -84,8 +84,8 @@ BEGIN
     IF NOT checked THEN
         SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-        -- As text, arguments take at most six times what they take in memory, so small ones need not be written out.
-        -- Of a task that nobody has published both arrays are NULL, and so are the answers.
+        -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
+        -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
         IF queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& required OR args - accepted <> '{}'
         THEN
@@ -210,7 +210,7 @@ CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_array_elements_text(args_schema -> 'required') AS r (name) $$;
 
-CREATE FUNCTION taskd.ring(queue text) RETURNS boolean
+CREATE FUNCTION taskd.ring(queue text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -227,9 +227,7 @@ BEGIN
         )
     ) THEN
         PERFORM pg_notify('taskd_' || queue, '');
-        RETURN true;
     END IF;
-    RETURN false;
 END
 $$;
 

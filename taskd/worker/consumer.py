@@ -197,7 +197,7 @@ class Consumer:
             )
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
-                # Arguments of 256 KB, five hundred times, may be too much for one statement.
+                # Arguments of 256 KB, a thousand times, may be too much for one statement.
                 self._batch_max = max(1, batch // 2)
             if not self._delayed:
                 self._delayed = True
