@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -41,12 +42,27 @@ class Watcher:
 
     def until(self, *words):
         """Read what it says up to a line that holds all of these."""
-        for line in self.process.stderr:
-            self.said.append(line)
-            if all(word in line for word in words):
-                return line
-            assert "has ended" not in line, self.said
-        raise AssertionError(f"it ended with {self.process.wait()}: {self.said}")
+        too_late = threading.Timer(2 * WITHIN_S, self.give_up)
+        too_late.start()
+        try:
+            for line in self.process.stderr:
+                self.said.append(line)
+                if all(word in line for word in words):
+                    return line
+                assert "has ended" not in line, self.said
+        finally:
+            too_late.cancel()
+        raise AssertionError(f"it ended with {self.process.wait()}: {''.join(self.said)}")
+
+    def give_up(self):
+        """Let the worker say where it is, and end both: a failure then shows all that was said."""
+        pid = self.process.pid
+        workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        self.said.append(f"nothing more came from {pid} and its workers {workers}\n")
+        self.process.send_signal(signal.SIGUSR2)  # which it passes on
+        time.sleep(1.0)
+        for each in (*map(int, workers), pid):
+            os.kill(each, signal.SIGKILL)
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)
@@ -54,7 +70,9 @@ class Watcher:
 
 
 def write(word, text=APP):
-    Path("shop.py").write_text(text.format(word=word))
+    """In one step: a file that is seen empty and then full has changed twice."""
+    Path("shop.new").write_text(text.format(word=word))
+    Path("shop.new").replace("shop.py")
 
 
 @pytest.fixture
