@@ -26,6 +26,14 @@ WHERE died_at IS NULL AND lease_until > clock_timestamp() AND id <> $2 AND $1 = 
 -- roles: worker
 DELETE FROM taskd.attendance WHERE queue = $1 AND worker_id = $2;
 
+-- Who rings takes a lock of the whole cluster before its commit and keeps it until that is flushed; these wait for it.
+
+-- name: producers_held_up()
+-- roles: worker
+SELECT count(*) AS waiting
+FROM pg_locks
+WHERE locktype = 'object' AND classid = 'pg_database'::regclass AND objid = 0 AND NOT granted;
+
 -- name: draw_xid()
 -- roles: producer, worker, observer, admin
 SELECT pg_current_xact_id()::text AS xid;

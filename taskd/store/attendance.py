@@ -16,6 +16,12 @@ async def withdraw(on: Fetches, queue: str, worker_id: int) -> None:
     await on.fetch("withdraw", queue, worker_id)
 
 
+async def producers_held_up(on: Fetches) -> int:
+    """How many transactions wait at their commit for another one that rings."""
+    waiting: int = (await on.fetch("producers_held_up"))[0][0]
+    return waiting
+
+
 async def draw_xid(on: Fetches) -> str:
     """A new transaction id: above that of every transaction that has one by now."""
     xid: str = (await on.fetch("draw_xid"))[0][0]

@@ -57,6 +57,35 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(desk: Any, rings: Ears)
     await until(lambda: len(rings.heard) > before)
 
 
+async def test_producers_that_wait_for_each_other_need_not_ring(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def work() -> None: ...
+
+    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 600.0)
+    monkeypatch.setattr(attendance, "OFTEN_CLAIMS_PER_S", 10)
+    await desk.start(**NO_POLL)
+    enough = asyncio.Event()
+    producers = [asyncio.create_task(ring_on(desk.dsn, enough)) for _ in range(16)]
+    await desk.heard.wait("queue.attended")
+    enough.set()
+    ids = [job_id for each in producers for job_id in await each]
+    await desk.heard.wait("queue.left")
+    for job_id in ids:
+        await desk.settled(job_id)
+
+
+async def ring_on(dsn: str, enough: asyncio.Event) -> list[int]:
+    """Enqueue one job after the other; their ids."""
+    producer = await asyncpg.connect(dsn)
+    ids = []
+    while not enough.is_set():
+        ids.append(await producer.fetchval("SELECT taskd.enqueue('work', queue => 'default')"))
+    await producer.close()
+    return ids
+
+
 async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left(desk: Any) -> None:
     @desk.task()
     async def work() -> None: ...
