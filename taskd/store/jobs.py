@@ -81,6 +81,13 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
     )
 
 
+def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
+    return (
+        job.task, job.queue, job.args, job.priority, job.run_at, _float(job.delay_s),
+        job.max_attempts, _float(job.timeout_s),
+    )  # fmt: skip
+
+
 def _float(seconds: float | None) -> float | None:
     # psycopg refuses a list that mixes ints and floats.
     return None if seconds is None else float(seconds)
@@ -91,9 +98,7 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[int]:
     if not jobs:
         return []
     if len(jobs) == 1:
-        return [
-            (await on.fetch("enqueue_job", *(column[0] for column in enqueue_args(jobs))))[0][0]
-        ]
+        return [(await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0]]
     rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return sorted(row[0] for row in rows)

@@ -1,0 +1,173 @@
+"""The connections of a producer: shared, bounded, and none is lost when its user is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from taskd.errors import StoreUnavailable
+from taskd.store import pool as pools
+from taskd.store.database import Database
+from taskd.store.pool import Pool
+
+# What anybody may run.
+ASK = "draw_xid"
+
+
+@pytest.fixture
+async def pool(dsn: str) -> AsyncIterator[Pool]:
+    made = Pool(Database({"dsn": dsn}), size_max=2)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def held(sql: Any) -> AsyncIterator[None]:
+    """Statements that read taskd.worker wait until the test ends."""
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+def ask(pool: Pool) -> asyncio.Task[Any]:
+    return asyncio.create_task(pool.fetch(ASK))
+
+
+def wait(pool: Pool) -> asyncio.Task[Any]:
+    """Begin a statement that ends when nobody holds the table."""
+    return asyncio.create_task(pool.fetch("attend", "default", 1, 1.0))
+
+
+async def waits(sql: Any, number: int) -> None:
+    """Until so many sessions wait for the table."""
+    query = (
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'taskd.worker'::regclass"
+    )
+    while await sql.fetchval(query) < number:
+        await asyncio.sleep(0.005)
+
+
+async def sessions(sql: Any) -> int:
+    query = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE application_name = 'taskd client' AND datname = current_database()
+    """
+    number: int = await sql.fetchval(query)
+    return number
+
+
+async def test_many_share_the_connections_there_may_be(pool: Pool, sql: Any) -> None:
+    answers = await asyncio.gather(*(ask(pool) for _ in range(50)))
+    assert len({row[0][0] for row in answers}) == 50
+    assert await sessions(sql) == 2
+
+
+async def test_one_after_the_other_needs_one_connection(pool: Pool, sql: Any) -> None:
+    for _ in range(5):
+        await pool.fetch(ASK)
+    assert await sessions(sql) == 1
+
+
+async def test_who_is_cancelled_while_the_server_works_costs_one_connection(
+    pool: Pool, sql: Any, held: None
+) -> None:
+    stuck = [wait(pool), wait(pool)]
+    await waits(sql, 2)
+    next_ones = [ask(pool) for _ in range(3)]
+    for each in stuck:
+        each.cancel()
+    assert len(await asyncio.gather(*next_ones)) == 3
+    await waits(sql, 0)
+
+
+async def test_who_is_cancelled_while_waiting_for_a_connection_takes_none(
+    pool: Pool, sql: Any
+) -> None:
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+        stuck = [wait(pool), wait(pool)]
+        await waits(sql, 2)
+        in_line = [ask(pool) for _ in range(3)]
+        await asyncio.sleep(0)
+        in_line[0].cancel()
+    # A connection that was just handed to it goes to the next.
+    await stuck[0]
+    in_line[1].cancel()
+    await in_line[2]
+    assert await asyncio.gather(ask(pool), ask(pool))
+
+
+async def test_what_the_server_refuses_leaves_the_connection_usable(pool: Pool, sql: Any) -> None:
+    pool._database.statement_timeout_s = 0.1
+    pid = "SELECT pid FROM pg_stat_activity WHERE application_name = 'taskd client'"
+    await pool.fetch(ASK)
+    before = await sql.fetch(pid)
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(StoreUnavailable, match="lock timeout"):
+            await wait(pool)
+    await pool.fetch(ASK)
+    assert await sql.fetch(pid) == before
+
+
+async def test_connections_that_nobody_needs_are_closed(
+    pool: Pool, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "IDLE_S", 0.0)
+    monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.05)
+    await asyncio.gather(ask(pool), ask(pool))
+    while await sessions(sql):
+        await asyncio.sleep(0.01)
+    await pool.fetch(ASK)
+
+
+async def test_a_connection_that_was_cut_is_not_used_again(pool: Pool, sql: Any) -> None:
+    await pool.fetch(ASK)
+    await sql.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = "
+        "'taskd client' AND datname = current_database()"
+    )
+    while not pool._idle[0][0].is_closed():
+        await asyncio.sleep(0.005)
+    await pool.fetch(ASK)
+
+
+async def test_a_failed_connect_gives_its_place_to_the_next(dsn: str) -> None:
+    nowhere = Pool(Database({"dsn": "postgresql://127.0.0.1:9/x"}), size_max=1)
+    answers = await asyncio.gather(*(ask(nowhere) for _ in range(3)), return_exceptions=True)
+    assert [type(each).__name__ for each in answers] == ["Down"] * 3
+    await nowhere.close()
+
+
+async def test_closing_waits_for_statements_and_refuses_whoever_waits_for_a_connection(
+    pool: Pool, sql: Any
+) -> None:
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+        running = [wait(pool), wait(pool)]
+        await waits(sql, 2)
+        late = ask(pool)
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(pool.close())
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await late
+        assert not closing.done()
+    await closing
+    assert [await each for each in running]
+    assert await sessions(sql) == 0
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await pool.fetch(ASK)
+
+
+async def test_closing_does_not_wait_for_ever(
+    pool: Pool, sql: Any, held: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "CLOSE_TIMEOUT_S", 0.05)
+    running = wait(pool)
+    await waits(sql, 1)
+    await pool.close()
+    with pytest.raises(StoreUnavailable):
+        await running
