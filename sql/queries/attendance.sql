@@ -29,7 +29,7 @@ DELETE FROM taskd.attendance WHERE queue = $1 AND worker_id = $2;
 -- Who rings takes a lock of the whole cluster before its commit and keeps it until that is flushed; these wait for it.
 
 -- name: producers_held_up()
--- roles: worker
+-- roles: producer, worker, observer, admin
 SELECT count(*) AS waiting
 FROM pg_locks
 WHERE locktype = 'object' AND classid = 'pg_database'::regclass AND objid = 0 AND NOT granted;

@@ -5,9 +5,9 @@ the front reads through more of them with every job. Measured is the worker's ra
 second: the mean of the last ten against the mean of the first ten, after two of warm-up.
 
 The producer is the peer's own bulk insert in processes of its own, called again whenever fewer than
-60,000 jobs are left. It shares the machine with the worker, so the rates are lower than in S1. A
-row says `starved` when the worker had nothing to do for a moment: then its rate is the producer's,
-and the row counts as not measured.
+900,000 of a million jobs are left, so that it runs all the time, as the worker does. They share the
+machine, so the rates are lower than in S1. A row says `starved` when the worker had nothing to do
+for a moment: then its rate is the producer's, and the row counts as not measured.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.bench import harness
 PEERS = ("taskd", "rawc_ctid_history", "graphile_batch", "pgqueuer_tuned")
 WARM_UP_S = 2
 SPAN_S = 10
-BACKLOG_FEW = 60_000
-BACKLOG_MANY = 100_000
+BACKLOG_FEW = 900_000
+BACKLOG_MANY = 1_000_000
 # pgqueuer's driver inserts in such steps.
 STEP = 10_000
 

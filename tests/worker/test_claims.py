@@ -10,7 +10,7 @@ import pytest
 
 from taskd.core.job import NewJob
 from taskd.store import queues
-from taskd.worker import promoter
+from taskd.worker import acker, attendance, consumer, promoter
 from tests.worker.conftest import Desk, until
 
 TERMINATE = """
@@ -239,3 +239,44 @@ async def test_jobs_that_others_are_promoting_do_not_make_it_spin(desk: Desk, ot
         await until(lambda: looks >= 6)
         assert time.monotonic() - began > 0.1
     await desk.settled(job)
+
+
+async def test_jobs_that_come_fast_share_claims_and_acks(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def work() -> None: ...
+
+    monkeypatch.setattr(consumer, "CLAIM_EVERY_S", 0.2)
+    monkeypatch.setattr(acker, "WRITE_EVERY_S", 0.2)
+    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 600.0)
+    await desk.start()
+    began = time.monotonic()
+    ids = [
+        await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
+        for _ in range(30)
+    ]
+    await desk.settled(*ids)
+    most = 3 + (time.monotonic() - began) / 0.2
+    assert len(desk.heard.of("queue.claimed")) <= most
+    assert len(desk.heard.of("acks.written")) <= most
+
+
+async def test_a_stop_waits_for_no_distance_between_claims_and_writes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def work(late: bool) -> None:
+        if late:
+            await go.wait()
+
+    monkeypatch.setattr(consumer, "CLAIM_EVERY_S", 600.0)
+    monkeypatch.setattr(acker, "WRITE_EVERY_S", 600.0)
+    ids = await desk.enqueue(work.job(late=False), work.job(late=True))
+    worker = await desk.start()
+    await desk.settled(ids[0])
+    go.set()
+    await worker.stop()
+    assert (await desk.row(ids[1]))["state"] == "done"
