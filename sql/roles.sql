@@ -80,7 +80,11 @@ GRANT SELECT (id) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean)
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
+    taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
+                         text, double precision, text, double precision, bigint, boolean),
+    taskd.lock_holders(text[], text[], text[], bigint[]),
+    taskd.refuse(text, text, jsonb, text[], text[])
     TO taskd_producer;
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
@@ -96,6 +100,8 @@ GRANT UPDATE (state, worker_id, fence, attempt, run_at, started_at, crashes, int
 GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT, INSERT, UPDATE ON taskd.task TO taskd_worker;
+-- To lock a row before it is deleted, PostgreSQL wants the right to change some column of it.
+GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
 GRANT SELECT, INSERT, DELETE, UPDATE (beat_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer), taskd.truncate_expired_partition(),
@@ -103,7 +109,10 @@ GRANT EXECUTE ON FUNCTION
     taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;
 
--- Observers see neither arguments nor results, which may be personal. The errors of attempts they see: whoever
+-- What a newer version has put down for the end of a job.
+GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
+
+-- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt, max_attempts,
@@ -121,14 +130,18 @@ GRANT SELECT ON taskd.queue, taskd.task, taskd.worker TO taskd_observer;
 
 -- Admins: cancelling moves a job to the history, retrying moves it back, as it is. To lock a row of the
 -- history for that, PostgreSQL wants the right to change some column of it: the reason.
-GRANT SELECT ON taskd.job, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
+GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (cancel_asked) ON taskd.job TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
 -- A queue that shall keep its jobs for another time gets the partitions for it at once.
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean)
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
+    taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
+                         text, double precision, text, double precision, bigint, boolean),
+    taskd.lock_holders(text[], text[], text[], bigint[]),
+    taskd.refuse(text, text, jsonb, text[], text[])
     TO taskd_admin;
 
 COMMIT;

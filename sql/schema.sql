@@ -16,6 +16,11 @@ CREATE TYPE taskd.job_state AS ENUM (
     'cancelled'
 );
 
+CREATE TYPE taskd.key_scope AS ENUM (
+    'waiting',
+    'live'
+);
+
 CREATE DOMAIN taskd.moment AS timestamp with time zone
 	CONSTRAINT moment_is_finite CHECK (((VALUE > '-infinity'::timestamp with time zone) AND (VALUE < '9000-01-01 00:00:00+00'::timestamp with time zone)));
 
@@ -32,6 +37,10 @@ CREATE DOMAIN taskd.task_name AS text
 
 CREATE DOMAIN taskd.timeout_s AS double precision
 	CONSTRAINT timeout_is_1_ms_to_30_days CHECK (((VALUE >= (0.001)::double precision) AND (VALUE <= (2592000)::double precision)));
+
+CREATE DOMAIN taskd.unique_key AS text
+	CONSTRAINT unique_key_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
+	CONSTRAINT unique_key_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
 
 CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
     LANGUAGE sql IMMUTABLE
@@ -78,7 +87,6 @@ DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     required text[];
     accepted text[];
-    odd text;
     job_id bigint;
 BEGIN
     IF NOT checked THEN
@@ -89,30 +97,7 @@ BEGIN
         IF queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& required OR args - accepted <> '{}'
         THEN
-            IF queue IS NULL THEN
-                RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
-                    USING ERRCODE = 'invalid_parameter_value',
-                          HINT = 'Start a worker that knows the task, or say queue => ''...''.';
-            END IF;
-            IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
-                RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
-            IF octet_length(args::text) > 262144 THEN
-                RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
-                    USING ERRCODE = 'program_limit_exceeded',
-                          HINT = 'Store the data elsewhere and pass a reference to it.';
-            END IF;
-            SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
-            IF odd IS NOT NULL THEN
-                RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
-            SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
-            IF odd IS NOT NULL THEN
-                RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
+            PERFORM taskd.refuse(task, queue, args, required, accepted);
         END IF;
     END IF;
     INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
@@ -137,6 +122,194 @@ $$;
 CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE sql
     RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
+
+CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, checked boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+<<asked>>
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    goes_to text := queue;
+    required text[];
+    accepted text[];
+    held_for_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
+    mine bigint;
+    holder record;
+BEGIN
+    IF unique_key IS NULL OR key_scope IS NULL
+       OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'debounce', 'raise')
+    THEN
+        RAISE EXCEPTION 'enqueue_unique() needs a unique key, its scope, and skip, replace, debounce or raise on conflict'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF for_s NOT BETWEEN 0.001 AND 31536000 OR debounce_max_s NOT BETWEEN 0 AND 31536000 THEN
+        RAISE EXCEPTION 'for_s and debounce_max_s are seconds, up to a year' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF version IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
+        RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT checked THEN
+        SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, asked.required, asked.accepted
+        FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
+        IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+           OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
+        THEN
+            PERFORM taskd.refuse(enqueue_unique.task, goes_to, enqueue_unique.args, asked.required, asked.accepted);
+        END IF;
+    END IF;
+    LOOP
+        SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
+        FROM taskd.job AS j
+        WHERE j.task = enqueue_unique.task AND j.unique_key = enqueue_unique.unique_key
+          AND (j.key_scope = 'live' OR j.fence = 0) AND j.id IS DISTINCT FROM mine;
+        IF NOT FOUND THEN
+            SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
+            FROM taskd.job_key AS k
+            WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
+              AND k.until > clock_timestamp()
+              AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version);
+        END IF;
+        IF NOT FOUND AND mine IS NULL THEN
+            INSERT INTO taskd.job AS j (
+                queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
+                version
+            ) VALUES (
+                goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
+                CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+                due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
+                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version
+            )
+            ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
+            DO NOTHING
+            RETURNING j.id INTO mine;
+            CONTINUE;
+        END IF;
+        IF NOT FOUND THEN
+            job_id := mine;
+            outcome := 'enqueued';
+            EXIT;
+        END IF;
+        -- A window that was opened, and whose job has ended, between a look and the insert.
+        DELETE FROM taskd.job AS j WHERE j.id = mine;
+        mine := NULL;
+        IF on_conflict = 'raise' THEN
+            RAISE EXCEPTION 'job % of task "%" holds the unique key "%"', holder.id, task, unique_key
+                USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key';
+        END IF;
+        job_id := holder.id;
+        outcome := CASE WHEN version IS NULL THEN 'skipped' ELSE 'ignored' END;
+        IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
+            RETURN;
+        END IF;
+        -- The client's own statement, and nothing else in its transaction: whatever it is about was committed before, and
+        -- a job that begins from now on sees that. (Producers that locked a busy key in turn kept it from its worker.)
+        IF on_conflict = 'skip' AND version IS NULL AND checked AND now() = statement_timestamp() THEN
+            RETURN;
+        END IF;
+        SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
+               greatest(j.version, (j.follower ->> 'version')::bigint) AS version
+        INTO holder
+        FROM taskd.job AS j
+        WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+          AND (j.key_scope = 'live' OR j.fence = 0)
+        FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        CONTINUE WHEN holder.version >= version;
+        IF holder.state = 'running' THEN
+            UPDATE taskd.job AS j
+            SET follower = jsonb_build_object(
+                'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
+                'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
+                'version', enqueue_unique.version
+            )
+            WHERE j.id = holder.id;
+            outcome := 'follows';
+            due := 'infinity';
+            EXIT;
+        END IF;
+        IF on_conflict = 'skip' AND version IS NULL THEN
+            goes_to := holder.queue;
+            due := holder.run_at;
+            EXIT;
+        END IF;
+        IF on_conflict = 'debounce' THEN
+            due := least(due, holder.enqueued_at + make_interval(secs => debounce_max_s));
+        END IF;
+        -- Whoever enqueues often must not take the delays away between the attempts of one that fails.
+        IF holder.tries > 0 THEN
+            due := greatest(due, holder.run_at);
+        END IF;
+        UPDATE taskd.job AS j
+        SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
+            state = CASE WHEN due > now() OR j.crashes > 0 THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+            run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
+            version = enqueue_unique.version, follower = NULL
+        WHERE j.id = holder.id;
+        outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
+        EXIT;
+    END LOOP;
+    IF outcome = 'enqueued' AND held_for_s IS NOT NULL OR version IS NOT NULL THEN
+        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until)
+        VALUES (
+            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
+            now() + make_interval(secs => held_for_s)
+        )
+        ON CONFLICT (task, unique_key) DO UPDATE
+        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until;
+    END IF;
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.ring(goes_to);
+    END IF;
+END
+$$;
+
+CREATE FUNCTION taskd.follow(task text, unique_key text, follower jsonb) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    due timestamptz := follower ->> 'run_at';
+    born bigint;
+BEGIN
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version
+    ) VALUES (
+        follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
+        CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
+        (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
+        'live', follow.unique_key, (follower ->> 'version')::bigint
+    )
+    RETURNING j.id INTO born;
+    UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.ring(follower ->> 'queue');
+    END IF;
+    RETURN born;
+END
+$$;
+
+CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+BEGIN
+    IF cardinality(tasks) > 1 THEN
+        PERFORM j.id
+        FROM unnest(tasks, unique_keys, on_conflicts, versions) AS c (task, unique_key, on_conflict, version)
+        JOIN taskd.job AS j
+          ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
+        WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
+                   ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR now() <> statement_timestamp()) END
+        ORDER BY j.id
+        FOR UPDATE OF j;
+    END IF;
+END
+$$;
 
 CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -203,6 +376,41 @@ CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
         RETURNING 1
     )
     SELECT count(*) FROM gone
+$$;
+
+CREATE FUNCTION taskd.refuse(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    odd text;
+BEGIN
+    IF queue IS NULL THEN
+        RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Start a worker that knows the task, or say queue => ''...''.';
+    END IF;
+    IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(args::text) > 262144 THEN
+        RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Store the data elsewhere and pass a reference to it.';
+    END IF;
+    SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
 $$;
 
 CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
@@ -281,6 +489,10 @@ CREATE TABLE taskd.job (
     task taskd.task_name NOT NULL,
     args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
     errors jsonb DEFAULT '[]'::jsonb NOT NULL,
+    key_scope taskd.key_scope,
+    unique_key taskd.unique_key,
+    version bigint,
+    follower jsonb,
     CONSTRAINT job_is_live CHECK ((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state]))),
     CONSTRAINT job_running_is_owned CHECK (((state = 'running'::taskd.job_state) = (worker_id IS NOT NULL))),
     CONSTRAINT job_suspect_is_not_queued CHECK (((state <> 'queued'::taskd.job_state) OR (crashes = 0)))
@@ -309,6 +521,9 @@ CREATE TABLE taskd.job_history (
     args jsonb NOT NULL,
     errors jsonb NOT NULL,
     result jsonb,
+    key_scope taskd.key_scope,
+    unique_key text,
+    version bigint,
     CONSTRAINT job_history_is_finished CHECK ((state = ANY (ARRAY['done'::taskd.job_state, 'failed'::taskd.job_state, 'cancelled'::taskd.job_state])))
 )
 PARTITION BY RANGE (expires_at);
@@ -335,6 +550,9 @@ CREATE TABLE taskd.job_history_default (
     args jsonb NOT NULL,
     errors jsonb NOT NULL,
     result jsonb,
+    key_scope taskd.key_scope,
+    unique_key text,
+    version bigint,
     CONSTRAINT job_history_is_finished CHECK ((state = ANY (ARRAY['done'::taskd.job_state, 'failed'::taskd.job_state, 'cancelled'::taskd.job_state])))
 );
 
@@ -345,6 +563,14 @@ ALTER TABLE taskd.job ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
+);
+
+CREATE TABLE taskd.job_key (
+    task text NOT NULL,
+    unique_key text NOT NULL,
+    job_id bigint NOT NULL,
+    version bigint,
+    until timestamp with time zone NOT NULL
 );
 
 CREATE VIEW taskd.jobs AS
@@ -368,7 +594,10 @@ CREATE VIEW taskd.jobs AS
     NULL::text AS reason,
     (job.args)::jsonb AS args,
     job.errors,
-    NULL::jsonb AS result
+    NULL::jsonb AS result,
+    (job.key_scope)::text AS key_scope,
+    (job.unique_key)::text AS unique_key,
+    job.version
    FROM taskd.job
 UNION ALL
  SELECT job_history.id,
@@ -391,7 +620,10 @@ UNION ALL
     job_history.reason,
     job_history.args,
     job_history.errors,
-    job_history.result
+    job_history.result,
+    (job_history.key_scope)::text AS key_scope,
+    job_history.unique_key,
+    job_history.version
    FROM taskd.job_history;
 
 CREATE TABLE taskd.migration (
@@ -450,6 +682,9 @@ ALTER TABLE ONLY taskd.job_history ATTACH PARTITION taskd.job_history_default DE
 ALTER TABLE ONLY taskd.attendance
     ADD CONSTRAINT attendance_pkey PRIMARY KEY (queue, worker_id);
 
+ALTER TABLE ONLY taskd.job_key
+    ADD CONSTRAINT job_key_pkey PRIMARY KEY (task, unique_key);
+
 ALTER TABLE ONLY taskd.job
     ADD CONSTRAINT job_pkey PRIMARY KEY (id);
 
@@ -480,6 +715,10 @@ CREATE INDEX job_history_default_finished_at_idx ON taskd.job_history_default US
 CREATE INDEX job_history_id ON ONLY taskd.job_history USING btree (id);
 
 CREATE INDEX job_history_default_id_idx ON taskd.job_history_default USING btree (id);
+
+CREATE UNIQUE INDEX job_holds_key ON taskd.job USING btree (task, unique_key) WHERE ((unique_key IS NOT NULL) AND ((key_scope = 'live'::taskd.key_scope) OR (fence = 0)));
+
+CREATE INDEX job_key_until ON taskd.job_key USING btree (until);
 
 CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
 

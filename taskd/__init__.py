@@ -8,6 +8,7 @@ from taskd.core.context import Context
 from taskd.core.job import JobState, NewJob
 from taskd.core.outcome import Cancel, Fail, Retry, Snooze
 from taskd.core.resource import resource
+from taskd.core.unique import Enqueued, Unique
 from taskd.errors import TaskdError
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Client",
     "Context",
     "Custom",
+    "Enqueued",
     "Exponential",
     "Fail",
     "Fixed",
@@ -25,6 +27,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskdError",
+    "Unique",
     "aclose_default",
     "configure",
     "resource",

@@ -15,7 +15,8 @@ TaskdError                       1
 ├── EnqueueError                 2
 │   ├── UnknownTask                 nobody has published that task and no queue was named
 │   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
-│   └── InvalidJob                  queue, priority, time or attempts outside their limits
+│   ├── InvalidJob                  queue, priority, time or attempts outside their limits
+│   └── KeyHeld                     another job holds the unique key, and that was to be said
 ├── JobNotFound                  3  no live or finished job has that id
 ├── InvalidTransition            1  a job in that state cannot do that
 └── LeaseLost                    1  this attempt no longer owns its job
@@ -103,6 +104,10 @@ class InvalidArgs(EnqueueError):
 
 class InvalidJob(EnqueueError):
     """An option of the job (queue, priority, time, attempts, timeout) is outside its limits."""
+
+
+class KeyHeld(EnqueueError):
+    """Another job holds the unique key of a job that is to fail then; nothing was written."""
 
 
 class JobNotFound(TaskdError):

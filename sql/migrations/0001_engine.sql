@@ -24,10 +24,17 @@ CREATE DOMAIN taskd.attempts AS smallint
     CONSTRAINT attempts_are_1_to_1000 CHECK (VALUE BETWEEN 1 AND 1000);
 CREATE DOMAIN taskd.timeout_s AS double precision
     CONSTRAINT timeout_is_1_ms_to_30_days CHECK (VALUE BETWEEN 0.001 AND 2592000);
+CREATE DOMAIN taskd.unique_key AS text
+    CONSTRAINT unique_key_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
+    CONSTRAINT unique_key_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
 
 CREATE TYPE taskd.job_state AS ENUM (
     'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
 );
+
+-- For how long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until
+-- it has finished.
+CREATE TYPE taskd.key_scope AS ENUM ('waiting', 'live');
 
 -- Live jobs. Fixed-width columns first, so that no row carries padding.
 CREATE TABLE taskd.job (
@@ -50,6 +57,10 @@ CREATE TABLE taskd.job (
     task taskd.task_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',
     errors jsonb NOT NULL DEFAULT '[]',     -- the first and the last 19 attempts that failed
+    key_scope taskd.key_scope,
+    unique_key taskd.unique_key,
+    version bigint,                         -- of what the job works on; newer wins
+    follower jsonb,                         -- the job of a newer version that came while this one ran
     CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'queued', 'running')),
     CONSTRAINT job_running_is_owned CHECK ((state = 'running') = (worker_id IS NOT NULL)),
     -- A job that may have killed its worker never enters the hot index (the slow lane).
@@ -69,6 +80,22 @@ CREATE INDEX job_suspect ON taskd.job (run_at) WHERE state = 'scheduled' AND cra
 -- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'` cannot use this index, so that the planner has
 -- no choice but the primary key. Given the choice it walked all running rows: 100 ms for 1,000 acks, not 5.
 CREATE INDEX job_running ON taskd.job (worker_id) WHERE worker_id IS NOT NULL;
+-- Who holds a key. Nothing but a first claim and an end takes a row out of it, and nothing puts one back in: a retry,
+-- a release or a rescue cannot collide with the job that has got the key meanwhile, as fences never shrink.
+CREATE UNIQUE INDEX job_holds_key ON taskd.job (task, unique_key)
+    WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0);
+
+-- Keys that are held for a while, whatever became of the job. Written after the job's row, which decides who is
+-- first; a row whose time is over means nothing, and upkeep forgets it.
+CREATE TABLE taskd.job_key (
+    task text NOT NULL,
+    unique_key text NOT NULL,
+    job_id bigint NOT NULL,
+    version bigint,
+    until timestamptz NOT NULL,
+    PRIMARY KEY (task, unique_key)
+);
+CREATE INDEX job_key_until ON taskd.job_key (until);
 
 -- Finished jobs, partitioned by the day on which they expire, so that any retention is a
 -- dropped partition. Types are the base types: what was checked on its way in is not
@@ -95,6 +122,9 @@ CREATE TABLE taskd.job_history (
     args jsonb NOT NULL,
     errors jsonb NOT NULL,
     result jsonb,
+    key_scope taskd.key_scope,
+    unique_key text,
+    version bigint,
     CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled'))
 ) PARTITION BY RANGE (expires_at);
 
@@ -184,12 +214,12 @@ CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts, cancel_asked,
            enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
-           args::jsonb, errors, NULL::jsonb AS result
+           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version
     FROM taskd.job
     UNION ALL
     SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
            fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
-           errors, result
+           errors, result, key_scope::text, unique_key, version
     FROM taskd.job_history;
 
 -- Partition upkeep needs names made of dates, so it is a function and not a statement; it runs with
@@ -358,6 +388,42 @@ BEGIN
 END
 $$;
 
+-- Says what is wrong with a job that names no queue, or whose arguments do not fit what was published.
+CREATE FUNCTION taskd.refuse(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    odd text;
+BEGIN
+    IF queue IS NULL THEN
+        RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Start a worker that knows the task, or say queue => ''...''.';
+    END IF;
+    IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(args::text) > 262144 THEN
+        RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Store the data elsewhere and pass a reference to it.';
+    END IF;
+    SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
 -- Enqueues one job; its id. `checked`: the arguments were, by a client that knows the task. All in one function, with
 -- few statements and expressions, for each of them is prepared anew in each transaction: 16 clients that committed one
 -- job each reached 0.69 of plain inserts with a function for each step, and 0.81 so. The ring is taskd.ring(), written
@@ -383,7 +449,6 @@ DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     required text[];
     accepted text[];
-    odd text;
     job_id bigint;
 BEGIN
     IF NOT checked THEN
@@ -394,30 +459,7 @@ BEGIN
         IF queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& required OR args - accepted <> '{}'
         THEN
-            IF queue IS NULL THEN
-                RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
-                    USING ERRCODE = 'invalid_parameter_value',
-                          HINT = 'Start a worker that knows the task, or say queue => ''...''.';
-            END IF;
-            IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
-                RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
-            IF octet_length(args::text) > 262144 THEN
-                RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
-                    USING ERRCODE = 'program_limit_exceeded',
-                          HINT = 'Store the data elsewhere and pass a reference to it.';
-            END IF;
-            SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
-            IF odd IS NOT NULL THEN
-                RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
-            SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
-            IF odd IS NOT NULL THEN
-                RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
+            PERFORM taskd.refuse(task, queue, args, required, accepted);
         END IF;
     END IF;
     INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
@@ -459,6 +501,237 @@ CREATE FUNCTION taskd.enqueue(
 ) RETURNS bigint
 LANGUAGE sql
 RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
+
+-- Enqueues a job that holds a unique key, or finds out who holds it: the job that does, and what happened: `enqueued`,
+-- `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
+--
+--     SELECT * FROM taskd.enqueue_unique('sync_account', '{"id": 42}', 'account-42', queue => 'sync');
+--
+-- on_conflict: `skip` leaves the holder as it is; `replace` gives a holder that waits the new arguments, priority,
+-- limits and time; `debounce` does the same, but puts its time no later than debounce_max_s after it was enqueued;
+-- `raise` fails. One that runs is never changed, and the time of a retry not brought forward. With for_s the key stays held for so long, also when its job has ended.
+--
+-- With a version, newer wins and on_conflict says nothing: a version that is not newer than the last one of its key is
+-- `ignored`, whether that waits, runs or has ended, which is remembered for 30 days. A newer one replaces a holder that
+-- waits. On one that runs it is put down, and `follows` when that ends, whatever its end: never two at once, and
+-- none is lost, for what ends it takes the row along as it is then.
+--
+-- The row of a job decides who is first: a second one with its key waits at the index until the first has
+-- committed; so when a row was written, all is looked at once more. A holder that waits is locked until the caller
+-- commits: so it starts after that and sees what the caller has written. Claims pass over it meanwhile, hence the ring.
+-- It runs with its owner's rights, for producers may change no row.
+CREATE FUNCTION taskd.enqueue_unique(
+    task text,
+    args jsonb,
+    unique_key text,
+    queue text DEFAULT NULL,
+    priority integer DEFAULT 100,
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL,
+    key_scope text DEFAULT 'live',
+    for_s double precision DEFAULT NULL,
+    on_conflict text DEFAULT 'skip',
+    debounce_max_s double precision DEFAULT NULL,
+    version bigint DEFAULT NULL,
+    checked boolean DEFAULT false,
+    OUT job_id bigint,
+    OUT outcome text
+)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<asked>>
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    goes_to text := queue;
+    required text[];
+    accepted text[];
+    held_for_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
+    mine bigint;
+    holder record;
+BEGIN
+    IF unique_key IS NULL OR key_scope IS NULL
+       OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'debounce', 'raise')
+    THEN
+        RAISE EXCEPTION 'enqueue_unique() needs a unique key, its scope, and skip, replace, debounce or raise on conflict'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF for_s NOT BETWEEN 0.001 AND 31536000 OR debounce_max_s NOT BETWEEN 0 AND 31536000 THEN
+        RAISE EXCEPTION 'for_s and debounce_max_s are seconds, up to a year' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF version IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
+        RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT checked THEN
+        SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, asked.required, asked.accepted
+        FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
+        IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+           OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
+        THEN
+            PERFORM taskd.refuse(enqueue_unique.task, goes_to, enqueue_unique.args, asked.required, asked.accepted);
+        END IF;
+    END IF;
+    LOOP
+        SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
+        FROM taskd.job AS j
+        WHERE j.task = enqueue_unique.task AND j.unique_key = enqueue_unique.unique_key
+          AND (j.key_scope = 'live' OR j.fence = 0) AND j.id IS DISTINCT FROM mine;
+        IF NOT FOUND THEN
+            SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
+            FROM taskd.job_key AS k
+            WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
+              AND k.until > clock_timestamp()
+              AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version);
+        END IF;
+        IF NOT FOUND AND mine IS NULL THEN
+            INSERT INTO taskd.job AS j (
+                queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
+                version
+            ) VALUES (
+                goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
+                CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+                due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
+                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version
+            )
+            ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
+            DO NOTHING
+            RETURNING j.id INTO mine;
+            CONTINUE;
+        END IF;
+        IF NOT FOUND THEN
+            job_id := mine;
+            outcome := 'enqueued';
+            EXIT;
+        END IF;
+        -- A window that was opened, and whose job has ended, between a look and the insert.
+        DELETE FROM taskd.job AS j WHERE j.id = mine;
+        mine := NULL;
+        IF on_conflict = 'raise' THEN
+            RAISE EXCEPTION 'job % of task "%" holds the unique key "%"', holder.id, task, unique_key
+                USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key';
+        END IF;
+        job_id := holder.id;
+        outcome := CASE WHEN version IS NULL THEN 'skipped' ELSE 'ignored' END;
+        IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
+            RETURN;
+        END IF;
+        -- The client's own statement, and nothing else in its transaction: whatever it is about was committed before, and
+        -- a job that begins from now on sees that. (Producers that locked a busy key in turn kept it from its worker.)
+        IF on_conflict = 'skip' AND version IS NULL AND checked AND now() = statement_timestamp() THEN
+            RETURN;
+        END IF;
+        SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
+               greatest(j.version, (j.follower ->> 'version')::bigint) AS version
+        INTO holder
+        FROM taskd.job AS j
+        WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+          AND (j.key_scope = 'live' OR j.fence = 0)
+        FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        CONTINUE WHEN holder.version >= version;
+        IF holder.state = 'running' THEN
+            UPDATE taskd.job AS j
+            SET follower = jsonb_build_object(
+                'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
+                'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
+                'version', enqueue_unique.version
+            )
+            WHERE j.id = holder.id;
+            outcome := 'follows';
+            due := 'infinity';
+            EXIT;
+        END IF;
+        IF on_conflict = 'skip' AND version IS NULL THEN
+            goes_to := holder.queue;
+            due := holder.run_at;
+            EXIT;
+        END IF;
+        IF on_conflict = 'debounce' THEN
+            due := least(due, holder.enqueued_at + make_interval(secs => debounce_max_s));
+        END IF;
+        -- Whoever enqueues often must not take the delays away between the attempts of one that fails.
+        IF holder.tries > 0 THEN
+            due := greatest(due, holder.run_at);
+        END IF;
+        UPDATE taskd.job AS j
+        SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
+            state = CASE WHEN due > now() OR j.crashes > 0 THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+            run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
+            version = enqueue_unique.version, follower = NULL
+        WHERE j.id = holder.id;
+        outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
+        EXIT;
+    END LOOP;
+    IF outcome = 'enqueued' AND held_for_s IS NOT NULL OR version IS NOT NULL THEN
+        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until)
+        VALUES (
+            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
+            now() + make_interval(secs => held_for_s)
+        )
+        ON CONFLICT (task, unique_key) DO UPDATE
+        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until;
+    END IF;
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.ring(goes_to);
+    END IF;
+END
+$$;
+
+-- Locks, in the order of their ids, those holders of keys that a batch will lock one by one in the order of the keys: acks,
+-- cancels and retries lock by id, and would deadlock with it.
+CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[]) RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    IF cardinality(tasks) > 1 THEN
+        PERFORM j.id
+        FROM unnest(tasks, unique_keys, on_conflicts, versions) AS c (task, unique_key, on_conflict, version)
+        JOIN taskd.job AS j
+          ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
+        WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
+                   ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR now() <> statement_timestamp()) END
+        ORDER BY j.id
+        FOR UPDATE OF j;
+    END IF;
+END
+$$;
+
+-- The job of a newer version, when the one that ran while it came has ended. Its key is free by then: the row that had
+-- it was deleted by the same statement. With its owner's rights, for workers make no jobs.
+CREATE FUNCTION taskd.follow(task text, unique_key text, follower jsonb) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    due timestamptz := follower ->> 'run_at';
+    born bigint;
+BEGIN
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version
+    ) VALUES (
+        follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
+        CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
+        (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
+        'live', follow.unique_key, (follower ->> 'version')::bigint
+    )
+    RETURNING j.id INTO born;
+    UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.ring(follower ->> 'queue');
+    END IF;
+    RETURN born;
+END
+$$;
 
 -- PostgreSQL lets everybody call a new function. These run with their owner's rights, or write: who may
 -- call them is said in sql/roles.sql, and until that was run nobody but their owner may.

@@ -11,7 +11,7 @@
 -- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
 -- with cancels (7 runs of 8). The acks' connection has it switched off. How long queues keep what is done is looked
 -- up once for the batch, and only of those that keep it for another time than a week: a probe of the
--- queue's row for each job took 1 us of 10.
+-- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -28,16 +28,20 @@ WITH keep AS MATERIALIZED (
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
-        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
+        key_scope, unique_key, version
     )
     SELECT id, worker_id, enqueued_at, run_at, started_at, clock_timestamp(),
            coalesce(now() + make_interval(secs => ((SELECT seconds FROM keep) ->> queue)::integer),
                     (SELECT now() + interval '604800 s')),
-           timeout_s, fence, 'done', priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors
+           timeout_s, fence, 'done', priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
+           key_scope, unique_key, version
     FROM ended
     WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0
+), followed AS (
+    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 )
-SELECT count(*) AS written FROM ended;
+SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed FROM ended;
 
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
 -- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
@@ -85,18 +89,21 @@ WITH held AS MATERIALIZED (
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
               job.fence, held.state, job.priority, job.attempt - held.refund::integer AS attempt,
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
-              held.reason, held.errors, held.result
+              held.reason, held.errors, held.result, job.key_scope, job.unique_key, job.version,
+              job.follower
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason,
-        errors, result
+        errors, result,
+        key_scope, unique_key, version
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => keep.seconds), ended.timeout_s, ended.fence,
            ended.state::taskd.job_state, ended.priority, ended.attempt, ended.max_attempts,
            ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, ended.reason,
-           ended.errors, ended.result::jsonb
+           ended.errors, ended.result::jsonb,
+           ended.key_scope, ended.unique_key, ended.version
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     CROSS JOIN LATERAL (
@@ -118,8 +125,10 @@ WITH held AS MATERIALIZED (
     RETURNING job.queue::text
 ), rung AS (
     SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
+), followed AS (
+    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 )
-SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
+SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f;
 
 -- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
 
@@ -168,14 +177,18 @@ WITH ended AS (
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
-        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors, result
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors, result,
+        key_scope, unique_key, version
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => coalesce(queue.keep_done_s, 604800)), ended.timeout_s,
            ended.fence, 'done', ended.priority, ended.attempt, ended.max_attempts, ended.crashes,
-           ended.interrupts, ended.queue, ended.task, ended.args, ended.errors, $4::text::jsonb
+           ended.interrupts, ended.queue, ended.task, ended.args, ended.errors, $4::text::jsonb,
+           ended.key_scope, ended.unique_key, ended.version
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_done_s, 604800) > 0
+), followed AS (
+    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 )
-SELECT id FROM ended;
+SELECT id FROM ended, (SELECT count(*) FROM followed) AS f;

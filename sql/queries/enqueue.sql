@@ -36,3 +36,37 @@ SELECT id FROM born, (SELECT count(*) FROM rung) AS r;
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled
 SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8, true) AS id;
+
+-- Jobs of which some hold a unique key (see the function): each by itself, keys in one order, so that two
+-- batches cannot wait for each other's. What a batch will lock it locks first, in the order of acks. `n` is a job's place in
+-- the arrays; named twice, it keeps the planner from taking two equal jobs for one.
+
+-- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[])
+-- roles: producer, admin
+-- moves: - -> queued, - -> scheduled, queued -> scheduled, scheduled -> queued
+SELECT done.n, done.job_id AS id, done.outcome
+FROM (
+    SELECT a.*
+    FROM taskd.lock_holders($1::text[], $9::text[], $12::text[], $14::bigint[]),
+         unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[],
+                $7::smallint[], $8::double precision[], $9::text[], $10::text[], $11::double precision[], $12::text[],
+                $13::double precision[], $14::bigint[])
+        WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, unique_key, key_scope,
+                              for_s, on_conflict, debounce_max_s, version, n)
+    ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
+) AS asked
+CROSS JOIN LATERAL (
+    SELECT asked.n, job_id, outcome
+    FROM taskd.enqueue_unique(
+        asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
+        asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
+        asked.version, true
+    )
+    WHERE asked.unique_key IS NOT NULL
+    UNION ALL
+    SELECT asked.n, taskd.enqueue_one(
+        asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
+        asked.timeout_s, true
+    ), 'enqueued'
+    WHERE asked.unique_key IS NULL
+) AS done;

@@ -18,3 +18,18 @@ SELECT taskd.drop_expired_partition($1) AS dropped;
 -- name: prune_default_partition(batch bigint)
 -- roles: worker
 SELECT taskd.prune_default_partition($1) AS pruned;
+
+-- Keys whose time is over, some at a time. One that a producer is just taking anew is stepped over: it shall neither be
+-- deleted when that has committed, nor be waited for while others are locked here. now() and not the clock, for which
+-- there would be no index.
+
+-- name: prune_keys(batch bigint)
+-- roles: worker
+WITH gone AS (
+    DELETE FROM taskd.job_key
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM taskd.job_key WHERE until <= now() ORDER BY until LIMIT $1 FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING 1
+)
+SELECT count(*) AS pruned FROM gone;

@@ -149,17 +149,20 @@ WITH RECURSIVE owner AS (
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
               job.fence, held.state, job.priority, job.attempt, job.max_attempts,
               job.crashes + 1 AS crashes, job.interrupts, job.queue, job.task, job.args,
-              held.reason, held.errors
+              held.reason, held.errors, job.key_scope, job.unique_key, job.version,
+              job.follower
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
-        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+        key_scope, unique_key, version
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
            ended.fence, ended.state::taskd.job_state, ended.priority, ended.attempt,
            ended.max_attempts, ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
-           ended.reason, ended.errors
+           ended.reason, ended.errors,
+           ended.key_scope, ended.unique_key, ended.version
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0
@@ -175,8 +178,10 @@ WITH RECURSIVE owner AS (
     RETURNING job.queue::text
 ), rung AS (
     SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
+), followed AS (
+    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 )
-SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r;
+SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f;
 
 -- name: forget_workers(after_s double precision)
 -- roles: worker

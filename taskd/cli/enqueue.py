@@ -12,9 +12,10 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskd.cli.lines import Bar, Chunk, LineError, Progress, read_chunks
+from taskd.cli.lines import Bar, Chunk, LineError, Progress, read_chunks, with_unique
 from taskd.cli.output import count
 from taskd.cli.session import DURATION, MOMENT, QUEUE, Session, pass_session, run
+from taskd.core.unique import Enqueued, KeyScope, OnConflict
 from taskd.errors import EnqueueError, InvalidArgs, StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:
@@ -35,6 +36,22 @@ PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
 @click.option(
     "--timeout", "timeout_s", type=DURATION, help="Of one attempt; the task's own by default."
 )
+@click.option("--unique-key", metavar="KEY", help="At most one job of the task holds it.")
+@click.option(
+    "--key-scope",
+    type=click.Choice([each.value for each in KeyScope]),
+    help="Until it is claimed, or until it has finished.  [default: live]",
+)
+@click.option("--key-for", "for_s", type=DURATION, help="The key is held at least so long: 1h.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice([each.value for each in OnConflict]),
+    help="When another job holds the key.  [default: skip]",
+)
+@click.option(
+    "--debounce-max", "debounce_max_s", type=DURATION, help="With debounce: put off at most so far."
+)
+@click.option("--version", type=int, help="Of what the job works on: newer wins, older is ignored.")
 @click.option("--ids", is_flag=True, help="With -: print the ids.")
 @pass_session
 def enqueue(
@@ -50,12 +67,16 @@ def enqueue(
 
     Prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
 
+    With --unique-key it may be that of another job, which holds the key: stderr tells what
+    happened to it then.
+
     With - as the task, stdin holds one JSON object a line, of which only the task is needed:
 
     \b
     {"task": "send_report", "args": {"to": "ada@example.org"}, "queue": "email",
      "priority": 10, "run_at": "2026-12-01T08:00:00Z", "delay_s": 300 (or "in": "5m"),
-     "max_attempts": 5, "timeout_s": 30}
+     "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
+     "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7}
 
     Options on the command line hold for the lines that do not say them. A thousand lines are
     one transaction; the first line that is wrong ends it, and what was enqueued is said.
@@ -68,14 +89,17 @@ def enqueue(
         _enqueue_lines(session, sys.stdin.buffer, options, ids)
         return
     args = _args(pairs, args_json)
-    click.echo(run(_enqueue_one(session, task, args, options)))
+    enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
+    if enqueued.outcome != "enqueued":
+        session.say(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
+    click.echo(enqueued)
 
 
 async def _enqueue_one(
     session: Session, task: str, args: dict[str, Any], options: dict[str, Any]
-) -> int:
+) -> Enqueued:
     async with session.client() as client:
-        return await client.enqueue_named(task, args, **_given(options))
+        return await client.enqueue_named(task, args, **options)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +154,9 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else "nobody reads the ids"
         click.echo(f"taskd: {progress.told(why, doubtful=True)}", err=True)
         raise
-    session.say(f"{count(progress.jobs, 'job')} enqueued")
+    others = progress.jobs - progress.enqueued
+    held = f"; {count(others, 'line')} found a key that is held" if others else ""
+    session.say(f"{count(progress.enqueued, 'job')} enqueued{held}")
 
 
 def _enqueue_chunks(
@@ -146,7 +172,7 @@ def _enqueue_chunks(
                 for chunk in read_chunks(source, defaults):
                     progress.sent = chunk
                     enqueued = runner.run(_send(session, client, chunk))
-                    progress.committed(chunk)
+                    progress.committed(chunk, enqueued)
                     bar.at(chunk.end_byte, progress.jobs)
                     if ids:
                         click.echo("\n".join(map(str, enqueued)))
@@ -154,7 +180,7 @@ def _enqueue_chunks(
             runner.run(stack.aclose())
 
 
-async def _send(session: Session, client: Client, chunk: Chunk) -> list[int]:
+async def _send(session: Session, client: Client, chunk: Chunk) -> list[Enqueued]:
     try:
         return await client.enqueue_many(chunk.jobs)
     except EnqueueError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import click
@@ -14,6 +14,7 @@ import msgspec
 from taskd.cli.session import parse_moment
 from taskd.config import parse_duration_s
 from taskd.core.job import PAYLOAD_BYTES_MAX, NewJob
+from taskd.core.unique import Enqueued, Unique
 from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
 
 # What one statement takes, whichever comes first; so much is held in memory.
@@ -21,6 +22,32 @@ CHUNK_JOBS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 # A payload at its limit may take six times its size when every character is escaped.
 LINE_BYTES_MAX = 8 * PAYLOAD_BYTES_MAX
+
+
+# As they are called beside a job's other options, and in Unique.
+KEY_OPTIONS = {
+    "unique_key": "key",
+    "key_scope": "scope",
+    "for_s": "for_s",
+    "on_conflict": "on_conflict",
+    "debounce_max_s": "debounce_max_s",
+    "version": "version",
+}
+
+
+def with_unique(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a job with what they say of its unique key in one.
+
+    Raises:
+        InvalidJob: they are outside their limits, or rules for a key that is not given.
+    """
+    others = {name: value for name, value in options.items() if name not in KEY_OPTIONS}
+    rules = {KEY_OPTIONS[name]: value for name, value in options.items() if name in KEY_OPTIONS}
+    if not rules:
+        return others
+    if "key" not in rules:
+        raise InvalidJob(f"{', '.join(set(options) & set(KEY_OPTIONS))}: of which unique_key?")
+    return {**others, "unique": Unique(**rules)}
 
 
 class LineError(EnqueueError):
@@ -39,6 +66,12 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     in_: str | None = msgspec.field(default=None, name="in")
     max_attempts: int | None = None
     timeout_s: float | None = None
+    unique_key: str | None = None
+    key_scope: str | None = None
+    for_s: float | None = None
+    on_conflict: str | None = None
+    debounce_max_s: float | None = None
+    version: int | None = None
 
     def job(self, defaults: Mapping[str, Any]) -> NewJob:
         """The job it asks for, with the command line's options where it is silent.
@@ -46,10 +79,11 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         Raises:
             EnqueueError, ValueError: a value is wrong.
         """
-        names = ("queue", "priority", "max_attempts", "timeout_s")
+        names = ("queue", "priority", "max_attempts", "timeout_s", *KEY_OPTIONS)
         said = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in said.items() if value is not None}
-        return NewJob(self.task, self._args_text(), **{**defaults, **own, **self._when()})
+        options = with_unique({**defaults, **own, **self._when()})
+        return NewJob(self.task, self._args_text(), **options)
 
     def _args_text(self) -> str:
         # The text as it was written, whole numbers of any size included; spaces do not count.
@@ -128,19 +162,21 @@ class Progress:
     """How far a bulk got.
 
     Attributes:
-        jobs: how many are committed.
+        jobs: how many are committed, or found a key that is held.
+        enqueued: how many of these are new jobs.
         line: the last line of these.
         sent: the chunk that is on its way.
     """
 
     def __init__(self) -> None:
-        self.jobs = 0
+        self.jobs = self.enqueued = 0
         self.line = 0
         self.sent: Chunk | None = None
 
-    def committed(self, chunk: Chunk) -> None:
-        """The chunk is enqueued."""
+    def committed(self, chunk: Chunk, told: Sequence[Enqueued]) -> None:
+        """The chunk is enqueued, or was told who holds its keys."""
         self.jobs += len(chunk.jobs)
+        self.enqueued += sum(each.outcome == "enqueued" for each in told)
         self.line = chunk.end_line
         self.sent = None
 

@@ -18,6 +18,7 @@ from taskd.config import Settings
 from taskd.core.job import JobState, NewJob, check_queue
 from taskd.core.outcome import clean_reason
 from taskd.core.task import encode_args
+from taskd.core.unique import Enqueued
 from taskd.errors import InvalidJob
 from taskd.store import jobs as stored_jobs
 from taskd.store import queues as stored_queues
@@ -120,13 +121,16 @@ class Client:
 
     # Enqueueing.
 
-    async def enqueue(self, job: NewJob, *, conn: object = None) -> int:
-        """Enqueue a job; its id. A job without a queue goes where its published task says.
+    async def enqueue(self, job: NewJob, *, conn: object = None) -> Enqueued:
+        """Enqueue a job; its id, or that of the job that holds its unique key, and what happened.
+
+        A job without a queue goes where its published task says.
 
         Raises:
             UnknownTask, InvalidArgs: the job names no queue, and its task is not published, or
                 its arguments do not fit.
             InvalidJob: PostgreSQL refuses a value; nothing was written.
+            KeyHeld: another job holds its unique key, and on_conflict is `raise`.
             StoreUnavailable: PostgreSQL cannot be reached, or broke off: then the job may have been
                 written.
             SchemaMissing: the database has no schema taskd.
@@ -134,12 +138,13 @@ class Client:
         """
         return (await produce(await self._on(conn), [job], self._built_ins))[0]
 
-    async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[int]:
+    async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.
 
         The jobs may come from a generator, which is read as it goes. With `conn` all of them are
-        part of its transaction. Without, every thousand (every 8 MiB) is a transaction of its own:
-        after an error, earlier thousands are enqueued.
+        part of its transaction; two such transactions of over a thousand jobs with unique keys may
+        deadlock, as keys are ordered within a thousand. Without, every thousand (every 8 MiB) is a
+        transaction of its own: after an error, earlier thousands are enqueued.
 
         Raises:
             As enqueue().
@@ -153,7 +158,7 @@ class Client:
         *,
         conn: object = None,
         **options: Unpack[JobOptions],
-    ) -> int:
+    ) -> Enqueued:
         """Enqueue a job of a task that is not imported here; its id.
 
         What workers have published decides the queue and checks the arguments. A task that
@@ -163,7 +168,8 @@ class Client:
             task: the task's name.
             args: its arguments by name; anything that has a JSON form.
             conn: the caller's connection.
-            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, as in NewJob.
+            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, as in
+                NewJob.
 
         Raises:
             As enqueue().
@@ -171,7 +177,7 @@ class Client:
         job = NewJob(task, encode_args(task, args or {}), **given(options))
         return await self.enqueue(job, conn=conn)
 
-    def enqueue_sync(self, job: NewJob, *, conn: object = None) -> int:
+    def enqueue_sync(self, job: NewJob, *, conn: object = None) -> Enqueued:
         """As enqueue(), for code without an event loop; `conn` is a connection that blocks.
 
         Raises:
@@ -179,7 +185,7 @@ class Client:
         """
         return self.enqueue_many_sync([job], conn=conn)[0]
 
-    def enqueue_many_sync(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[int]:
+    def enqueue_many_sync(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """As enqueue_many(), for code without an event loop; `conn` is a connection that blocks.
 
         Without `conn`, a generator is read in the client's background thread.
@@ -199,7 +205,7 @@ class Client:
         *,
         conn: object = None,
         **options: Unpack[JobOptions],
-    ) -> int:
+    ) -> Enqueued:
         """As enqueue_named(), for code without an event loop; `conn` is a connection that blocks.
 
         Raises:

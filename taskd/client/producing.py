@@ -13,6 +13,7 @@ import msgspec
 
 from taskd.core.job import NewJob
 from taskd.core.task import Task
+from taskd.core.unique import Enqueued, Unique
 from taskd.errors import InvalidArgs, UnknownTask
 from taskd.store import jobs as stored_jobs
 from taskd.store import tasks as stored_tasks
@@ -44,6 +45,7 @@ class JobOptions(TypedDict, total=False):
     delay_s: float | None
     max_attempts: int | None
     timeout_s: float | None
+    unique: Unique | None
 
 
 def given(options: JobOptions) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def given(options: JobOptions) -> dict[str, Any]:
 
 async def produce(
     on: Fetches, jobs: Iterable[NewJob], built_ins: BuiltIns = no_built_ins
-) -> list[int]:
+) -> list[Enqueued]:
     """Insert jobs, a statement per thousand (or 8 MiB); their ids, in the order of the jobs.
 
     Arguments that were not checked against a signature here are checked against what workers have
@@ -64,7 +66,7 @@ async def produce(
         UnknownTask: a job names no queue, and nobody knows its task.
         InvalidArgs: a job's arguments do not fit the published task.
     """
-    ids: list[int] = []
+    ids: list[Enqueued] = []
     for batch in _batches(jobs):
         ids += await stored_jobs.enqueue(on, await _placed(on, batch, built_ins))
     return ids

@@ -14,6 +14,7 @@ from taskd.core import registry as registries
 from taskd.core import task as core
 from taskd.core.context import Context
 from taskd.core.job import NewJob
+from taskd.core.unique import Enqueued, Unique
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,15 +33,15 @@ class Enqueues(Generic[P]):
         raise NotImplementedError
 
     @overload
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> int: ...
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
 
     # A type checker cannot add `conn` to the handler's parameters, so that with it the arguments
     # are checked when this runs only; `client.enqueue(task.job(...), conn=tx)` has both.
     @overload
-    async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> int: ...
+    async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
-    async def enqueue(self, *args: Any, conn: object = None, **kwargs: Any) -> int:
-        """Enqueue a job with these arguments; its id.
+    async def enqueue(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
+        """Enqueue a job with these arguments; its id, or that of the job that holds its key.
 
         Args:
             args: the handler's arguments, checked against its signature.
@@ -51,17 +52,18 @@ class Enqueues(Generic[P]):
         Raises:
             InvalidArgs: they do not fit, are not JSON, or take over 256 KiB.
             InvalidJob: an option is outside its limits.
+            KeyHeld: another job holds its unique key, and on_conflict is `raise`.
             StoreUnavailable: PostgreSQL cannot be reached; if it broke off, the job may be there.
         """
         return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
 
     @overload
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> int: ...
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
 
     @overload
-    def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> int: ...
+    def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
-    def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> int:
+    def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
         """As enqueue(), for code without an event loop; `conn` may be Django's or psycopg2's, too.
 
         Raises:
@@ -82,6 +84,7 @@ class Task(core.Task[P, R], Enqueues[P]):
         delay_s: float | None = None,
         max_attempts: int | None = None,
         timeout_s: float | None = None,
+        unique: Unique | None = None,
     ) -> WithOptions[P]:
         """The task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
@@ -92,6 +95,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             delay_s: not before that many seconds from now.
             max_attempts: 1 to 1000.
             timeout_s: seconds of one attempt.
+            unique: the job's unique key.
         """
         chosen = JobOptions(
             queue=queue,
@@ -100,6 +104,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             delay_s=delay_s,
             max_attempts=max_attempts,
             timeout_s=timeout_s,
+            unique=unique,
         )
         return WithOptions(self, given(chosen))
 
@@ -117,8 +122,13 @@ class WithOptions(Enqueues[P]):
         Raises:
             InvalidArgs: the arguments do not fit the handler's signature, or have no JSON form.
             InvalidJob: an option is outside its limits.
+            TypeError: the unique key is to be made of an argument that the task has not.
         """
-        return replace(self.task.job(*args, **kwargs), **self._options)
+        job = self.task.job(*args, **kwargs)
+        options = dict(self._options)
+        if "unique" in options:
+            options["unique"] = self.task.keyed(options["unique"], job.args)
+        return replace(job, **options)
 
 
 class WithContext(Protocol[P, S_co]):
@@ -155,6 +165,7 @@ def task(
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    unique: Unique | None = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> Decorator: ...
 
@@ -172,7 +183,8 @@ def task(
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
-        options: name, queue, max_attempts, timeout_s, backoff, on_error: see taskd.core.task.Task.
+        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique: see
+            taskd.core.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.

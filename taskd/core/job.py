@@ -10,6 +10,8 @@ from typing import Self
 
 import msgspec
 
+from taskd.core.checks import check_int, check_seconds
+from taskd.core.unique import Unique
 from taskd.errors import InvalidArgs, InvalidJob
 
 PAYLOAD_BYTES_MAX = 256 * 1024
@@ -45,7 +47,8 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
         (None, JobState.SCHEDULED),
-        (JobState.SCHEDULED, JobState.QUEUED),  # promote
+        (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time for the holder of a key
+        (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
         (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, in the slow lane
         (JobState.RUNNING, JobState.DONE),  # ack
@@ -134,6 +137,7 @@ class NewJob:
         timeout_s: seconds of one attempt; None leaves it to the running task's option.
         checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
             they are checked against the published task when they are enqueued.
+        unique: its unique key; None: it is one of any number.
 
     Raises:
         InvalidJob: an option is outside its limits.
@@ -149,21 +153,26 @@ class NewJob:
     max_attempts: int | None = None
     timeout_s: float | None = None
     checked: bool = False
+    unique: Unique | None = None
 
     def __post_init__(self) -> None:
         check_task_name(self.task)
         check_payload(self.task, self.args)
         if self.queue is not None:
             check_queue(self.queue)
-        _check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
+        check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
         if self.max_attempts is not None:
-            _check_int("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT)
+            check_int("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT)
         if self.timeout_s is not None:
-            _check_seconds("timeout_s", self.timeout_s, 0.001, TIMEOUT_S_MAX)
+            check_seconds("timeout_s", self.timeout_s, 0.001, TIMEOUT_S_MAX)
         if self.delay_s is not None:
-            _check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
+            check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
         if self.run_at is not None:
             self._check_run_at(self.run_at)
+        if self.unique is not None:
+            if not isinstance(self.unique, Unique):
+                raise InvalidJob(f"unique {self.unique!r} is no Unique(...)")
+            object.__setattr__(self, "unique", self.unique.of(self.args))
 
     def _check_run_at(self, run_at: datetime) -> None:
         if self.delay_s is not None:
@@ -183,16 +192,6 @@ class NewJob:
     def after(self, delay_s: float) -> Self:
         """The same job, not before `delay_s` seconds from the enqueuing transaction's begin."""
         return replace(self, delay_s=delay_s, run_at=None)
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidJob(f"{name} {value!r} is not a whole number from {low} to {high}")
-
-
-def _check_seconds(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidJob(f"{name} {value!r} is not a number of seconds from {low:g} to {high:g}")
 
 
 class Job(msgspec.Struct, gc=False):

@@ -15,6 +15,7 @@ import msgspec
 
 from taskd.core import backoff, failure
 from taskd.core.job import Job, JobState
+from taskd.core.unique import Enqueued
 
 if TYPE_CHECKING:
     from taskd.core.task import Task
@@ -229,7 +230,7 @@ def _result_json(value: Any) -> str:
     The work is done: an odd return value must not make it run again.
     """
     try:
-        text = msgspec.json.encode(value, enc_hook=str).decode()
+        text = msgspec.json.encode(value, enc_hook=_in_json).decode()
         if len(text.encode()) > RESULT_BYTES_MAX:
             text = msgspec.json.encode({"unstored": f"result of {len(text)} bytes"}).decode()
         if "\\u0000" in text:
@@ -239,6 +240,10 @@ def _result_json(value: Any) -> str:
         kind = failure.clean(type(value).__qualname__, 200)
         return msgspec.json.encode({"unstored": f"{kind}: {type(error).__qualname__}"}).decode()
     return text
+
+
+def _in_json(value: Any) -> int | str:
+    return int(value) if isinstance(value, Enqueued) else str(value)
 
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:

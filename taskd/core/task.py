@@ -27,6 +27,7 @@ from taskd.core.job import (
     check_task_name,
 )
 from taskd.core.outcome import Snooze, Verdict
+from taskd.core.unique import Unique, plain
 from taskd.errors import InvalidArgs
 
 P = ParamSpec("P")
@@ -55,6 +56,7 @@ class Task(Generic[P, R]):
         timeout_s: seconds of one attempt; None for no limit.
         backoff: delay after a failed attempt.
         on_error: exception class -> verdict, or a backoff of its own.
+        unique: the unique key of its jobs, or the arguments that make one; see Unique.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
@@ -74,6 +76,7 @@ class Task(Generic[P, R]):
         timeout_s: float | None = TIMEOUT_S_DEFAULT,
         backoff: backoffs.Backoff = backoffs.DEFAULT,
         on_error: Mapping[type[BaseException], Rule] | None = None,
+        unique: Unique | None = None,
     ) -> None:
         _check_handler(handler)
         self.handler = handler
@@ -98,6 +101,8 @@ class Task(Generic[P, R]):
             raise TypeError(f"task {self.name}: {error}") from None
         self.signature_hash = hashlib.sha256(self.args_schema.encode()).hexdigest()[:32]
         self._fields = self.args_type.__struct_fields__
+        self.unique = unique
+        _check_unique(self.name, unique, self._fields)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler itself, as any function; `.handler` takes a `ctx`, too."""
@@ -141,7 +146,20 @@ class Task(Generic[P, R]):
         Raises:
             InvalidArgs: the arguments do not fit the signature.
         """
-        return NewJob(self.name, self.encode(*args, **kwargs), queue=self.queue, checked=True)
+        text = self.encode(*args, **kwargs)
+        unique = None if self.unique is None else self.keyed(self.unique, text)
+        return NewJob(self.name, text, queue=self.queue, checked=True, unique=unique)
+
+    def keyed(self, unique: Unique, args: str) -> Unique:
+        """The same with the key of these arguments, those that were left to their defaults too.
+
+        Raises:
+            TypeError: it is made of an argument that the task has not.
+        """
+        _check_unique(self.name, unique, self._fields)
+        if not unique.by:
+            return unique
+        return unique.of(msgspec.json.encode(self._decoder.decode(args)).decode())
 
 
 def _without_value(error: Exception) -> str:
@@ -186,6 +204,15 @@ def _check_policies(
             raise TypeError(f"task {task}: on_error: {rule!r} is neither a verdict nor a backoff")
 
 
+def _check_unique(task: str, unique: Unique | None, fields: tuple[str, ...]) -> None:
+    if unique is not None and not isinstance(unique, Unique):
+        raise TypeError(f"task {task}: unique {unique!r} is no Unique(...)")
+    named = (*unique.by, *filter(None, [unique.version_by])) if unique else ()
+    missing = [name for name in named if name not in fields]
+    if missing:
+        raise TypeError(f"task {task}: unique: it has no argument {missing[0]!r}")
+
+
 def encode_args(task: str, args: Mapping[str, Any]) -> str:
     """The JSON text of arguments by name, for a task whose signature is not known here.
 
@@ -193,9 +220,9 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
         InvalidArgs: they are no mapping of names, or cannot be written as JSON.
     """
     try:
-        payload = msgspec.json.encode(args)
+        payload = msgspec.json.encode(args, enc_hook=plain)
         # msgspec writes NaN and infinities as null, which an optional argument would accept.
-        odd = b"null" in payload and _has_odd_float(msgspec.to_builtins(args))
+        odd = b"null" in payload and _has_odd_float(msgspec.to_builtins(args, enc_hook=plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgs(f"task {task}: {error}") from None
     if odd:

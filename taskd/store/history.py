@@ -41,9 +41,22 @@ async def prune_default(on: Fetches) -> int:
     Raises:
         StoreUnavailable: not now; try again later.
     """
+    return await _prune(on, "prune_default_partition")
+
+
+async def prune_keys(on: Fetches) -> int:
+    """Forget unique keys that nobody holds any more, in batches; how many there were.
+
+    Raises:
+        StoreUnavailable: not now; try again later.
+    """
+    return await _prune(on, "prune_keys")
+
+
+async def _prune(on: Fetches, statement: str) -> int:
     total = 0
     while True:
-        pruned: int = (await on.fetch("prune_default_partition", PRUNE_BATCH))[0][0]
+        pruned: int = (await on.fetch(statement, PRUNE_BATCH))[0][0]
         total += pruned
         if pruned < PRUNE_BATCH:
             return total

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
+from taskd.core.unique import Enqueued, KeyScope, OnConflict
+from taskd.store.translate import key_held
 
 # priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
 _URGENCY = itemgetter(7, 10, 0)
@@ -93,15 +95,38 @@ def _float(seconds: float | None) -> float | None:
     return None if seconds is None else float(seconds)
 
 
-async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[int]:
-    """Insert jobs; their ids, in the order of the jobs."""
+async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """Insert jobs; their ids, or those of the jobs that hold their keys, in the order of the jobs.
+
+    Raises:
+        KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
+    """
     if not jobs:
         return []
+    if any(job.unique is not None for job in jobs):
+        with key_held():
+            told = await on.fetch("enqueue_unique_jobs", *enqueue_args(jobs), *_unique_args(jobs))
+        return [
+            Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
+            for _, job_id, outcome in sorted(tuple(row) for row in told)
+        ]
     if len(jobs) == 1:
-        return [(await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0]]
+        return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
     rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
-    return sorted(row[0] for row in rows)
+    return sorted(Enqueued(row[0]) for row in rows)
+
+
+def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
+    uniques = [job.unique for job in jobs]
+    return (
+        [each and each.key for each in uniques],
+        [each and KeyScope(each.scope).value for each in uniques],
+        [each and _float(each.for_s) for each in uniques],
+        [each and OnConflict(each.on_conflict).value for each in uniques],
+        [each and _float(each.debounce_max_s) for each in uniques],
+        [each and each.version for each in uniques],
+    )
 
 
 async def claim(

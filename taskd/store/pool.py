@@ -17,7 +17,7 @@ import asyncpg
 
 from taskd.store.database import Database, close
 from taskd.store.statements import statement
-from taskd.store.translate import translated
+from taskd.store.translate import is_gone, translated
 
 CLOSE_TIMEOUT_S = 2.0
 CANCEL_S = 1.0
@@ -60,8 +60,8 @@ class Pool:
             except BaseException as error:
                 self._busy.discard(connection)
                 # What the server refused has ended there. After anything else, a cancellation or
-                # silence, it may still be at it.
-                ended = isinstance(error, asyncpg.PostgresError)
+                # silence, it may still be at it. One that takes no writes any more is of no use.
+                ended = isinstance(error, asyncpg.PostgresError) and not is_gone(error)
                 if ended and not connection.is_closed() and not connection.is_in_transaction():
                     self._give(connection)
                 else:
@@ -115,8 +115,7 @@ class Pool:
 
     async def _awaited(self) -> asyncpg.Connection:
         """A new connection, or the next that is given back when there are enough."""
-        if self._closed:
-            raise asyncpg.InterfaceError("the client has been closed")
+        self._check_open()
         if self._places > 0:
             self._places -= 1
         else:
@@ -126,18 +125,27 @@ class Pool:
                 given = await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                    self._pass_on(waiter.result())
+                    self._give(waiter.result())
                 raise
             if given is not None:
                 return given
         try:
-            return await self._database.connect("client")
+            connection = await self._database.connect("client")
         except BaseException:
             self._pass_on(None)
             raise
-
-    def _give(self, connection: asyncpg.Connection) -> None:
         if self._closed:
+            # close() did not wait for it, and whoever closes counts on nothing more being written.
+            self._drop(connection)
+        self._check_open()
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise asyncpg.InterfaceError("the client has been closed")
+
+    def _give(self, connection: asyncpg.Connection | None) -> None:
+        if self._closed and connection is not None:
             self._drop(connection)
         else:
             self._pass_on(connection)

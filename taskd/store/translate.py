@@ -7,14 +7,16 @@ message, is passed on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import asyncpg
 
 from taskd.errors import (
     ConfigError,
     InvalidJob,
+    KeyHeld,
     PermissionDenied,
     SchemaError,
     SchemaMissing,
@@ -61,6 +63,9 @@ _BAD_VALUE = (
     OverflowError,
 )
 
+# What enqueue_unique() and the index name when a key is held.
+KEY_CONSTRAINT = "job_holds_key"
+
 NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
 # How asyncpg refuses a value before it is sent: with the value.
 _ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
@@ -105,6 +110,8 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     mend = _to_be_mended(error, message, roles)
     if mend is not None:
         return mend
+    if _broken_constraint(error) == KEY_CONSTRAINT:
+        return KeyHeld(message)
     if _is_bad_value(error):
         return ValueRefused(f"PostgreSQL: {message}")
     if isinstance(error, _DOWN):
@@ -164,6 +171,34 @@ def first_line(error: BaseException) -> str:
     """The error's message without DETAIL and HINT, and without the value that it is about."""
     text = getattr(error, "message", None) or str(error) or type(error).__name__
     return _ARGUMENT.sub(r"\1 ", str(text)).splitlines()[0].rstrip(".")
+
+
+def _broken_constraint(error: BaseException) -> str | None:
+    """As asyncpg, or psycopg and psycopg2, tell it."""
+    said = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
+    name: str | None = getattr(said, "constraint_name", None)
+    return name
+
+
+@contextlib.contextmanager
+def key_held() -> Iterator[None]:
+    """Raise KeyHeld whatever driver or framework has told of it.
+
+    Raises:
+        KeyHeld: another job holds a unique key.
+    """
+    try:
+        yield
+    except TaskdError:
+        raise
+    except Exception as error:
+        # SQLAlchemy and Django wrap what the driver has raised.
+        inner: BaseException | None = error
+        while inner is not None:
+            if _broken_constraint(inner) == KEY_CONSTRAINT:
+                raise KeyHeld(first_line(inner)) from error
+            inner = getattr(inner, "orig", None) or inner.__cause__
+        raise
 
 
 def _needs(roles: Sequence[str]) -> str:

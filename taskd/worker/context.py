@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from taskd.core.job import Job
+from taskd.core.unique import plain
 from taskd.errors import LeaseLost
 from taskd.store import connections
 from taskd.store.jobs import Fetches
@@ -92,7 +93,7 @@ class AttemptContext:
         connections.finished(self._complete(connections.fetches_sync(conn), result))
 
     async def _complete(self, on: Fetches, result: Any) -> None:
-        text = None if result is None else msgspec.json.encode(result).decode()
+        text = None if result is None else msgspec.json.encode(result, enc_hook=plain).decode()
         job = self._job
         rows = await on.fetch("complete_job", job.id, job.worker_id, job.fence, text)
         if not rows:

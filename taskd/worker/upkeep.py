@@ -208,7 +208,7 @@ class Reconciler(Loop):
 
 
 class Historian(Loop):
-    """Makes history partitions ahead, drops expired ones, forgets old workers."""
+    """Makes history partitions ahead, drops expired ones, forgets old workers and unique keys."""
 
     name = "historian"
 
@@ -232,6 +232,7 @@ class Historian(Loop):
             while leaf := await history.drop_expired(lane):
                 events.partition_dropped(leaf)
             await history.prune_default(lane)
+            await history.prune_keys(lane)
             await workers.forget(lane, FORGET_WORKERS_AFTER_S)
         except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
             events.upkeep_postponed("history", str(error))

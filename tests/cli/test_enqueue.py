@@ -349,3 +349,60 @@ def test_an_answer_that_never_came_is_told_as_such(taskd):
     error = taskd("enqueue", "-", "--queue", "q", stdin=text, code=69).stderr
     assert "1,000 enqueued (lines 1 to 1,000); " in error
     assert "lines 1,001 to 1,201 may or may not have been enqueued" in error
+
+
+# Unique keys.
+
+
+def test_a_key_from_the_shell(taskd):
+    taskd.publish()
+    asked = ("send_report", "to=a", "--unique-key", "ada")
+    first = taskd("enqueue", *asked)
+    assert first.stderr == ""
+    again = taskd("enqueue", *asked, "--on-conflict", "replace", "--priority", 7)
+    assert again.stdout == first.stdout
+    assert again.stderr == f"taskd: job {first.stdout.strip()} holds the key; replaced\n"
+    assert [row["priority"] for row in rows(taskd)] == [7]
+    (shown,) = taskd.json("jobs", "show", first.stdout.strip())
+    assert (shown["unique_key"], shown["key_scope"]) == ("ada", "live")
+    held = taskd("enqueue", *asked, "--on-conflict", "raise", code=2)
+    assert 'holds the unique key "ada"' in held.stderr
+
+
+def test_a_window_and_a_debounce_from_the_shell(taskd):
+    asked = (
+        "enqueue",
+        "sync",
+        "--queue",
+        "q",
+        "--unique-key",
+        "k",
+        "--key-for",
+        "1h",
+        "--in",
+        "5m",
+    )
+    taskd(*asked)
+    said = taskd(*asked, "--on-conflict", "debounce", "--debounce-max", "10m").stderr
+    assert "debounced" in said
+    assert len(taskd.sql("SELECT 1 FROM taskd.job_key WHERE until > now()")) == 1
+
+
+def test_rules_without_a_key_are_refused(taskd):
+    said = taskd("enqueue", "sync", "--queue", "q", "--key-scope", "waiting", code=2).stderr
+    assert "key_scope: of which unique_key?" in said
+    assert not rows(taskd)
+
+
+def test_lines_with_keys(taskd):
+    stdin = lines(
+        {"task": "sync", "unique_key": "a"},
+        {"task": "sync", "unique_key": "b", "on_conflict": "skip"},
+        {"task": "sync", "args": {"n": 1}, "unique_key": "a"},
+        {"task": "sync"},
+    )
+    ids = taskd("enqueue", "-", "--queue", "q", "--ids", stdin=stdin).stdout.split()
+    assert len(ids) == 4
+    assert ids[2] == ids[0]
+    wrong = lines({"task": "sync", "key_scope": "waiting"})
+    assert "of which unique_key?" in taskd("enqueue", "-", stdin=wrong, code=2).stderr

@@ -11,11 +11,15 @@ import psycopg
 import pytest
 
 from taskd.client import Client, set_default_client, task
+from taskd.core.job import JobState
+from taskd.core.outcome import Ack
 from taskd.core.registry import Registry
-from taskd.store import workers
-from taskd.store.database import Lane
+from taskd.store import jobs, workers
+from taskd.store.database import Database, Lane
 from tests.store.helpers import SERVE
 
+# The worker of the fixture of that name.
+ME = 11
 ROW = "SELECT * FROM taskd.job WHERE id = $1"
 
 
@@ -96,3 +100,30 @@ def psycopg_sync(dsn: str) -> Iterator[Any]:
     connection = psycopg.connect(dsn)
     yield connection
     connection.close()
+
+
+@pytest.fixture
+async def worker(dsn: str, sql: Any) -> AsyncIterator[Lane]:
+    """A lane of a worker that serves the queue `sync`."""
+    made = Lane(Database({"dsn": dsn}), "test")
+    await sql.execute(
+        """
+        INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace,
+            version, app, queues, tasks)
+        VALUES ($1, now() + interval '1 hour', 1, 1, 'h', 'b', 'n', '0', 'a', '{sync}', '{sync}')
+        """,
+        ME,
+    )
+    yield made
+    await made.close()
+
+
+async def claim(worker: Lane) -> Any:
+    return (await jobs.claim(worker, ME, "sync", 10))[0]
+
+
+async def end(worker: Lane, claimed: Any, state: JobState, **more: Any) -> None:
+    if state is JobState.DONE:
+        await jobs.ack_done(worker, ME, [claimed.id], [claimed.fence])
+    else:
+        await jobs.ack_settled(worker, ME, [Ack(claimed.id, ME, claimed.fence, state, **more)])

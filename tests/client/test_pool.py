@@ -113,6 +113,32 @@ async def test_what_the_server_refuses_leaves_the_connection_usable(pool: Pool, 
     assert await sql.fetch(pid) == before
 
 
+async def test_a_connection_that_takes_no_writes_any_more_is_not_used_again(pool: Pool) -> None:
+    """As after a failover: another host of the DSN may take them."""
+    await pool.open()
+    await pool._idle[0][0].execute("SET default_transaction_read_only = on")
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        await pool.fetch("attend", "default", 1, 1.0)
+    assert await pool.fetch("attend", "default", 1, 1.0)
+
+
+async def test_a_connection_that_was_given_to_somebody_cancelled_is_closed_with_the_pool(
+    pool: Pool,
+) -> None:
+    given = [await pool._awaited(), await pool._awaited()]
+    late = ask(pool)
+    await asyncio.sleep(0)
+    for each in given:
+        pool._give(each)
+    late.cancel()
+    await pool.close()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    assert not pool._idle
+    await pool.close()
+    assert all(each.is_closed() for each in given)
+
+
 async def test_connections_that_nobody_needs_are_closed(
     pool: Pool, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +186,18 @@ async def test_closing_waits_for_statements_and_refuses_whoever_waits_for_a_conn
     assert await sessions(sql) == 0
     with pytest.raises(StoreUnavailable, match="closed"):
         await pool.fetch(ASK)
+
+
+async def test_who_is_still_connecting_when_the_pool_closes_writes_nothing(
+    pool: Pool, sql: Any
+) -> None:
+    late = ask(pool)
+    await asyncio.sleep(0)
+    await pool.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await late
+    while await sessions(sql):
+        await asyncio.sleep(0.005)
 
 
 async def test_closing_does_not_wait_for_ever(

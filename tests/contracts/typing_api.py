@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, assert_type
 
-from taskd import Client, Context, Fail, Fixed, NewJob, Task, task
+from taskd import Client, Context, Enqueued, Fail, Fixed, NewJob, Task, task
 from taskd.core.registry import Registry
 from taskd.worker.context import AttemptContext
 
@@ -66,7 +66,7 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
 
 
 async def enqueueing(tx: object) -> None:
-    assert_type(await plain.enqueue(to="ada"), int)
+    assert_type(await plain.enqueue(to="ada"), Enqueued)
     await plain.enqueue(to="ada", conn=tx)
     await plain.enqueue("ada", 2, conn=tx)
     await plain.enqueue(tu="ada")  # refused
@@ -83,7 +83,7 @@ async def enqueueing(tx: object) -> None:
 
 
 def without_a_loop(tx: object) -> None:
-    assert_type(plain.enqueue_sync(to="ada"), int)
+    assert_type(plain.enqueue_sync(to="ada"), Enqueued)
     plain.enqueue_sync(to="ada", conn=tx)
     plain.enqueue_sync(tu="ada")  # refused
 

@@ -1,0 +1,147 @@
+"""Unique keys: at most one job of a task holds a key; what happens to the next one is chosen."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+import msgspec
+
+from taskd.core.checks import check_int, check_seconds
+from taskd.errors import InvalidJob
+
+KEY_BYTES_MAX = 200
+HELD_S_MAX = 365 * 86400.0
+
+
+class KeyScope(StrEnum):
+    """For how long a job holds its key."""
+
+    # Until a worker claims it for the first time: what comes later has work of its own to do.
+    WAITING = "waiting"
+    # Until it has finished, its retries included.
+    LIVE = "live"
+
+
+class OnConflict(StrEnum):
+    """What becomes of a job whose key is held by another one."""
+
+    # Nothing; the holder stays as it is.
+    SKIP = "skip"
+    # A holder that waits gets the new arguments, priority, limits and time; one that runs stays.
+    REPLACE = "replace"
+    # The same, with the time put off no further than debounce_max_s after it was enqueued.
+    DEBOUNCE = "debounce"
+    # Enqueueing fails with KeyHeld.
+    RAISE = "raise"
+
+
+class Enqueued(int):
+    """The id of the job that was enqueued, or of the one that holds its unique key.
+
+    Attributes:
+        outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; to a
+            version also `follows` (it runs when the holder has ended) or `ignored` (it is old).
+    """
+
+    outcome: str = "enqueued"
+
+    @classmethod
+    def instead(cls, job_id: int, outcome: str) -> Self:
+        """The job that has the key, and what happened to it."""
+        told = cls(job_id)
+        told.outcome = outcome
+        return told
+
+
+def plain(value: object) -> int:
+    """For msgspec as its `enc_hook`: it writes no subclass of int by itself."""
+    if isinstance(value, Enqueued):
+        return int(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """A unique key and its rules; keys belong to the task. All jobs of a key should have one scope.
+
+    Attributes:
+        key: 1 to 200 bytes of text.
+        by: for a task's option, in place of a key: the arguments that make one. Their values are
+            written as JSON, or hashed when that takes over 200 bytes.
+        scope: for how long the job holds it; a word of KeyScope.
+        for_s: also for so many seconds from now, whatever has become of the job; up to a year.
+        on_conflict: what happens when another job holds it; a word of OnConflict.
+        debounce_max_s: with `debounce`, how far the time may be put off in all.
+        version: of what the job works on; newer wins, and no other rule goes with it. One that is
+            not newer than the last of its key is ignored, for 30 days after that was enqueued.
+        version_by: for a task's option, the argument that is the version.
+
+    Raises:
+        InvalidJob: a value is outside its limits, or there is not one of key and by.
+    """
+
+    key: str = ""
+    by: tuple[str, ...] = ()
+    scope: str = KeyScope.LIVE
+    for_s: float | None = None
+    on_conflict: str = OnConflict.SKIP
+    debounce_max_s: float | None = None
+    version: int | None = None
+    version_by: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.by, tuple):
+            raise InvalidJob(f"by {self.by!r} is no tuple of names: by=('account_id',)")
+        if bool(self.key) == bool(self.by):
+            raise InvalidJob("a unique job has a key, or the names of the arguments that make one")
+        if self.key:
+            _check_key(self.key)
+        _one_of(KeyScope, "scope", self.scope)
+        _one_of(OnConflict, "on_conflict", self.on_conflict)
+        if self.for_s is not None:
+            check_seconds("for_s", self.for_s, 0.001, HELD_S_MAX)
+        if self.debounce_max_s is not None:
+            check_seconds("debounce_max_s", self.debounce_max_s, 0.0, HELD_S_MAX)
+            if self.on_conflict != OnConflict.DEBOUNCE:
+                raise InvalidJob("debounce_max_s goes with on_conflict='debounce'")
+        if self.version is not None:
+            check_int("version", self.version, -(2**63), 2**63 - 1)
+        self._check_version_alone()
+
+    def _check_version_alone(self) -> None:
+        if self.version_by and not self.by:
+            raise InvalidJob("version_by goes with by")
+        rules = (self.scope, self.for_s, self.on_conflict) != (KeyScope.LIVE, None, OnConflict.SKIP)
+        if rules and (self.version is not None or self.version_by):
+            raise InvalidJob("a version goes with no other rule: newer wins")
+
+    def of(self, args: str) -> Self:
+        """The same with the key of these arguments, a JSON object as text."""
+        if not self.by:
+            return self
+        try:
+            values = msgspec.json.decode(args, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidJob(f"no unique key can be made of the arguments: {error}") from None
+        chosen = [values.get(name) for name in self.by]
+        key = msgspec.json.encode(chosen, order="deterministic").decode()
+        if len(key.encode()) > KEY_BYTES_MAX or not key.isprintable():
+            key = hashlib.sha256(key.encode()).hexdigest()
+        version = values.get(self.version_by) if self.version_by else self.version
+        return replace(self, key=key, by=(), version=version, version_by="")
+
+
+def _one_of(kind: type[StrEnum], name: str, value: object) -> None:
+    if value not in list(kind):
+        raise InvalidJob(f"{name} {value!r} is none of {', '.join(kind)}")
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str) or not key.isprintable():
+        raise InvalidJob(f"the unique key {key!r} is not a text of printable characters")
+    size = len(key.encode(errors="replace"))
+    if size > KEY_BYTES_MAX:
+        raise InvalidJob(f"the unique key takes {size} bytes; the limit is {KEY_BYTES_MAX}")

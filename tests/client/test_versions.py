@@ -1,0 +1,180 @@
+"""Versions of one key: newer wins, never two at once, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+
+from taskd import Client, NewJob, Unique, task
+from taskd.core.job import JobState
+from taskd.errors import InvalidJob
+from taskd.store import jobs, workers
+from taskd.store.database import Lane
+from tests.client.conftest import ME, claim, end
+from tests.client.test_unique import ROWS, SOON, TWICE
+
+ENDS = ["done", "failed", "cancelled", "completed", "crashed"]
+
+
+def job(version: int, **options: Any) -> NewJob:
+    args = json.dumps({"v": version})
+    return NewJob("sync", args, queue="sync", unique=Unique("k", version=version), **options)
+
+
+async def test_a_newer_version_replaces_a_job_that_waits(client: Client, sql: Any) -> None:
+    first = await client.enqueue(job(3))
+    newer = await client.enqueue(job(4))
+    older = await client.enqueue(job(2))
+    equal = await client.enqueue(job(4))
+    assert [newer, older, equal] == [first] * 3
+    told = [each.outcome for each in (first, newer, older, equal)]
+    assert told == ["enqueued", "replaced", "ignored", "ignored"]
+    [row] = await sql.fetch(ROWS)
+    assert (row["args"], row["version"]) == ('{"v": 4}', 4)
+
+
+async def test_what_has_finished_is_done_again_for_a_newer_version_only(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    first = await client.enqueue(job(3))
+    await end(worker, await claim(worker), JobState.DONE)
+    for version in (2, 3):
+        old = await client.enqueue(job(version))
+        assert (old, old.outcome) == (first, "ignored")
+    assert not await sql.fetch(ROWS)
+    newer = await client.enqueue(job(4))
+    assert (newer.outcome, newer > first) == ("enqueued", True)
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_a_newer_version_of_a_running_job_follows_its_end(
+    client: Client, worker: Lane, sql: Any, listener: Any, how: str
+) -> None:
+    await listener.listen("sync")
+    first = await client.enqueue(job(3))
+    claimed = await claim(worker)
+    newer = await client.enqueue(job(5, priority=7, max_attempts=2))
+    assert (newer, newer.outcome) == (first, "follows")
+    assert (await client.enqueue(job(4))).outcome == "ignored"
+    assert not await jobs.claim(worker, ME, "sync", 10)
+    await listener.rung()
+    if how == "crashed":
+        await workers.bury(worker, [ME], proved=True)
+        await jobs.rescue(worker, 10, 1)
+    elif how == "completed":
+        await worker.fetch("complete_job", claimed.id, ME, claimed.fence, None)
+    else:
+        await end(worker, claimed, JobState(how))
+    if how != "crashed":
+        assert await listener.rung() == ["sync"]
+    [row] = await sql.fetch(ROWS)
+    assert (row["id"] > first, row["state"], row["version"]) == (True, "queued", 5)
+    assert (row["args"], row["priority"], row["max_attempts"]) == ('{"v": 5}', 7, 2)
+    ended = await sql.fetchrow("SELECT * FROM taskd.job_history")
+    assert (ended["id"], ended["version"]) == (first, 3)
+    assert (await client.enqueue(job(5))).outcome == "ignored"
+
+
+async def test_a_follower_may_be_due_later(client: Client, worker: Lane, sql: Any) -> None:
+    await client.enqueue(job(3))
+    claimed = await claim(worker)
+    await client.enqueue(job(4, run_at=SOON))
+    await end(worker, claimed, JobState.DONE)
+    [row] = await sql.fetch(ROWS)
+    assert (row["state"], row["run_at"]) == ("scheduled", SOON)
+
+
+async def test_a_retry_keeps_its_follower_and_a_newer_version_takes_its_place(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    first = await client.enqueue(job(3))
+    claimed = await claim(worker)
+    await client.enqueue(job(4))
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0)
+    assert (await client.enqueue(job(4))).outcome == "ignored"
+    assert (await client.enqueue(job(5))).outcome == "replaced"
+    [row] = await sql.fetch(ROWS)
+    assert (row["id"], row["version"], row["follower"]) == (first, 5, None)
+
+
+async def test_cancelling_a_job_that_waits_for_its_retry_lets_its_follower_begin(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    first = await client.enqueue(job(3))
+    claimed = await claim(worker)
+    await client.enqueue(job(4))
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0)
+    await client.cancel([first])
+    [row] = await sql.fetch(ROWS)
+    assert (row["version"], row["state"]) == (4, "queued")
+
+
+async def test_fifty_producers_lose_no_version_and_none_runs_beside_another(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    left = list(range(1, 301))
+    random.Random(5).shuffle(left)
+
+    async def produce() -> None:
+        while left:
+            await client.enqueue(job(left.pop()))
+
+    ran: list[int] = []
+
+    async def work() -> None:
+        for claimed in await jobs.claim(worker, ME, "sync", 10):
+            assert not await sql.fetch(TWICE)
+            ran.append(json.loads(claimed.args)["v"])
+            # One in four is given back and runs again.
+            state = JobState.QUEUED if len(ran) % 4 == 0 else JobState.DONE
+            await end(
+                worker, claimed, state, **({} if state is JobState.DONE else {"refund": True})
+            )
+
+    producing = asyncio.gather(*(produce() for _ in range(50)))
+    while not producing.done():
+        await work()
+    await producing
+    while await sql.fetch(ROWS):
+        await work()
+    assert ran[-1] == 300
+    assert ran == sorted(ran)
+
+
+async def test_a_task_s_own_versions_come_from_an_argument(client: Client, registry: Any) -> None:
+    @task(queue="sync", registry=registry, unique=Unique(by=("account",), version_by="revision"))
+    async def sync(account: int, revision: int) -> None: ...
+
+    first = await client.enqueue(sync.job(1, revision=5))
+    assert (await client.enqueue(sync.job(1, revision=4))).outcome == "ignored"
+    assert (await client.enqueue(sync.job(1, revision=6))).outcome == "replaced"
+    assert (await client.enqueue(sync.job(2, revision=1))) > first
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": "5"},
+        {"version": 2**63},
+        {"version": 1, "scope": "waiting"},
+        {"version": 1, "for_s": 60.0},
+        {"version": 1, "on_conflict": "replace"},
+        {"version_by": "revision"},
+    ],
+)
+def test_what_is_no_version_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidJob, match="version"):
+        Unique("k", **wrong)
+
+
+async def test_versions_from_sql(sql: Any) -> None:
+    ask = "SELECT outcome FROM taskd.enqueue_unique('sync', '{}', 'k', queue => 'q', version => $1)"
+    assert [await sql.fetchval(ask, version) for version in (2, 1, 3)] == [
+        "enqueued",
+        "ignored",
+        "replaced",
+    ]
