@@ -54,11 +54,96 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        job.timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
        job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
        job.finished_at, job.reason, job.args::text AS args, job.errors::text AS errors,
-       job.result::text AS result
+       job.result::text AS result, job.unique_key, job.key_scope, job.version
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
 WHERE job.id = $1
 LIMIT 1;
+
+-- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who
+-- serves its queue, and how many jobs come before it, in one row. What follows from that is decided in
+-- taskd/core/why.py. The job is found by job_pkey, and job_history_id of every partition. Who comes before it is
+-- counted in the order of the claims, along job_claim or job_suspect, and no further than `ahead_max`. The table of workers
+-- holds those of the last week, few enough to be read from end to end, and is read once. A few of those that
+-- serve the queue are named, with the jobs that each runs, counted along job_running.
+
+-- name: why_job(id bigint, ahead_max bigint, batch bigint)
+-- roles: observer, admin
+WITH found AS MATERIALIZED (
+    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked,
+           worker_id, started_at, finished_at, reason, errors -> -1 AS error
+    FROM taskd.jobs
+    WHERE id = $1
+    LIMIT 1
+), peer AS MATERIALIZED (
+    SELECT worker.id, worker.host, worker.pid, worker.app, worker.started_at, worker.beat_at, worker.died_at,
+           CASE WHEN worker.died_at IS NOT NULL THEN 'dead'
+                WHEN worker.lease_until < clock_timestamp() THEN 'silent'
+                WHEN worker.draining THEN 'draining'
+                ELSE 'live' END AS state,
+           found.queue = ANY (worker.queues) AS serves,
+           found.task = ANY (worker.tasks) AS knows
+    FROM found CROSS JOIN taskd.worker AS worker
+)
+SELECT found.id, found.queue, found.task, found.state, found.attempt,
+       coalesce(found.max_attempts, published.max_attempts::smallint) AS max_attempts,
+       found.fence > 0 AS claimed_before, found.crashes, found.cancel_asked, found.run_at,
+       date_part('epoch', found.run_at - clock_timestamp()) AS due_in_s,
+       found.started_at, date_part('epoch', clock_timestamp() - found.started_at) AS started_ago_s,
+       found.finished_at, date_part('epoch', clock_timestamp() - found.finished_at) AS finished_ago_s,
+       found.reason, found.error ->> 'type' AS error_type, found.error ->> 'message' AS error_message,
+       published.app AS task_app,
+       pause.paused_at, date_part('epoch', clock_timestamp() - pause.paused_at) AS paused_ago_s,
+       pause.paused_until, date_part('epoch', pause.paused_until - clock_timestamp()) AS resumes_in_s,
+       pause.pause_reason,
+       found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
+       owner.state AS worker_state,
+       date_part('epoch', clock_timestamp() - owner.beat_at) AS worker_beat_ago_s,
+       (SELECT count(*) FROM peer WHERE state = 'live') AS living,
+       (SELECT count(*) FROM peer WHERE state = 'live' AND serves) AS serving,
+       (SELECT count(*) FROM peer WHERE state = 'live' AND serves AND knows) AS knowing,
+       CASE WHEN found.state = 'queued' THEN (
+                SELECT count(*)
+                FROM (
+                    SELECT FROM taskd.job AS other
+                    WHERE other.queue = found.queue AND other.state = 'queued'
+                      AND (other.priority, other.run_at, other.id) < (found.priority, found.run_at, found.id)
+                    ORDER BY other.priority, other.run_at, other.id
+                    LIMIT $2
+                ) AS earlier
+            )
+            WHEN found.state = 'scheduled' AND found.crashes > 0 THEN (
+                SELECT count(*)
+                FROM (
+                    SELECT FROM taskd.job AS other
+                    WHERE other.state = 'scheduled' AND other.crashes > 0 AND other.run_at < found.run_at
+                      AND other.queue = found.queue
+                    ORDER BY other.run_at
+                    LIMIT $2
+                ) AS earlier
+            )
+       END AS ahead,
+       (
+           SELECT json_agg(json_build_object(
+                      'id', served.id::text, 'host', served.host, 'pid', served.pid, 'app', served.app,
+                      'state', served.state, 'knows', served.knows,
+                      'running', (SELECT count(*) FROM taskd.job WHERE worker_id = served.id),
+                      'died_ago_s', date_part('epoch', clock_timestamp() - served.died_at)))::text
+           FROM (
+               SELECT *
+               FROM peer
+               WHERE serves
+               ORDER BY array_position(ARRAY['live', 'draining', 'silent', 'dead'], state), knows DESC,
+                        died_at DESC, started_at DESC, id
+               LIMIT $3
+           ) AS served
+       ) AS servers
+FROM found
+LEFT JOIN peer AS owner ON owner.id = found.worker_id
+LEFT JOIN taskd.task AS published ON published.name = found.task
+LEFT JOIN taskd.queue AS pause
+       ON pause.name = found.queue AND pause.paused_at IS NOT NULL
+      AND (pause.paused_until IS NULL OR pause.paused_until > clock_timestamp());
 
 -- name: job_states(ids bigint[])
 -- roles: observer, admin
@@ -237,3 +322,56 @@ WHERE finished_at > now() - make_interval(secs => $1)
 GROUP BY 1, 2, 3
 ORDER BY 1 DESC, 2, 3
 LIMIT $5;
+
+-- What went wrong lately: jobs that failed, and jobs that wait for another attempt, counted by task and text. Texts
+-- that differ in details only are brought together in taskd/core/error_groups.py. No more than `batch` rows are read of each
+-- kind: the newest failed ones along job_history_not_done of every partition, and of the scheduled ones, along job_due
+-- and job_suspect, those that are due first, for another attempt is seldom far away. How many were read, and how far back,
+-- stands in each row, and in one without a task when there is nothing to tell.
+-- The reason of a failed job names its last error; its errors, which may be long, are not read.
+
+-- name: stats_errors(since_s double precision, queue text, task text, batch bigint)
+-- roles: observer, admin
+WITH failed AS MATERIALIZED (
+    SELECT id, queue, task, finished_at AS at,
+           coalesce(nullif(reason, ''), left(errors #>> '{-1,message}', 300), '') AS text
+    FROM taskd.job_history
+    WHERE state <> 'done' AND state = 'failed' AND finished_at > now() - make_interval(secs => $1)
+    ORDER BY finished_at DESC
+    LIMIT $4
+), scheduled AS MATERIALIZED (
+    (SELECT id, queue::text, task::text, errors -> -1 AS error
+     FROM taskd.job
+     WHERE state = 'scheduled' AND crashes > 0
+     ORDER BY run_at
+     LIMIT $4)
+    UNION ALL
+    (SELECT id, queue::text, task::text, errors -> -1
+     FROM taskd.job
+     WHERE state = 'scheduled' AND crashes = 0
+     ORDER BY run_at
+     LIMIT $4)
+    LIMIT $4
+), told AS (
+    SELECT 'failed' AS state, id, queue, task, at, text FROM failed
+    UNION ALL
+    SELECT 'scheduled', id, queue, task, (error ->> 'ended')::timestamptz,
+           left(concat_ws(': ', error ->> 'type', error ->> 'message'), 300)
+    FROM scheduled
+    WHERE error IS NOT NULL AND (error ->> 'ended')::timestamptz > now() - make_interval(secs => $1)
+), counted AS (
+    SELECT state, task, text, count(*) AS jobs, min(at) AS first_at, max(at) AS last_at,
+           (array_agg(id ORDER BY at DESC, id DESC))[1] AS job_id
+    FROM told
+    WHERE ($2::text IS NULL OR queue = $2)
+      AND ($3::text IS NULL OR task = $3)
+    GROUP BY state, task, text
+)
+SELECT reading.failed_read, reading.failed_back_s, reading.scheduled_read, counted.state, counted.task, counted.text, counted.jobs,
+       counted.first_at, date_part('epoch', clock_timestamp() - counted.first_at) AS first_ago_s,
+       counted.last_at, date_part('epoch', clock_timestamp() - counted.last_at) AS last_ago_s,
+       counted.job_id
+FROM (SELECT (SELECT count(*) FROM failed) AS failed_read,
+             (SELECT date_part('epoch', clock_timestamp() - min(at)) FROM failed) AS failed_back_s,
+             (SELECT count(*) FROM scheduled) AS scheduled_read) AS reading
+LEFT JOIN counted ON true;

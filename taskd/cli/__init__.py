@@ -50,6 +50,7 @@ COMMANDS = {
     "run": Lazy("run", "run", "Run jobs until stopped."),
     "enqueue": Lazy("enqueue", "enqueue", "Enqueue a job, or many from stdin."),
     "jobs": Lazy("jobs", "jobs", "List, show, retry and cancel jobs."),
+    "why": Lazy("why", "why", "Say why a job does not run, or what it does, and what to do next."),
     "queues": Lazy(
         "queues",
         "queues",
@@ -57,7 +58,7 @@ COMMANDS = {
     ),
     "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
     "tasks": Lazy("tasks", "tasks", "List the tasks that workers have published."),
-    "stats": Lazy("stats", "stats", "Outcomes, waits and running times of late."),
+    "stats": Lazy("stats", "stats", "Outcomes, waits, running times and errors of late."),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
     "db": Lazy("db", "db", "Migrate, check and reach the database."),

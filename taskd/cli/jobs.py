@@ -117,7 +117,7 @@ def show(session: Session, job_id: int, as_json: bool) -> None:
 
     row = session.ask(lambda lane: reports.show_job(lane, job_id))
     if row is None:
-        raise JobNotFound(_unknown([job_id]))
+        raise JobNotFound(unknown_jobs([job_id]))
     if as_json:
         print_json(row)
     else:
@@ -289,11 +289,12 @@ def _answer_for(left: set[int], before: dict[int, JobState], why: Any) -> None:
     refused = [why(job_id, before[job_id]) for job_id in sorted(left) if job_id in before]
     unknown = [job_id for job_id in sorted(left) if job_id not in before]
     if unknown:
-        raise JobNotFound("; ".join([_unknown(unknown), *refused]))
+        raise JobNotFound("; ".join([unknown_jobs(unknown), *refused]))
     if refused:
         raise InvalidTransition("; ".join(refused))
 
 
-def _unknown(ids: Sequence[int]) -> str:
+def unknown_jobs(ids: Sequence[int]) -> str:
+    """What is said of ids that no job has."""
     names = ", ".join(map(str, ids))
     return f"no job has the id {names}: never enqueued, or its queue keeps it no longer"

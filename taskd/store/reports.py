@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from taskd.core.error_groups import Failures
 from taskd.core.job import JobState
+from taskd.core.why import AHEAD_MAX, Facts
 from taskd.store.jobs import Fetches
 from taskd.store.workers import Incarnation
 
 Row = dict[str, Any]
 ROWS_MAX = 1000
+# The workers that an answer about one job names.
+SERVERS_MAX = 20
+
+
+class Errors(NamedTuple):
+    """What went wrong, and whether that was all.
+
+    Attributes:
+        failed_back_s: seconds since the oldest failed job that was read, when there may be more;
+            None when all were read.
+        all_scheduled: whether every scheduled job was read.
+    """
+
+    told: list[Failures]
+    failed_back_s: float | None
+    all_scheduled: bool
 
 
 async def list_jobs(
@@ -36,6 +54,14 @@ async def show_job(on: Fetches, job_id: int) -> Row | None:
             for name in ("args", "errors", "result")
         }
         return row | decoded
+    return None
+
+
+async def why_job(on: Fetches, job_id: int) -> Facts | None:
+    """What decides whether a job runs; None when nobody knows it."""
+    for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
+        servers = msgspec.json.decode(row["servers"] or "[]")
+        return msgspec.convert(row | {"servers": servers}, Facts)
     return None
 
 
@@ -94,6 +120,27 @@ async def stats(
     """What finished in the last `since_s` seconds, by queue and task."""
     rows = _rows(await on.fetch("stats", since_s, queue, task, by_hour, ROWS_MAX))
     return [_flat(row, by_hour) for row in rows]
+
+
+async def stats_errors(
+    on: Fetches,
+    *,
+    since_s: float,
+    queue: str | None = None,
+    task: str | None = None,
+    read_max: int,
+) -> Errors:
+    """The last errors of jobs, when they are of the last `since_s` seconds.
+
+    Args:
+        read_max: how many failed jobs, and how many scheduled ones, are read at most.
+    """
+    rows = _rows(await on.fetch("stats_errors", since_s, queue, task, read_max))
+    return Errors(
+        [msgspec.convert(row, Failures) for row in rows if row["task"] is not None],
+        rows[0]["failed_back_s"] if rows[0]["failed_read"] >= read_max else None,
+        rows[0]["scheduled_read"] < read_max,
+    )
 
 
 def _flat(row: Row, by_hour: bool) -> Row:

@@ -1,0 +1,258 @@
+"""`taskd why`: why a job does not run, in sentences, each with what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+import click
+import msgspec
+
+from taskd.cli.jobs import unknown_jobs
+from taskd.cli.output import count, moment, print_json, printable, span
+from taskd.cli.session import JOB_ID, Session, json_option, pass_session
+from taskd.core.job import JobState
+from taskd.core.why import AHEAD_MAX, Facts, Server, Why, reasons
+from taskd.errors import JobNotFound
+
+SAID_CHARS_MAX = 200
+SERVERS_NAMED_MAX = 5
+# A sentence or two, and the commands to go on with.
+Told = tuple[str, list[str]]
+
+
+@click.command()
+@click.argument("job_id", metavar="ID", type=JOB_ID)
+@json_option
+@pass_session
+def why(session: Session, job_id: int, as_json: bool) -> None:
+    """Say why a job does not run, or what it does, and what to do next.
+
+    Of several reasons the one that must be mended first comes first; those that pass by themselves
+    come last.
+    """
+    from taskd.store import reports
+
+    facts = session.ask(lambda lane: reports.why_job(lane, job_id))
+    if facts is None:
+        raise JobNotFound(unknown_jobs([job_id]))
+    told = [(reason, *TELL[reason.why](facts)) for reason in reasons(facts)]
+    if as_json:
+        said = [
+            {"why": reason.why, "mend": reason.mend, "text": text, "next": commands}
+            for reason, text, commands in told
+        ]
+        print_json(msgspec.structs.asdict(facts) | {"reasons": said})
+        return
+    task = click.style(printable(_line(facts.task)), bold=True)
+    click.echo(f"job {facts.id} of the task {task} in the queue {facts.queue} is {facts.state}")
+    for _, text, commands in told:
+        click.echo(f"- {printable(text)}")
+        for command in commands:
+            click.echo(f"  next: {click.style(printable(command), bold=True)}")
+
+
+def _finished(facts: Facts) -> Told:
+    ago = f"{_ago(facts.finished_ago_s)} ({moment(facts.finished_at)})"
+    show, retry = f"taskd jobs show {facts.id}", f"taskd jobs retry {facts.id}"
+    match facts.state:
+        case JobState.DONE:
+            return f"It was done {ago}, by attempt {facts.attempt}.", []
+        case JobState.CANCELLED:
+            return f"It was cancelled {ago}{_because(facts.reason)}", [retry]
+    cause = facts.reason or (_error(facts) if facts.error_type else None)
+    if cause == "crashed":
+        cause = f"its worker died while it ran, {count(facts.crashes, 'time')}"
+    attempts = count(facts.attempt, "attempt")
+    return f"It failed {ago}, after {attempts}{_because(cause)}", [show, retry]
+
+
+def _running(facts: Facts) -> Told:
+    limit = f" of {facts.max_attempts}" if facts.max_attempts else ""
+    text = (
+        f"{_owner(facts)} has it since {moment(facts.started_at)}, "
+        f"for {span(facts.started_ago_s)}; attempt {facts.attempt}{limit}. "
+    )
+    if facts.worker_state == "draining":
+        text += "The worker is stopping: what does not end in time is given back."
+    else:
+        text += f"The worker's lease is alive; it last beat {_ago(facts.worker_beat_ago_s)}."
+    return text, [] if facts.cancel_asked else [f"taskd jobs cancel {facts.id}"]
+
+
+def _worker_lost(facts: Facts) -> Told:
+    what = {
+        "silent": f"has not beaten for {span(facts.worker_beat_ago_s)}, and its lease has run out",
+        "dead": f"is dead; it last beat {_ago(facts.worker_beat_ago_s)}",
+    }.get(facts.worker_state or "", "is not known any more")
+    text = f"It counts as running since {moment(facts.started_at)}, but {_owner(facts)} {what}."
+    if facts.living:
+        return f"{text} A live worker takes it back within seconds.", []
+    return f"{text} No worker lives that could take it back.", [_run(facts)]
+
+
+def _cancel_asked(facts: Facts) -> Told:
+    who = "Its worker" if facts.worker_state in ("live", "draining") else "Whoever takes it back"
+    text = (
+        f"Somebody asked to cancel it. {who} heeds that within seconds; "
+        "only a handler that ignores it goes on until its timeout."
+    )
+    return text, []
+
+
+def _paused(facts: Facts) -> Told:
+    since = f"since {moment(facts.paused_at)} ({_ago(facts.paused_ago_s)})"
+    until = (
+        f"until {moment(facts.paused_until)} (in {span(facts.resumes_in_s)})"
+        if facts.paused_until
+        else "until somebody resumes it"
+    )
+    return (
+        f"The queue {facts.queue} is paused, {since}, {until}{_because(facts.pause_reason)}",
+        [f"taskd queues resume {facts.queue}"],
+    )
+
+
+def _unserved(facts: Facts) -> Told:
+    text = f"No live worker serves the queue {facts.queue}."
+    for last in facts.servers[:1]:
+        became = {
+            "draining": "is stopping",
+            "silent": "is silent: its lease has run out",
+        }.get(last.state, f"ended {_ago(last.died_ago_s)}")
+        text += f" The last one, {_name(last.host, last.pid)}, {became}."
+    return text, [_run(facts)]
+
+
+def _task_unknown(facts: Facts) -> Told:
+    knows = "it does not know" if facts.serving == 1 else "but none of them knows"
+    text = f"{_servers(facts, _with_app)}; {knows} the task {_line(facts.task)}."
+    if facts.task_app is None:
+        return f"{text} No worker has ever published a task of this name.", ["taskd tasks"]
+    return f"{text} The app {_line(facts.task_app)} has published it.", [_run(facts)]
+
+
+def _suspect(facts: Facts) -> Told:
+    text = (
+        f"Its worker died while it ran, {count(facts.crashes, 'time')}, so it may be what killed "
+        "it. It waits in the slow lane: a worker takes one such job at a time"
+    )
+    if facts.ahead:
+        text += f", and {_ahead(facts.ahead, 'suspect')}"
+    return f"{text}.", [f"taskd jobs show {facts.id}"]
+
+
+def _scheduled(facts: Facts) -> Told:
+    if not facts.claimed_before:
+        return f"It is scheduled for {_due(facts)}.", []
+    asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
+    text = f"It was given back, and is due again {_due(facts)}: {asked}its worker did not know"
+    return f"{text} the task.", []
+
+
+def _retry(facts: Facts) -> Told:
+    limit = f" of {facts.max_attempts}" if facts.max_attempts else ""
+    text = f"Attempt {facts.attempt}{limit} failed; the next one is due {_due(facts)}"
+    return text + _because(_error(facts)), [f"taskd jobs show {facts.id}"]
+
+
+def _is_due(facts: Facts) -> Told:
+    text = f"It has been due for {span(-facts.due_in_s)}. A worker has yet to queue it"
+    if facts.living:
+        return f"{text}, which any live one does within seconds.", []
+    return f"{text}, and none lives.", []
+
+
+def _queued(facts: Facts) -> Told:
+    place = _ahead(facts.ahead, "job") if facts.ahead else "it is the next of its queue"
+    text = f"It has been due for {span(max(-facts.due_in_s, 0.0))}, and {place}."
+    if not facts.knowing:
+        return text, []
+    text += f" {_servers(facts, _with_load)}."
+    if facts.knowing < facts.serving:
+        text += f" Only {facts.knowing:,} of them {_verb(facts.knowing, 'know')} its task."
+    return text, [] if facts.paused_at else ["taskd workers"]
+
+
+TELL: dict[Why, Callable[[Facts], Told]] = {
+    Why.FINISHED: _finished,
+    Why.RUNNING: _running,
+    Why.WORKER_LOST: _worker_lost,
+    Why.CANCEL_ASKED: _cancel_asked,
+    Why.PAUSED: _paused,
+    Why.UNSERVED: _unserved,
+    Why.TASK_UNKNOWN: _task_unknown,
+    Why.SUSPECT: _suspect,
+    Why.SCHEDULED: _scheduled,
+    Why.RETRY: _retry,
+    Why.DUE: _is_due,
+    Why.QUEUED: _queued,
+}
+
+
+def _servers(facts: Facts, name: Callable[[Server], str]) -> str:
+    """Who serves the queue: `2 live workers serve the queue email: ...`."""
+    live = [each for each in facts.servers if each.state == "live"][:SERVERS_NAMED_MAX]
+    more = facts.serving - len(live)
+    names = [name(each) for each in live] + ([f"{more:,} more"] if more else [])
+    many = f"{count(facts.serving, 'live worker')} {_verb(facts.serving, 'serve')}"
+    return f"{many} the queue {facts.queue}: {', '.join(names)}"
+
+
+def _with_app(server: Server) -> str:
+    return f"{_name(server.host, server.pid)} with the app {_line(server.app)}"
+
+
+def _with_load(server: Server) -> str:
+    return f"{_name(server.host, server.pid)}, which runs {count(server.running, 'job')}"
+
+
+def _owner(facts: Facts) -> str:
+    if facts.worker_host is None:
+        return f"the worker {facts.worker_id}"
+    return _name(facts.worker_host, facts.worker_pid)
+
+
+def _name(host: str, pid: int | None) -> str:
+    return f"{_line(host)} (pid {pid})"
+
+
+def _run(facts: Facts) -> str:
+    """The command that starts a worker for the job."""
+    from taskd.worker.app import BUILT_IN_APP
+
+    app = "" if facts.task_app == BUILT_IN_APP else f" --app {shlex.quote(facts.task_app or 'APP')}"
+    return f"taskd run{app} --queue {facts.queue}"
+
+
+def _ahead(jobs: int, noun: str) -> str:
+    many = f"over {count(AHEAD_MAX, noun)}" if jobs > AHEAD_MAX else count(jobs, noun)
+    return f"{many} of its queue {_verb(jobs, 'come')} before it"
+
+
+def _verb(subjects: int, verb: str) -> str:
+    return f"{verb}s" if subjects == 1 else verb
+
+
+def _due(facts: Facts) -> str:
+    return f"{moment(facts.run_at)}, in {span(facts.due_in_s)}"
+
+
+def _because(text: str | None) -> str:
+    """The end of a sentence: what somebody wrote about it, or the full stop."""
+    return f": {_line(text)}" if text else "."
+
+
+def _error(facts: Facts) -> str:
+    return f"{facts.error_type}: {facts.error_message}"
+
+
+def _ago(seconds: float | None) -> str:
+    return f"{span(seconds)} ago"
+
+
+def _line(text: str | None) -> str:
+    """The first line of what somebody else wrote, not too long."""
+    lines = (text or "").strip().splitlines() or [""]
+    line = " ".join(lines[0].split())
+    return line if len(line) <= SAID_CHARS_MAX else line[: SAID_CHARS_MAX - 1] + "…"

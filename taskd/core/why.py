@@ -1,0 +1,163 @@
+"""Why a job does not run: from what the database says to the reasons, the first to mend first.
+
+The words for people are the command line's (`taskd why`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from taskd.core.job import FINISHED, JobState
+
+# The jobs before a queued one are counted so far and no further.
+AHEAD_MAX = 10_000
+
+
+class Server(msgspec.Struct, frozen=True):
+    """A worker that serves the job's queue, or did.
+
+    Attributes:
+        state: `live`, `draining` (it stops), `silent` (its lease has run out) or `dead`.
+        knows: it has the job's task.
+        running: how many jobs it runs, of all queues.
+        died_ago_s: seconds since it ended or was buried.
+    """
+
+    id: str
+    host: str
+    pid: int
+    app: str
+    state: str
+    knows: bool
+    running: int
+    died_ago_s: float | None = None
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the database says about a job, all of it by the database's clock.
+
+    Attributes:
+        max_attempts: its own or its task's; None when nobody has published the task.
+        claimed_before: a worker has had it already.
+        due_in_s: seconds until it is due, below zero since then.
+        error_type: of its last failed attempt, as `error_message`.
+        task_app: the app that has published its task.
+        paused_at: since when its queue is paused, None when it is not.
+        paused_until: None: until somebody resumes it.
+        worker_state: of the worker that runs or ran it, as Server.state; None when it is not known.
+        living: how many live workers there are, whatever they serve.
+        serving: how many of them serve the queue.
+        knowing: how many of those know the task.
+        ahead: how many jobs of its queue come before it, counted up to AHEAD_MAX + 1; of a suspect,
+            how many suspects; None when it does not queue.
+        servers: some of the workers that serve the queue or did, those that live first.
+    """
+
+    id: int
+    queue: str
+    task: str
+    state: JobState
+    attempt: int
+    max_attempts: int | None
+    claimed_before: bool
+    crashes: int
+    cancel_asked: bool
+    run_at: datetime
+    due_in_s: float
+    started_at: datetime | None
+    started_ago_s: float | None
+    finished_at: datetime | None
+    finished_ago_s: float | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+    task_app: str | None
+    paused_at: datetime | None
+    paused_ago_s: float | None
+    paused_until: datetime | None
+    resumes_in_s: float | None
+    pause_reason: str | None
+    worker_id: str | None
+    worker_host: str | None
+    worker_pid: int | None
+    worker_state: str | None
+    worker_beat_ago_s: float | None
+    living: int
+    serving: int
+    knowing: int
+    ahead: int | None
+    servers: tuple[Server, ...]
+
+
+class Why(StrEnum):
+    """A reason why a job is not running now, or what it does instead."""
+
+    FINISHED = "finished"
+    RUNNING = "running"
+    # Running by its state, but its worker is silent, dead or forgotten.
+    WORKER_LOST = "worker_lost"
+    CANCEL_ASKED = "cancel_asked"
+    PAUSED = "paused"
+    # No live worker serves its queue.
+    UNSERVED = "unserved"
+    # Live workers serve its queue, and none of them knows its task.
+    TASK_UNKNOWN = "task_unknown"
+    SUSPECT = "suspect"
+    SCHEDULED = "scheduled"
+    # Scheduled, for another attempt.
+    RETRY = "retry"
+    # Its time has come, and no worker has moved it to the queued ones yet.
+    DUE = "due"
+    QUEUED = "queued"
+
+
+class Reason(NamedTuple):
+    """One reason; `mend`: it does not pass by itself, somebody must do something."""
+
+    why: Why
+    mend: bool = False
+
+
+def reasons(facts: Facts) -> list[Reason]:
+    """All reasons, at least one; those that somebody must mend come first."""
+    if facts.state in FINISHED:
+        return [Reason(Why.FINISHED)]
+    found = _running(facts) if facts.state == JobState.RUNNING else _waiting(facts)
+    return sorted(found, key=lambda reason: not reason.mend)
+
+
+def _running(facts: Facts) -> Iterator[Reason]:
+    if facts.worker_state in ("live", "draining"):
+        yield Reason(Why.RUNNING)
+    else:
+        # Any live worker takes it back, whatever it serves.
+        yield Reason(Why.WORKER_LOST, mend=not facts.living)
+    if facts.cancel_asked:
+        yield Reason(Why.CANCEL_ASKED)
+
+
+def _waiting(facts: Facts) -> Iterator[Reason]:
+    later = facts.state == JobState.SCHEDULED and facts.due_in_s > 0
+    if facts.paused_at is not None and not (later and _is_over_before_it_is_due(facts)):
+        yield Reason(Why.PAUSED, mend=facts.paused_until is None)
+    if not facts.serving:
+        yield Reason(Why.UNSERVED, mend=True)
+    elif not facts.knowing:
+        yield Reason(Why.TASK_UNKNOWN, mend=True)
+    if facts.crashes:
+        yield Reason(Why.SUSPECT)
+    if later:
+        yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
+    elif facts.state == JobState.QUEUED:
+        yield Reason(Why.QUEUED)
+    elif not facts.crashes:
+        yield Reason(Why.DUE)
+
+
+def _is_over_before_it_is_due(facts: Facts) -> bool:
+    return facts.paused_until is not None and facts.paused_until <= facts.run_at

@@ -1,0 +1,307 @@
+"""`taskd why`: each situation of a job in a real database, as people and programs read it."""
+
+import json
+import re
+
+import pytest
+
+from taskd.cli.output import printable
+from tests.cli.conftest import Shell
+
+ERROR = {
+    "attempt": 1,
+    "worker": "12",
+    "started": "2026-01-01T00:00:00Z",
+    "ended": "2026-01-01T00:00:01Z",
+    "type": "ValueError",
+    "message": "no \x1b[2Jsuch user\nin the list",
+    "traceback": "",
+}
+
+
+@pytest.fixture
+def why(taskd):
+    """Asks why: the words of the reasons, and what was printed."""
+
+    def ask(job_id):
+        [told] = taskd.json("why", job_id)
+        text = taskd("why", job_id).stdout
+        assert text.startswith(f"job {job_id} of the task {told['task']} in the queue ")
+        lines = []
+        for reason in told["reasons"]:
+            lines += [f"- {reason['text']}", *(f"  next: {each}" for each in reason["next"])]
+        # Asked a moment later, so that spans differ.
+        assert list(map(without_spans, text.splitlines()[1:])) == list(map(without_spans, lines))
+        return [reason["why"] for reason in told["reasons"]], text
+
+    return ask
+
+
+def without_spans(line):
+    return re.sub(r"\d+(\.\d+)?(ms|[smhd])\b( \d+[smh])?", "", printable(line))
+
+
+def job(taskd, *options):
+    return taskd.enqueue("send_report", "--queue", "email", *options)
+
+
+def change(taskd, job_id, assignments, *args):
+    taskd.sql(f"UPDATE taskd.job SET {assignments} WHERE id = $1", job_id, *args)
+
+
+def run(taskd, job_id, worker_id=12):
+    taskd.sql(
+        "UPDATE taskd.job SET state = 'running', worker_id = $2, attempt = 1, fence = 1, "
+        "started_at = now() - interval '3 minutes' WHERE id = $1",
+        job_id,
+        worker_id,
+    )
+
+
+def test_a_job_that_nobody_knows_is_not_found(taskd):
+    result = taskd("why", 77, code=3)
+    assert result.stdout == ""
+    assert "no job has the id 77" in result.stderr
+
+
+def test_a_job_that_is_done(taskd, why):
+    made = job(taskd)
+    taskd.finish(made, "done")
+    words, text = why(made)
+    assert words == ["finished"]
+    assert "It was done 1s ago (" in text or "It was done 1." in text
+    assert "next" not in text
+
+
+def test_a_job_that_failed_says_by_what_and_how_to_retry_it(taskd, why):
+    made = job(taskd)
+    taskd.finish(made, "failed", reason="ValueError: no such user\nmore", attempt=5)
+    words, text = why(made)
+    assert words == ["finished"]
+    assert "after 5 attempts: ValueError: no such user\n" in text
+    assert f"next: taskd jobs retry {made}\n" in text
+
+
+def test_a_job_that_killed_its_workers_says_so(taskd, why):
+    made = job(taskd)
+    taskd.finish(made, "failed", reason="crashed", attempt=3)
+    taskd.sql("UPDATE taskd.job_history SET crashes = 3")
+    assert "its worker died while it ran, 3 times\n" in why(made)[1]
+
+
+def test_a_job_that_was_cancelled_says_by_whom(taskd, why):
+    made = job(taskd)
+    taskd("jobs", "cancel", made, "--reason", "no longer wanted")
+    words, text = why(made)
+    assert words == ["finished"]
+    assert "): no longer wanted\n" in text
+
+
+def test_a_running_job_names_its_worker(taskd, why):
+    made = job(taskd)
+    taskd.worker(12, "email")
+    run(taskd, made)
+    words, text = why(made)
+    assert words == ["running"]
+    assert "- host1 (pid 4242) has it since " in text
+    assert "for 3m" in text
+    assert "lease is alive" in text
+    assert f"next: taskd jobs cancel {made}\n" in text
+
+
+def test_a_running_job_that_was_asked_to_stop(taskd, why):
+    made = job(taskd)
+    taskd.worker(12, "email", draining=True)
+    run(taskd, made)
+    taskd("jobs", "cancel", made)
+    words, text = why(made)
+    assert words == ["running", "cancel_asked"]
+    assert "The worker is stopping" in text
+
+
+@pytest.mark.parametrize(
+    ("worker", "what"),
+    [
+        ({"lease": "-1 minute"}, "its lease has run out"),
+        ({"died": "1 minute"}, "is dead"),
+        (None, "the worker 12 is not known any more"),
+    ],
+)
+def test_a_running_job_whose_worker_is_lost_is_taken_back(taskd, why, worker, what):
+    made = job(taskd)
+    if worker:
+        taskd.worker(12, "email", **worker)
+    run(taskd, made)
+    words, text = why(made)
+    assert words == ["worker_lost"]
+    assert what in text
+    assert "No worker lives that could take it back.\n  next: taskd run " in text
+    taskd.worker(13, "other")
+    assert "A live worker takes it back within seconds.\n" in why(made)[1]
+
+
+def test_a_paused_queue_says_since_when_until_when_and_why(taskd, why):
+    made = job(taskd)
+    taskd.worker(12, "email")
+    taskd("queues", "pause", "email", "--for", "10m", "--reason", "provider\nis down")
+    words, text = why(made)
+    assert words == ["paused", "queued"]
+    assert "The queue email is paused, since " in text
+    assert "): provider\n  next: taskd queues resume email\n" in text
+    taskd("queues", "pause", "email")
+    assert "until somebody resumes it.\n" in why(made)[1]
+    taskd("queues", "pause", "email", "--for", "1ms")
+    assert why(made)[0] == ["queued"]
+
+
+def test_a_queue_that_no_live_worker_serves(taskd, why):
+    made = job(taskd)
+    words, text = why(made)
+    assert words == ["unserved", "queued"]
+    assert (
+        "- No live worker serves the queue email.\n  next: taskd run --app APP --queue email\n"
+        in text
+    )
+    taskd.publish()
+    taskd.worker(3, "other")
+    taskd.worker(4, "email", died="1 hour")
+    assert "The last one, host1 (pid 4242), ended 1h ago.\n" in why(made)[1]
+    assert "next: taskd run --app app --queue email\n" in why(made)[1]
+    taskd.worker(5, "email", lease="-1 s")
+    assert "is silent" in why(made)[1]
+    taskd.worker(6, "email", draining=True)
+    assert "is stopping" in why(made)[1]
+
+
+def test_a_task_that_no_worker_of_its_queue_knows(taskd, why):
+    made = taskd.enqueue("render", "--queue", "email")
+    taskd.worker(12, "email")
+    taskd.worker(13, "other")
+    taskd.sql("UPDATE taskd.worker SET tasks = '{render}' WHERE id = 13")
+    words, text = why(made)
+    assert words == ["task_unknown", "queued"]
+    assert (
+        "1 live worker serves the queue email: host1 (pid 4242) with the app app; "
+        "it does not know the task render." in text
+    )
+    assert "No worker has ever published a task of this name.\n  next: taskd tasks\n" in text
+    taskd.publish("render")
+    taskd.worker(14, "email")
+    told = why(made)[1]
+    assert "none of them knows the task render. The app app has published it." in told
+    assert "next: taskd run --app app --queue email\n" in told
+
+
+def test_a_job_for_later_says_when(taskd, why):
+    made = job(taskd, "--in", "1h")
+    taskd.worker(12, "email")
+    words, text = why(made)
+    assert words == ["scheduled"]
+    assert "- It is scheduled for " in text
+    change(taskd, made, "fence = 1")
+    text = why(made)[1]
+    assert "- It was given back, and is due again " in text
+    assert "its handler asked for that, or its worker did not know the task.\n" in text
+    taskd.sql("UPDATE taskd.worker SET tasks = '{}'")
+    words, text = why(made)
+    assert words == ["task_unknown", "scheduled"]
+    assert ": its worker did not know the task.\n" in text
+
+
+def test_a_retry_says_what_went_wrong(taskd, why):
+    made = job(taskd, "--in", "1h", "--max-attempts", "5")
+    taskd.worker(12, "email")
+    change(taskd, made, "fence = 1, attempt = 1, errors = $2::text::jsonb", json.dumps([ERROR]))
+    words, text = why(made)
+    assert words == ["retry"]
+    assert "- Attempt 1 of 5 failed; the next one is due " in text
+    assert ", in 1h: ValueError: no \\x1b[2Jsuch user\n" in text or ", in 59m " in text
+    assert "\x1b" not in text
+    [told] = taskd.json("why", made)
+    assert told["error_message"] == ERROR["message"]
+
+
+def test_a_suspect_waits_in_the_slow_lane(taskd, why):
+    made = [job(taskd, "--in", "1h") for _ in range(2)]
+    taskd.worker(12, "email")
+    for number, each in enumerate(made):
+        change(
+            taskd,
+            each,
+            "fence = 1, attempt = 1, crashes = 1, run_at = now() - make_interval(secs => $2)",
+            float(10 - number),
+        )
+    words, text = why(made[0])
+    assert words == ["suspect"]
+    assert "Its worker died while it ran, 1 time, " in text
+    assert "takes one such job at a time.\n" in text
+    assert ", and 1 suspect of its queue comes before it.\n" in why(made[1])[1]
+
+
+def test_a_job_that_is_due_and_not_queued_yet(taskd, why):
+    made = job(taskd, "--in", "1h")
+    change(taskd, made, "run_at = now() - interval '1 minute'")
+    words, text = why(made)
+    assert words == ["unserved", "due"]
+    assert "and none lives.\n" in text
+    taskd.worker(12, "email")
+    words, text = why(made)
+    assert words == ["due"]
+    assert "which any live one does within seconds.\n" in text
+
+
+def test_a_queued_job_says_how_many_come_before_it_and_who_serves_it(taskd, why):
+    other = taskd.enqueue("send_report", "--queue", "other", "--priority", "1")
+    made = job(taskd)
+    later, urgent = job(taskd), job(taskd, "--priority", "1")
+    taskd.worker(12, "email", "other")
+    taskd.worker(13, "email")
+    taskd.sql("UPDATE taskd.worker SET tasks = '{}' WHERE id = 13")
+    run(taskd, other)
+    words, text = why(made)
+    assert words == ["queued"]
+    assert "and 1 job of its queue comes before it." in text
+    assert (
+        "2 live workers serve the queue email: host1 (pid 4242), which runs 1 job, "
+        "host1 (pid 4242), which runs 0 jobs. Only 1 of them knows its task.\n" in text
+    )
+    assert "and 2 jobs of its queue come before it." in why(later)[1]
+    assert "and it is the next of its queue." in why(urgent)[1]
+
+
+def test_the_jobs_before_it_are_counted_up_to_a_limit(taskd, why):
+    taskd.sql(
+        "INSERT INTO taskd.job (queue, task) SELECT 'email', 'send_report' "
+        "FROM generate_series(1, 10002)"
+    )
+    ids = [row["id"] for row in taskd.sql("SELECT id FROM taskd.job ORDER BY id")]
+    assert "and 10,000 jobs of its queue come before it." in why(ids[10_000])[1]
+    assert "and over 10,000 jobs of its queue come before it." in why(ids[10_001])[1]
+    assert taskd.json("why", ids[10_001])[0]["ahead"] == 10_001
+
+
+def test_what_must_be_mended_first_comes_first(taskd, why):
+    made = job(taskd, "--in", "5m")
+    taskd("queues", "pause", "email", "--for", "1h")
+    words, _ = why(made)
+    assert words == ["unserved", "paused", "scheduled"]
+    [told] = taskd.json("why", made)
+    assert [reason["mend"] for reason in told["reasons"]] == [True, False, False]
+
+
+def test_many_workers_are_counted_and_a_few_are_named(taskd, why):
+    made = job(taskd)
+    for number in range(1, 31):
+        taskd.worker(number, "email")
+    text = why(made)[1]
+    assert "30 live workers serve the queue email: " in text
+    assert text.count("host1") == 5
+    assert ", 25 more." in text
+
+
+def test_an_observer_may_ask(taskd, logins):
+    made = job(taskd)
+    assert "No live worker" in Shell(logins.dsn("observer"))("why", made).stdout
+    assert (
+        "taskd_observer or taskd_admin" in Shell(logins.dsn("worker"))("why", made, code=77).stderr
+    )

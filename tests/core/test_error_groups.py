@@ -1,0 +1,95 @@
+"""Errors that differ in details only are one group; others are not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from taskd.core.error_groups import PATTERN_CHARS_MAX, Failures, group, pattern
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("TimedOut: it took longer than 30 s", "TimedOut: it took longer than # s"),
+        ("took 0.35s, then 1,200 ms", "took #s, then # ms"),
+        ("[Errno 111] call failed ('10.0.0.7', 5432)", "[Errno #] call failed ('…', #)"),
+        ("no host at 10.0.0.7:5432", "no host at #"),
+        ("order_17 of worker-3", "order_# of worker-#"),
+        ("user 8c5fd0be-1111-4222-8333-944445555666 is gone", "user # is gone"),
+        ("user {8C5FD0BE-1111-4222-8333-944445555666}", "user {#}"),
+        ("<Lock object at 0x7f00deadbeef>", "<Lock object at #>"),
+        ("commit 3f2a9c1b is not there", "commit # is not there"),
+        ("customer cus_NffrFeUfNV2Hib", "customer cus_#"),
+        ("01HZX3K9QJ8W7V6T5S4R3Q2P1N", "#"),
+        ("due 2026-11-22T02:11:15.123+00:00, not 2026-11-22", "due #, not #"),
+        ("KeyError: 'name'", "KeyError: '…'"),
+        ('no "such\\" thing" here', 'no "…" here'),
+        ("b'abc' is not `def`", "'…' is not `…`"),
+        ("the file “Übersicht” is empty", "the file “…” is empty"),
+        ("can't reach it, it's down", "can't reach it, it's down"),
+        ("550 no such user ada@example.org", "# no such user …"),
+        ("no file /var/tmp/tmpx8z_1k/report-17.pdf", "no file /var/tmp/…/….pdf"),
+        ("https://api.example.org/v2/user/42?x=1: 503", "https://api.example.org/…/user/…: #"),
+        ("no file /etc/passwd", "no file /etc/passwd"),
+        ("utf8 and sha256 are names", "utf8 and sha256 are names"),
+        ("defaced facade", "defaced facade"),
+        ("  one\t two \nTraceback 3", "one two"),
+        ("", ""),
+        ("\n", ""),
+    ],
+)  # fmt: skip
+def test_what_changes_from_job_to_job_is_left_out(text: str, wanted: str) -> None:
+    assert pattern(text) == wanted
+    assert pattern(wanted) == wanted
+
+
+def test_a_pattern_is_short() -> None:
+    assert len(pattern("word " * 100)) == PATTERN_CHARS_MAX
+
+
+@pytest.mark.parametrize("hard", ["'", '"\\', "a.", "/a", "a@", "1", "1:", "f1", "0x", "-", "“"])
+def test_no_text_takes_long(hard: str) -> None:
+    pattern(hard * 1000)
+
+
+def failures(text: str, *, ago_s: float = 0.0, **more: object) -> Failures:
+    at = NOW - timedelta(seconds=ago_s)
+    told = {"task": "t", "state": "failed", "jobs": 1, "job_id": 1}
+    return Failures(
+        text=text, first_at=at, first_ago_s=ago_s, last_at=at, last_ago_s=ago_s, **told | more
+    )
+
+
+def test_texts_of_one_pattern_are_counted_together() -> None:
+    [one] = group(
+        [
+            failures("order 1 failed", ago_s=60, jobs=3, job_id=7),
+            failures("order 2 failed", ago_s=5, jobs=2, job_id=9),
+            failures("order 3 failed", ago_s=30, state="scheduled", jobs=4, job_id=8),
+        ]
+    )
+    assert (one.task, one.error) == ("t", "order # failed")
+    assert (one.failed, one.retrying, one.jobs) == (5, 4, 9)
+    assert (one.first_ago_s, one.last_ago_s, one.job_id) == (60, 5, 9)
+    assert (one.first_at, one.last_at) == (NOW - timedelta(seconds=60), NOW - timedelta(seconds=5))
+
+
+def test_another_task_is_another_group() -> None:
+    assert len(group([failures("x"), failures("x", task="u"), failures("y")])) == 3
+
+
+def test_the_most_frequent_come_first_and_then_the_latest() -> None:
+    told = [
+        failures("old", ago_s=9),
+        failures("new", ago_s=1),
+        failures("many", ago_s=99, jobs=2),
+    ]
+    assert [one.error for one in group(told)] == ["many", "new", "old"]
+
+
+def test_nothing_is_no_group() -> None:
+    assert group([]) == []
