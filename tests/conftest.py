@@ -21,6 +21,7 @@ import pytest
 
 from taskd.store import migrations
 from taskd.store.database import Database, Lane
+from taskd.testing.server import with_database
 from tests.canary import PASSWORD, PAYLOAD, with_canary
 from tests.logins import Logins
 
@@ -53,9 +54,7 @@ class TestServer:
             self.admin_dsn = with_password
 
     def dsn(self, database: str) -> str:
-        base, _, query = self.admin_dsn.partition("?")
-        base = base.rsplit("/", 1)[0] + "/" + database
-        return f"{base}?{query}" if query else base
+        return with_database(self.admin_dsn, database)
 
     def admin(self, *statements: str) -> None:
         async def run() -> None:

@@ -1,0 +1,47 @@
+-- Testing: what the pytest plugin (taskd/testing/) asks of a database that belongs to one test alone.
+
+-- Every job with what a test may want to look at, live or finished.
+
+-- name: testing_jobs()
+-- roles: admin
+SELECT id, task, queue, state, priority, attempt, crashes, unique_key, reason,
+       date_part('epoch', run_at - clock_timestamp()) AS due_in_s,
+       args::text AS args, result::text AS result, (errors -> -1)::text AS last_error
+FROM taskd.jobs
+ORDER BY id;
+
+-- The queues in which something runs, or could be run at once by a worker that knows these tasks. A tenth of a second
+-- ahead counts as now, so that a retry without a delay belongs to the same run, however fast that is.
+
+-- name: testing_due(tasks text[])
+-- roles: worker, observer, admin
+SELECT DISTINCT job.queue::text AS queue
+FROM taskd.job AS job
+LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
+WHERE job.state = 'running'
+   OR (job.task = ANY ($1::text[])
+       AND job.run_at <= clock_timestamp() + interval '100 ms'
+       AND NOT (queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)))
+ORDER BY 1;
+
+-- Travels in time. The clock stays as it is; all that is to come moves towards it instead: due times, pauses, and
+-- windows of unique keys. With the due times go the moments that they are reckoned from. No state is changed: what
+-- has become due is promoted by the next worker, as ever.
+
+-- name: travel(seconds double precision)
+-- roles: owner
+WITH moved AS (
+    UPDATE taskd.job
+    SET run_at = run_at - make_interval(secs => $1),
+        enqueued_at = enqueued_at - make_interval(secs => $1),
+        started_at = started_at - make_interval(secs => $1)
+    RETURNING id
+), keys AS (
+    UPDATE taskd.job_key SET until = until - make_interval(secs => $1)
+), pauses AS (
+    UPDATE taskd.queue
+    SET paused_at = paused_at - make_interval(secs => $1),
+        paused_until = paused_until - make_interval(secs => $1)
+    WHERE paused_at IS NOT NULL
+)
+SELECT count(*) AS moved FROM moved;

@@ -1,0 +1,185 @@
+"""The database of one test: what is enqueued in it, running it, and moving its time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Coroutine
+from typing import Any
+
+from taskd.client.background import BackgroundLoop
+from taskd.core import registry as registries
+from taskd.core.job import JobState
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.errors import JobNotFound
+from taskd.store import testing
+from taskd.store.database import Database, Lane
+from taskd.testing.rows import JobRow
+from taskd.testing.run import Run, raise_failures
+from taskd.testing.wanted import Wanted
+
+
+class TaskdDB:
+    """A database with the schema taskd that only this test uses: the fixture `taskd_db`.
+
+    All methods but run_all() are plain ones, which take a millisecond or two: they are for tests
+    with an event loop and without one alike.
+
+    Args:
+        dsn: where it is.
+        background: the loop on which it is asked.
+        registry: the tasks that run_all() runs: those of the modules that were imported.
+    """
+
+    def __init__(
+        self, dsn: str, background: BackgroundLoop, registry: Registry = registries.DEFAULT
+    ) -> None:
+        self.dsn = dsn
+        self._background = background
+        self._registry = registry
+        self._lane = Lane(Database({"dsn": dsn}), "testing")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._ask(self._lane.close())
+
+    def _ask(self, asking: Coroutine[Any, Any, Any]) -> Any:
+        return self._background.run(asking)
+
+    # Looking.
+
+    def jobs(self) -> list[JobRow]:
+        """All jobs, live and finished, in the order in which they were enqueued."""
+        return [
+            JobRow.of(row, task.args_type.__struct_fields__ if task else ())
+            for row in self._ask(testing.jobs(self._lane))
+            for task in [self._registry.get(row["task"])]
+        ]
+
+    def job(self, job_id: int) -> JobRow:
+        """One of them.
+
+        Raises:
+            JobNotFound: there is none of that id.
+        """
+        for row in self.jobs():
+            if row.id == job_id:
+                return row
+        raise JobNotFound(f"there is no job {job_id} in the database of this test")
+
+    def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobRow]:
+        """The jobs that wait for a worker or for their time, those of one task if it is given."""
+        name = task.name if isinstance(task, Task) else task
+        return [row for row in self.jobs() if row.waits and name in (None, row.task)]
+
+    def assert_enqueued(self, task: Task[..., Any] | str, /, **args: Any) -> JobRow:
+        """Make sure that a job of this task with these arguments waits; the first such job.
+
+        Args:
+            task: the task, or the name of one.
+            args: those arguments that matter; the others may be anything.
+
+        Raises:
+            AssertionError: none does; the message says what waits instead, and what differs.
+            TypeError: the task has no such argument.
+        """
+        __tracebackhide__ = True
+        wanted, rows = Wanted(task, args), self.jobs()
+        for row in rows:
+            if row.waits and wanted.fits(row):
+                return row
+        raise AssertionError(wanted.missing(rows))
+
+    def assert_not_enqueued(self, task: Task[..., Any] | str, /, **args: Any) -> None:
+        """Make sure that no job of this task with these arguments waits.
+
+        Raises:
+            AssertionError: one does.
+            TypeError: the task has no such argument.
+        """
+        __tracebackhide__ = True
+        wanted = Wanted(task, args)
+        found = [row for row in self.enqueued() if wanted.fits(row)]
+        if found:
+            raise AssertionError(wanted.unwanted(found))
+
+    # Running.
+
+    async def run_all(
+        self,
+        *,
+        check: bool = False,
+        crash: Collection[int] = (),
+        concurrency: int = 1,
+        timeout_s: float = 30.0,
+    ) -> list[JobRow]:
+        """Run all that is due now, and what that enqueues, by a real worker in this event loop.
+
+        What is due later stays: see travel(). So do jobs whose task no imported module defines.
+
+        Args:
+            check: raise what a handler raised, in place of going on to assert on the outcome.
+            crash: ids of jobs whose worker dies when their handler has ended, before it can say
+                so. They are given back and run again by another worker, as are those that ran
+                beside them. To let it die earlier, raise Crash inside the handler.
+            concurrency: attempts at the same time, per queue; one after the other by default.
+            timeout_s: seconds after which this is an error.
+
+        Returns:
+            The jobs of which an attempt ended, in the order of their ids, as they are now.
+
+        Raises:
+            AttemptFailed: with `check`, an attempt failed.
+            TimeoutError: it takes longer than `timeout_s`.
+            ValueError: a job that was to crash did not run.
+        """
+        __tracebackhide__ = True
+        run = Run(self.dsn, self._lane, self._ask, self._registry, concurrency, crash)
+        try:
+            await run.until_nothing_is_due(timeout_s)
+        except TimeoutError:
+            live = [f"  {row}" for row in self.jobs() if row.waits or row.state == JobState.RUNNING]
+            raise TimeoutError(
+                "\n".join([f"run_all() has not ended within {timeout_s:g} s; live are:", *live])
+            ) from None
+        if run.doomed:
+            left = ", ".join(map(str, sorted(run.doomed)))
+            raise ValueError(f"crash: these jobs did not run, as they were not due: {left}")
+        ended = [row for row in self.jobs() if row.id in run.ended]
+        if check:
+            raise_failures(ended, run)
+        return ended
+
+    def run_all_sync(
+        self,
+        *,
+        check: bool = False,
+        crash: Collection[int] = (),
+        concurrency: int = 1,
+        timeout_s: float = 30.0,
+    ) -> list[JobRow]:
+        """As run_all(), for tests without an event loop.
+
+        Raises:
+            RuntimeError: an event loop runs here: await run_all().
+        """
+        __tracebackhide__ = True
+        return asyncio.run(
+            self.run_all(check=check, crash=crash, concurrency=concurrency, timeout_s=timeout_s)
+        )
+
+    # Time.
+
+    def travel(self, seconds: float) -> None:
+        """Let what is due within so many seconds be due now: delays, retries, pauses, key windows.
+
+        The database's clock is not touched: all that is to come is moved towards it. Nor is the
+        clock of this process: a handler that reads it sees the time of day.
+
+        Raises:
+            ValueError: seconds is not a number above zero.
+        """
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"travel({seconds!r}): time goes forward, by seconds above zero")
+        self._ask(testing.travel(self._lane, seconds))

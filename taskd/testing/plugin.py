@@ -1,0 +1,138 @@
+"""The pytest plugin: a real database for each test, and tasks that enqueue into it.
+
+The server is the one that TASKD_TEST_DSN names, or `taskd_test_dsn` in pytest's configuration;
+without them an embedded one is started for the session. No other setting is read: databases are
+created and dropped there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from taskd.client.background import BackgroundLoop
+    from taskd.testing.db import TaskdDB
+    from taskd.testing.server import Server
+
+VARIABLE = "TASKD_TEST_DSN"
+INI = "taskd_test_dsn"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the setting of this plugin."""
+    parser.addini(
+        INI,
+        f"The PostgreSQL server for tests with taskd; {VARIABLE} goes before it. Databases named "
+        "taskd_test_* are created and dropped there. Without it, an embedded server is started.",
+        default="",
+    )
+
+
+@pytest.fixture(scope="session")
+def taskd_background() -> Iterator[BackgroundLoop]:
+    """The loop on which the databases are made and asked."""
+    from taskd.client.background import BackgroundLoop
+
+    loop = BackgroundLoop()
+    yield loop
+    loop.stop()
+
+
+@pytest.fixture(scope="session")
+def taskd_server(
+    pytestconfig: pytest.Config,
+    tmp_path_factory: pytest.TempPathFactory,
+    taskd_background: BackgroundLoop,
+) -> Iterator[Server]:
+    """The server of this session."""
+    from taskd import embedded
+    from taskd.testing.server import Server
+
+    started = None
+    dsn = _configured_dsn(pytestconfig)
+    if not dsn:
+        # All processes of pytest-xdist join one server: its home is shared.
+        base = tmp_path_factory.getbasetemp()
+        home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "taskd-postgresql"
+        with _told_in_a_line():
+            started = embedded.start(home, durable=False)
+        dsn = started.dsn("postgres")
+    server = Server(dsn, taskd_background)
+    yield server
+    server.close()
+    if started is not None:
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def taskd_prepare() -> Callable[[str], Any]:
+    """For overriding: a function, or a coroutine function, that adds your own tables.
+
+    It is called once, with the DSN of the template, in which the schema taskd is made already.
+    """
+    return lambda dsn: None
+
+
+@pytest.fixture(scope="session")
+def taskd_template(taskd_server: Server, taskd_prepare: Callable[[str], Any]) -> Iterator[str]:
+    """The name of the database that those of the tests are copies of."""
+    with _told_in_a_line():
+        name = taskd_server.make_template(taskd_prepare)
+    yield name
+    taskd_server.drop(name)
+
+
+@pytest.fixture
+def taskd_dsn(taskd_server: Server, taskd_template: str) -> Iterator[str]:
+    """The DSN of a fresh database with the schema taskd; dropped after the test."""
+    name, dsn = taskd_server.make(taskd_template)
+    yield dsn
+    taskd_server.drop(name)
+
+
+@pytest.fixture
+def taskd_db(taskd_dsn: str, taskd_background: BackgroundLoop) -> Iterator[TaskdDB]:
+    """A fresh database, into which tasks enqueue for the length of the test."""
+    from taskd.client import configure, default_client, set_default_client
+    from taskd.testing.db import TaskdDB
+
+    with pytest.MonkeyPatch.context() as patch:
+        # For commands that the test starts, and for clients of the app's own.
+        patch.setenv("TASKD_DSN", taskd_dsn)
+        patch.delenv("TASKD_DSN_FILE", raising=False)
+        before = default_client()
+        client = configure(taskd_dsn)
+        db = TaskdDB(taskd_dsn, taskd_background)
+        try:
+            yield db
+        finally:
+            set_default_client(before)
+            client.close_sync()
+            db.close()
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    """What is wrong with the server is no matter of a traceback."""
+    from taskd.errors import TaskdError
+
+    try:
+        yield
+    except TaskdError as error:
+        pytest.fail(f"no database for tests with taskd: {error}", pytrace=False)
+
+
+def _configured_dsn(config: pytest.Config) -> str:
+    from taskd.config import check_dsn
+
+    said = os.environ.get(VARIABLE)
+    dsn, source = (said, VARIABLE) if said else (str(config.getini(INI)), INI)
+    try:
+        return check_dsn(dsn) if dsn else ""
+    except ValueError as error:
+        raise pytest.UsageError(f"{source}: {error}") from None

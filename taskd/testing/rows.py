@@ -1,0 +1,82 @@
+"""Jobs as a test sees them, and how they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+
+VALUE_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as its row is at the moment.
+
+    Attributes:
+        state: a word of JobState.
+        args: the arguments by name, as JSON has them; those that were left to their defaults are
+            not there.
+        due_in_s: seconds from now until its due time; below zero once it is due.
+        attempt: how many attempts have begun and count.
+        crashes: how many workers died while they ran it.
+        error: type and message of what ended its last failed attempt; empty: none has.
+        traceback: where that was raised.
+        reason: why it was cancelled or failed.
+        result: what its handler returned.
+    """
+
+    id: int
+    task: str
+    queue: str
+    state: str
+    args: dict[str, Any]
+    priority: int
+    attempt: int
+    crashes: int
+    due_in_s: float
+    unique_key: str | None = None
+    reason: str | None = None
+    error: str = ""
+    traceback: str = field(default="", repr=False)
+    result: Any = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], names: Sequence[str] = ()) -> Self:
+        """The job of a row of testing_jobs, its arguments in this order: jsonb keeps none."""
+        known = dict(row)
+        last = msgspec.json.decode(known.pop("last_error") or "{}")
+        args = msgspec.json.decode(known["args"])
+        known["args"] = {name: args[name] for name in names if name in args} | args
+        if known["result"] is not None:
+            known["result"] = msgspec.json.decode(known["result"])
+        if last:
+            known["error"] = f"{last['type']}: {last['message']}"
+            known["traceback"] = last.get("traceback", "")
+        return cls(**known)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a worker, or for its time."""
+        return self.state in {"queued", "scheduled"}
+
+    def __str__(self) -> str:
+        told = f"job {self.id} {called(self.task, self.args)}: {self.state}"
+        if self.state == "scheduled":
+            told += f", due in {self.due_in_s:.1f} s"
+        if self.attempt:
+            told += f", attempt {self.attempt}"
+        return f"{told}: {self.error}" if self.error else told
+
+
+def called(task: str, args: Mapping[str, Any]) -> str:
+    """A task and its arguments, written as a call."""
+    return f"{task}({', '.join(f'{name}={shown(value)}' for name, value in args.items())})"
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, cut when it is very long."""
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}..."

@@ -1,0 +1,227 @@
+"""A real worker in this process, until nothing is due; and how it can be made to die."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from taskd import events
+from taskd.config import Settings
+from taskd.core.failure import PACKAGE
+from taskd.core.outcome import Retry
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.store import jobs, testing, workers
+from taskd.store.database import Database, Lane
+from taskd.testing.rows import JobRow
+from taskd.worker import Worker
+from taskd.worker.upkeep import MAX_CRASHES, RESCUE_BATCH
+
+LOOK_EVERY_S = 0.01
+STOP_S = 10.0
+THREADS = 4
+ENDS = frozenset({"job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed"})
+
+
+class Crash(BaseException):
+    """Raised inside a handler: the worker dies at this line.
+
+    To be raised by what a test puts in place of something that the handler calls. It ends the
+    attempt as a kill would, with nothing written about it; but `finally` blocks run.
+    """
+
+
+class AttemptFailed(AssertionError):
+    """A handler raised an error during `run_all(check=True)`; the first of these is the cause."""
+
+
+class Run:
+    """Runs what is due, by one worker after another.
+
+    Args:
+        dsn: the database of the test.
+        lane: a way to it on a loop of its own.
+        ask: runs a coroutine on that loop and waits; for any thread.
+        registry: the tasks.
+        concurrency: attempts at the same time, per queue.
+        crash: ids of jobs whose first attempt kills the worker at its end.
+
+    Attributes:
+        ended: ids of jobs of which an attempt ended, or which a crash gave back.
+        failed: ids of those of which an attempt ended by an error.
+        errors: what handlers raised, by the job's id.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        lane: Lane,
+        ask: Callable[[Coroutine[Any, Any, Any]], Any],
+        registry: Registry,
+        concurrency: int,
+        crash: Collection[int],
+    ) -> None:
+        self.ended: set[int] = set()
+        self.failed: set[int] = set()
+        self.errors: dict[int, Exception] = {}
+        self.doomed = set(crash)
+        self._dsn, self._lane, self._ask = dsn, lane, ask
+        self._concurrency = concurrency
+        self._loop = asyncio.get_running_loop()
+        self._died = False
+        self._registry = Registry()
+        self._registry.resources = registry.resources
+        for task in registry:
+            self._registry.add(self._watched(task))
+
+    async def until_nothing_is_due(self, timeout_s: float) -> None:
+        """Run all that is due, and what becomes due by that.
+
+        Raises:
+            TimeoutError: it takes longer.
+        """
+        ends = time.monotonic() + timeout_s
+        unsubscribe = events.subscribe(self._hear)
+        try:
+            # A worker that died is followed by another, as is one that did not serve a queue in
+            # which a handler has put a job.
+            while queues := await self._due():
+                await self._work(queues | {task.queue for task in self._registry}, ends)
+        finally:
+            unsubscribe()
+
+    async def _due(self) -> set[str]:
+        """The queues in which something is to be done."""
+        looking = testing.due_queues(self._lane, self._registry.names())
+        due: set[str] = await asyncio.to_thread(self._ask, looking)
+        return due
+
+    async def _work(self, queues: set[str], ends: float) -> None:
+        """One worker, until nothing is due or it has died."""
+        self._died = False
+        settings = Settings(
+            dsn=self._dsn,
+            queues=tuple(sorted(queues)),
+            concurrency=self._concurrency,
+            threads=max(THREADS, self._concurrency),
+            drain_s=1.0,
+            cancel_s=1.0,
+        )
+        worker = self._worker = Worker(settings, self._registry, Database({"dsn": self._dsn}))
+        working = asyncio.create_task(worker.run(), name="taskd-testing-worker")
+        try:
+            while not working.done():
+                await asyncio.wait({working}, timeout=LOOK_EVERY_S)
+                if time.monotonic() > ends:
+                    raise TimeoutError
+                if worker.report.why or not worker.ready.is_set():
+                    continue
+                if not queues & await self._due():
+                    worker.stop("nothing is due")
+        finally:
+            if not working.done():
+                _abandon(worker)
+                await asyncio.wait({working}, timeout=STOP_S)
+        working.result()
+        if worker.report.why == "SIGINT":  # it was the worker who heard the Ctrl-C
+            raise KeyboardInterrupt
+
+    def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        if self._died or name not in ENDS:
+            return  # what a dead worker says does not count
+        job_id = fields["job_id"]
+        self.ended.add(job_id)
+        asked = isinstance(self.errors.get(job_id), Retry)
+        if name == "job.failed" or (name == "job.retried" and not asked):
+            self.failed.add(job_id)
+
+    # The handlers.
+
+    def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
+        """The task with a handler that tells what it raised, and dies where it is to die."""
+
+        @functools.wraps(task.handler)
+        async def awaited(ctx: Any, **arguments: Any) -> Any:
+            with self._watching(ctx.job_id):
+                return await task.handler(*([ctx] if task.takes_context else []), **arguments)
+
+        @functools.wraps(task.handler)
+        def called(ctx: Any, **arguments: Any) -> Any:
+            with self._watching(ctx.job_id):
+                return task.handler(*([ctx] if task.takes_context else []), **arguments)
+
+        watched = copy.copy(task)
+        watched.handler = awaited if task.is_async else called
+        watched.takes_context = True
+        return watched
+
+    @contextmanager
+    def _watching(self, job_id: int) -> Iterator[None]:
+        dies = job_id in self.doomed
+        self.errors.pop(job_id, None)
+        try:
+            yield
+        except Crash:
+            dies = True
+            raise
+        except Exception as error:
+            self.errors[job_id] = error
+            raise
+        finally:
+            if dies:
+                self._die(job_id)
+
+    def _die(self, job_id: int) -> None:
+        """The worker is dead: its jobs are taken back, and nothing it still writes counts.
+
+        This is what happens to a worker that was killed, done at once by a hand of ours: its row
+        is buried, and its jobs are rescued. The acks that it sends now match no row.
+        """
+        self._died = True
+        self.doomed.discard(job_id)
+        worker = self._worker
+        self.ended |= self._ask(self._bury(worker.parts.shared.lease.worker_id))
+        self._loop.call_soon_threadsafe(_abandon, worker)
+
+    async def _bury(self, worker_id: int) -> set[int]:
+        await workers.bury(self._lane, [worker_id], proved=True)
+        return set(await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES))
+
+
+def _abandon(worker: Worker) -> None:
+    """Drain, cancel, abandon: what still runs is left as it is."""
+    for _ in range(3):
+        worker.stop("it is over")
+
+
+def raise_failures(rows: Collection[JobRow], run: Run) -> None:
+    """Do nothing, if no handler has raised an error.
+
+    Raises:
+        AttemptFailed: with each such job, and the error itself as the cause.
+    """
+    __tracebackhide__ = True
+    failed = [row for row in rows if row.id in run.failed]
+    if not failed:
+        return
+    lines = [f"{len(failed)} of {len(rows)} jobs failed:"]
+    cause = run.errors.get(failed[0].id)
+    for row in failed:
+        lines.append(f"  {row}")
+        if cause is None or row is not failed[0]:  # pytest shows that one with its source
+            lines += [f"      {line}" for line in row.traceback.splitlines()]
+    raise AttemptFailed("\n".join(lines)) from cause and cause.with_traceback(_theirs(cause))
+
+
+def _theirs(error: Exception) -> TracebackType | None:
+    """Its traceback from the handler on, without what taskd has above it."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        frames = frames.tb_next
+    return frames

@@ -1,0 +1,64 @@
+"""The PostgreSQL server of a test session, and the databases that are made in it."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from taskd.client.background import BackgroundLoop
+from taskd.store import migrations
+from taskd.store.database import Database
+from taskd.store.testing import Databases
+
+# To copy a large template, the app's own tables in it, may take a while on a slow disk.
+STATEMENT_TIMEOUT_S = 60.0
+
+
+class Server:
+    """Hands out migrated databases, each a copy of one template.
+
+    Args:
+        dsn: any database of the server; its user may create others.
+        background: the loop on which this is done.
+    """
+
+    def __init__(self, dsn: str, background: BackgroundLoop) -> None:
+        self._dsn, self._background = dsn, background
+        self._databases = Databases(Database({"dsn": dsn}, statement_timeout_s=STATEMENT_TIMEOUT_S))
+        self._prefix = f"taskd_test_{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+
+    def make_template(self, prepare: Callable[[str], Any]) -> str:
+        """Make the template: with the schema taskd, and what `prepare(dsn)` adds; its name."""
+        name = f"{self._prefix}_template"
+        self._background.run(self._databases.make(name, "template0"))
+        dsn = with_database(self._dsn, name)
+        self._background.run(migrations.migrate(Database({"dsn": dsn})))
+        preparing = prepare(dsn)
+        if inspect.iscoroutine(preparing):
+            self._background.run(preparing)
+        return name
+
+    def make(self, template: str) -> tuple[str, str]:
+        """Make a copy of the template: its name and its DSN."""
+        name = f"{self._prefix}_{next(self._numbers)}"
+        self._background.run(self._databases.make(name, template))
+        return name, with_database(self._dsn, name)
+
+    def drop(self, name: str) -> None:
+        """Drop one of them, whoever is connected to it."""
+        self._background.run(self._databases.drop(name))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._background.run(self._databases.close())
+
+
+def with_database(dsn: str, name: str) -> str:
+    """The same DSN with another database."""
+    base, mark, query = dsn.partition("?")
+    scheme, _, rest = base.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}/{name}{mark}{query}"

@@ -1,0 +1,1 @@
+"""A shop whose orders are paid and confirmed by jobs."""
