@@ -214,11 +214,11 @@ async def _run_here(
         on_close=[tasks.close],
         notify=notify,
         place=place,
+        last=True,
     )
     try:
         return worker.report, await worker.run()
     finally:
-        _ignore_stops()
         await aclose_default()
         _leave(target)
 

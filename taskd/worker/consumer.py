@@ -94,6 +94,8 @@ class Consumer:
                 continue
             self.wakeup.clear()
             await self.attendance.before_claim(full=full)
+            if self.quiet:
+                continue  # told so meanwhile
             jobs = await self._claim(batch)
             full = len(jobs) == batch
             if jobs:

@@ -50,6 +50,9 @@ class Signals:
         patience_s: how long a stop may take from its first, second and third signal on.
         leave: called in a thread before the process ends without its loop, which may come back to
             life at any moment; it has LEAVE_S.
+        last: the process ends with this worker. Stops that come later are ignored then: by default
+            one would still kill the process on its last few milliseconds, and whoever sent it
+            twice would see -15 or 130 and not the exit code.
     """
 
     def __init__(
@@ -60,7 +63,9 @@ class Signals:
         *,
         patience_s: Callable[[int], float],
         leave: Callable[[], None],
+        last: bool,
     ) -> None:
+        self._last = last
         self._loop = asyncio.get_running_loop()
         self._handlers: dict[signal.Signals, Callable[[], None]] = {
             signal.SIGTERM: lambda: stop("SIGTERM"),
@@ -108,6 +113,8 @@ class Signals:
         with suppress(ValueError, RuntimeError):
             for number in self._handlers:
                 self._loop.remove_signal_handler(number)
+                if self._last and number in STOPS:
+                    signal.signal(number, signal.SIG_IGN)
             faulthandler.unregister(signal.SIGUSR2)
         if self in _installed:
             _installed.remove(self)

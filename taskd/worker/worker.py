@@ -51,6 +51,7 @@ class Worker:
         on_close: awaited at the very end, such as closing connections of built-in tasks.
         notify: who is told how it is: systemd, or the parent of several processes.
         place: which one of several processes this is.
+        last: the process ends with it; signals that ask to stop are ignored from then on.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Worker:
         on_close: Sequence[Callable[[], Awaitable[None]]] = (),
         notify: Notify | None = None,
         place: Place | None = None,
+        last: bool = False,
     ) -> None:
         self.settings = settings
         self.registry = registry
@@ -78,6 +80,7 @@ class Worker:
         self._on_close = on_close
         self._notify = notify or Notify()
         self._place = place or Place()
+        self._last = last
         self._me = new_incarnation(app)
         self._lease = Lease(settings.lease_s)
         self._pulse = Pulse()
@@ -114,6 +117,7 @@ class Worker:
             self._reload_settings,
             patience_s=self._patience_s,
             leave=self.parts.leaving,
+            last=self._last,
         )
         signals.install()
         self._notify.starting()

@@ -464,7 +464,8 @@ def test_a_key_that_is_held_is_told_alike_through_sqlalchemy(dsn: str, driver: s
 async def test_a_key_that_is_held_is_told_alike_through_sqlalchemy_s_asyncpg(
     client: Client, dsn: str
 ) -> None:
-    engine = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:"))
+    dsn = dsn.replace("postgresql:", "postgresql+asyncpg:").replace("sslmode=", "ssl=")
+    engine = create_async_engine(dsn)
     async with engine.connect() as connection:
         first = await client.enqueue(job(1), conn=connection)
         with pytest.raises(KeyHeld, match=f'^job {first} of task "sync" holds the unique key "k"$'):
