@@ -102,7 +102,10 @@ async def test_who_is_cancelled_while_waiting_for_a_connection_takes_none(
 
 async def test_what_the_server_refuses_leaves_the_connection_usable(pool: Pool, sql: Any) -> None:
     pool._database.statement_timeout_s = 0.1
-    pid = "SELECT pid FROM pg_stat_activity WHERE application_name = 'taskd client'"
+    pid = """
+        SELECT pid FROM pg_stat_activity
+        WHERE application_name = 'taskd client' AND datname = current_database()
+    """
     await pool.fetch(ASK)
     before = await sql.fetch(pid)
     async with sql.transaction():
