@@ -109,7 +109,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;
 
--- What a newer version has put down for the end of a job.
+-- The one job that they do make: that of a newer version, when the job that it has followed ends.
 GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
 
 -- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever

@@ -48,7 +48,8 @@ SELECT id, 'running' FROM asked;
 -- Retrying a finished job: the same id and the same fence, so that nothing written by an earlier
 -- attempt can ever be mistaken for one of the new ones. It gets at least one more attempt, and a
 -- clean crash count. A job that has had 1,000 attempts stays where it is, and so does one whose unique key has gone to
--- another job; of several with one key, the last one comes back. (A job that takes the key in this very moment makes the statement fail; it may be tried again.)
+-- another job; of several with one key, the last one comes back. (A job that takes the key in this very moment
+-- makes the statement fail; it may be tried again.)
 
 -- name: retry_jobs(ids bigint[])
 -- roles: admin

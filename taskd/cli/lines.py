@@ -46,7 +46,8 @@ def with_unique(options: Mapping[str, Any]) -> dict[str, Any]:
     if not rules:
         return others
     if "key" not in rules:
-        raise InvalidJob(f"{', '.join(set(options) & set(KEY_OPTIONS))}: of which unique_key?")
+        given = ", ".join(sorted(set(options) & set(KEY_OPTIONS)))
+        raise InvalidJob(f"{given}: of which unique_key?")
     return {**others, "unique": Unique(**rules)}
 
 
@@ -187,7 +188,7 @@ class Progress:
             why: what ended it.
             doubtful: a chunk that was on its way may have been written all the same.
         """
-        begun = f"{self.jobs:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
+        begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
         if doubtful and self.sent is not None:
             rest = (
                 f"lines {self.line + 1:,} to {self.sent.end_line:,} may or may not have been "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -38,18 +39,26 @@ ERROR_COLUMNS = {
 }
 
 
+def of_late(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options that say which jobs count: --since, --queue and --task."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--task", help="Only this task."),
+            click.option("--queue", type=QUEUE, help="Only this queue."),
+            click.option(
+                "--since", "since_s", type=DURATION, default="24h", show_default=True, help=words
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
 @click.group(invoke_without_command=True)
-@click.option(
-    "--since",
-    "since_s",
-    type=DURATION,
-    default="24h",
-    show_default=True,
-    help="Count what finished that recently.",
-)
+@of_late("Count what finished that recently.")
 @click.option("--by", type=click.Choice(["hour"]), help="One line per hour, queue and task.")
-@click.option("--queue", type=QUEUE, help="Only this queue.")
-@click.option("--task", help="Only this task.")
 @json_option
 @pass_session
 def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) -> None:
@@ -85,16 +94,7 @@ def _is_for_a_command() -> bool:
 
 
 @stats.command()
-@click.option(
-    "--since",
-    "since_s",
-    type=DURATION,
-    default="24h",
-    show_default=True,
-    help="Count what went wrong that recently.",
-)
-@click.option("--queue", type=QUEUE, help="Only this queue.")
-@click.option("--task", help="Only this task.")
+@of_late("Count what went wrong that recently.")
 @click.option(
     "--limit",
     type=click.IntRange(1, GROUPS_MAX),

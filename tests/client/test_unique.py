@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from taskd import Client, NewJob, Unique, task
 from taskd.core.job import JobState
-from taskd.errors import InvalidJob, KeyHeld, StoreUnavailable
+from taskd.errors import KeyHeld, StoreUnavailable
 from taskd.store import history, jobs, workers
 from taskd.store.database import Lane
 from taskd.store.statements import statement
@@ -471,32 +471,6 @@ async def test_a_key_that_is_held_is_told_alike_through_sqlalchemy_s_asyncpg(
         with pytest.raises(KeyHeld, match=f'^job {first} of task "sync" holds the unique key "k"$'):
             await client.enqueue(job(2, RAISE), conn=connection)
     await engine.dispose()
-
-
-async def test_a_key_that_python_would_take_and_the_database_not_is_an_invalid_job(
-    client: Client,
-) -> None:
-    with pytest.raises(InvalidJob):
-        await client.enqueue(job(0, Unique("k"), priority=100_000))
-
-
-async def test_a_busy_key_does_not_keep_its_job_from_the_worker(
-    client: Client, worker: Lane
-) -> None:
-    enough = asyncio.Event()
-
-    async def produce() -> None:
-        while not enough.is_set():
-            await client.enqueue(job())
-
-    producers = [asyncio.create_task(produce()) for _ in range(10)]
-    for _ in range(20):
-        # Each claim would find the row locked by one of them, if they locked it.
-        while not (claimed := await jobs.claim(worker, ME, "sync", 1)):
-            await asyncio.sleep(0)
-        await end(worker, claimed[0], JobState.DONE)
-    enough.set()
-    await asyncio.gather(*producers)
 
 
 async def test_the_time_of_a_retry_is_not_brought_forward(

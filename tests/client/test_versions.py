@@ -25,6 +25,15 @@ def job(version: int, **options: Any) -> NewJob:
     return NewJob("sync", args, queue="sync", unique=Unique("k", version=version), **options)
 
 
+async def waits_with_a_follower(client: Client, worker: Lane) -> int:
+    """A job of version 3 that waits for its retry; while it ran, version 4 came."""
+    first = await client.enqueue(job(3))
+    claimed = await claim(worker)
+    await client.enqueue(job(4))
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0)
+    return first
+
+
 async def test_a_newer_version_replaces_a_job_that_waits(client: Client, sql: Any) -> None:
     first = await client.enqueue(job(3))
     newer = await client.enqueue(job(4))
@@ -91,10 +100,7 @@ async def test_a_follower_may_be_due_later(client: Client, worker: Lane, sql: An
 async def test_a_retry_keeps_its_follower_and_a_newer_version_takes_its_place(
     client: Client, worker: Lane, sql: Any
 ) -> None:
-    first = await client.enqueue(job(3))
-    claimed = await claim(worker)
-    await client.enqueue(job(4))
-    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0)
+    first = await waits_with_a_follower(client, worker)
     assert (await client.enqueue(job(4))).outcome == "ignored"
     assert (await client.enqueue(job(5))).outcome == "replaced"
     [row] = await sql.fetch(ROWS)
@@ -104,10 +110,7 @@ async def test_a_retry_keeps_its_follower_and_a_newer_version_takes_its_place(
 async def test_cancelling_a_job_that_waits_for_its_retry_lets_its_follower_begin(
     client: Client, worker: Lane, sql: Any
 ) -> None:
-    first = await client.enqueue(job(3))
-    claimed = await claim(worker)
-    await client.enqueue(job(4))
-    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0)
+    first = await waits_with_a_follower(client, worker)
     await client.cancel([first])
     [row] = await sql.fetch(ROWS)
     assert (row["version"], row["state"]) == (4, "queued")
