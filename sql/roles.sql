@@ -82,8 +82,8 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, boolean),
-    taskd.lock_holders(text[], text[], text[], bigint[]),
+                         text, double precision, text, double precision, bigint, boolean, boolean),
+    taskd.lock_holders(text[], text[], text[], bigint[], boolean),
     taskd.refuse(text, text, jsonb, text[], text[])
     TO taskd_producer;
 
@@ -139,8 +139,8 @@ GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, boolean),
-    taskd.lock_holders(text[], text[], text[], bigint[]),
+                         text, double precision, text, double precision, bigint, boolean, boolean),
+    taskd.lock_holders(text[], text[], text[], bigint[], boolean),
     taskd.refuse(text, text, jsonb, text[], text[])
     TO taskd_admin;
 

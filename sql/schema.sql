@@ -123,7 +123,7 @@ CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue t
     LANGUAGE sql
     RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
 
-CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, checked boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
+CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, checked boolean DEFAULT false, alone boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -204,9 +204,9 @@ BEGIN
         IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
             RETURN;
         END IF;
-        -- The client's own statement, and nothing else in its transaction: whatever it is about was committed before, and
+        -- The client's statement, and nothing else in its transaction: whatever it is about was committed before, and
         -- a job that begins from now on sees that. (Producers that locked a busy key in turn kept it from its worker.)
-        IF on_conflict = 'skip' AND version IS NULL AND checked AND now() = statement_timestamp() THEN
+        IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
@@ -292,7 +292,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[]) RETURNS void
+CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -304,7 +304,7 @@ BEGIN
         JOIN taskd.job AS j
           ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
         WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
-                   ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR now() <> statement_timestamp()) END
+                   ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
         ORDER BY j.id
         FOR UPDATE OF j;
     END IF;

@@ -536,6 +536,7 @@ CREATE FUNCTION taskd.enqueue_unique(
     debounce_max_s double precision DEFAULT NULL,
     version bigint DEFAULT NULL,
     checked boolean DEFAULT false,
+    alone boolean DEFAULT false,
     OUT job_id bigint,
     OUT outcome text
 )
@@ -620,9 +621,9 @@ BEGIN
         IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
             RETURN;
         END IF;
-        -- The client's own statement, and nothing else in its transaction: whatever it is about was committed before, and
+        -- The client's statement, and nothing else in its transaction: whatever it is about was committed before, and
         -- a job that begins from now on sees that. (Producers that locked a busy key in turn kept it from its worker.)
-        IF on_conflict = 'skip' AND version IS NULL AND checked AND now() = statement_timestamp() THEN
+        IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
@@ -684,7 +685,9 @@ $$;
 
 -- Locks, in the order of their ids, those holders of keys that a batch will lock one by one in the order of the keys: acks,
 -- cancels and retries lock by id, and would deadlock with it.
-CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[]) RETURNS void
+CREATE FUNCTION taskd.lock_holders(
+    tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean
+) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -697,7 +700,7 @@ BEGIN
         JOIN taskd.job AS j
           ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
         WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
-                   ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR now() <> statement_timestamp()) END
+                   ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
         ORDER BY j.id
         FOR UPDATE OF j;
     END IF;

@@ -41,13 +41,13 @@ SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smal
 -- batches cannot wait for each other's. What a batch will lock it locks first, in the order of acks. `n` is a job's place in
 -- the arrays; named twice, it keeps the planner from taking two equal jobs for one.
 
--- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[])
+-- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, queued -> scheduled, scheduled -> queued
 SELECT done.n, done.job_id AS id, done.outcome
 FROM (
     SELECT a.*
-    FROM taskd.lock_holders($1::text[], $9::text[], $12::text[], $14::bigint[]),
+    FROM taskd.lock_holders($1::text[], $9::text[], $12::text[], $14::bigint[], $15),
          unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[],
                 $7::smallint[], $8::double precision[], $9::text[], $10::text[], $11::double precision[], $12::text[],
                 $13::double precision[], $14::bigint[])
@@ -60,7 +60,7 @@ CROSS JOIN LATERAL (
     FROM taskd.enqueue_unique(
         asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
         asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
-        asked.version, true
+        asked.version, true, $15
     )
     WHERE asked.unique_key IS NOT NULL
     UNION ALL

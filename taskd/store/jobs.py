@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
+from taskd.store.pool import Pool
 from taskd.store.translate import key_held
 
 # priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
@@ -105,7 +106,9 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
         return []
     if any(job.unique is not None for job in jobs):
         with key_held():
-            told = await on.fetch("enqueue_unique_jobs", *enqueue_args(jobs), *_unique_args(jobs))
+            # Over the client's own connections nothing else is in the transaction.
+            args = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
+            told = await on.fetch("enqueue_unique_jobs", *args)
         return [
             Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
             for _, job_id, outcome in sorted(tuple(row) for row in told)

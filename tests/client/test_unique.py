@@ -242,13 +242,18 @@ async def test_a_holder_begins_after_the_transaction_that_found_it_waiting(
 
 
 async def test_the_queue_is_rung_when_a_claim_may_have_passed_over_the_holder(
-    client: Client, worker: Lane, listener: Any
+    client: Client, worker: Lane, listener: Any, dsn: str
 ) -> None:
     await listener.listen("sync")
     await client.enqueue(job(1))
     assert await listener.rung() == ["sync"]
-    await client.enqueue(job(2))
+    connection = await asyncpg.connect(dsn)
+    await client.enqueue(job(2), conn=connection)
     assert await listener.rung() == ["sync"]
+    await connection.close()
+    # Alone it has locked nothing, so nobody has passed over it.
+    await client.enqueue(job(2))
+    assert await listener.rung() == []
 
 
 @pytest.mark.parametrize("scope", ["waiting", "live"])
@@ -471,6 +476,14 @@ async def test_a_key_that_is_held_is_told_alike_through_sqlalchemy_s_asyncpg(
         with pytest.raises(KeyHeld, match=f'^job {first} of task "sync" holds the unique key "k"$'):
             await client.enqueue(job(2, RAISE), conn=connection)
     await engine.dispose()
+
+
+async def test_one_statement_alone_that_skips_locks_nothing(client: Client, sql: Any) -> None:
+    """So producers that skip all the time do not keep the job from its worker."""
+    await client.enqueue(job(1))
+    async with sql.transaction(), asyncio.timeout(5):
+        await sql.fetch("SELECT id FROM taskd.job FOR UPDATE")
+        assert (await client.enqueue(job(2))).outcome == "skipped"
 
 
 async def test_the_time_of_a_retry_is_not_brought_forward(
