@@ -14,7 +14,7 @@ from pathlib import Path
 from taskd import embedded
 
 SHARED_MEMORY = Path("/dev/shm")
-# A run needs about 1 GB at its height; the rest belongs to whoever else is here.
+# Far more than a run takes (0.9 GB were in use in the middle of one): others need memory, too.
 FREE_BYTES = 6 * 1024**3
 CHOSEN = "PYTEST_SERVER_HOME"
 
