@@ -477,11 +477,15 @@ CREATE TABLE taskd.job (
     run_at taskd.moment DEFAULT now() NOT NULL,
     started_at timestamp with time zone,
     timeout_s taskd.timeout_s,
+    deadline taskd.moment,
+    tick timestamp with time zone,
+    workflow_id bigint,
     fence bigint DEFAULT 0 NOT NULL,
     state taskd.job_state DEFAULT 'queued'::taskd.job_state NOT NULL,
     priority smallint DEFAULT 100 NOT NULL,
     attempt smallint DEFAULT 0 NOT NULL,
     max_attempts taskd.attempts,
+    args_version smallint,
     crashes smallint DEFAULT 0 NOT NULL,
     interrupts smallint DEFAULT 0 NOT NULL,
     cancel_asked boolean DEFAULT false NOT NULL,
@@ -493,6 +497,10 @@ CREATE TABLE taskd.job (
     unique_key taskd.unique_key,
     version bigint,
     follower jsonb,
+    node text,
+    limit_name text,
+    limit_key text,
+    schedule text,
     CONSTRAINT job_is_live CHECK ((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state]))),
     CONSTRAINT job_running_is_owned CHECK (((state = 'running'::taskd.job_state) = (worker_id IS NOT NULL))),
     CONSTRAINT job_suspect_is_not_queued CHECK (((state <> 'queued'::taskd.job_state) OR (crashes = 0)))
@@ -508,11 +516,15 @@ CREATE TABLE taskd.job_history (
     finished_at timestamp with time zone NOT NULL,
     expires_at timestamp with time zone NOT NULL,
     timeout_s double precision,
+    deadline timestamp with time zone,
+    tick timestamp with time zone,
+    workflow_id bigint,
     fence bigint NOT NULL,
     state taskd.job_state NOT NULL,
     priority smallint NOT NULL,
     attempt smallint NOT NULL,
     max_attempts smallint,
+    args_version smallint,
     crashes smallint NOT NULL,
     interrupts smallint NOT NULL,
     queue text NOT NULL,
@@ -524,6 +536,10 @@ CREATE TABLE taskd.job_history (
     key_scope taskd.key_scope,
     unique_key text,
     version bigint,
+    node text,
+    limit_name text,
+    limit_key text,
+    schedule text,
     CONSTRAINT job_history_is_finished CHECK ((state = ANY (ARRAY['done'::taskd.job_state, 'failed'::taskd.job_state, 'cancelled'::taskd.job_state])))
 )
 PARTITION BY RANGE (expires_at);
@@ -537,11 +553,15 @@ CREATE TABLE taskd.job_history_default (
     finished_at timestamp with time zone NOT NULL,
     expires_at timestamp with time zone NOT NULL,
     timeout_s double precision,
+    deadline timestamp with time zone,
+    tick timestamp with time zone,
+    workflow_id bigint,
     fence bigint NOT NULL,
     state taskd.job_state NOT NULL,
     priority smallint NOT NULL,
     attempt smallint NOT NULL,
     max_attempts smallint,
+    args_version smallint,
     crashes smallint NOT NULL,
     interrupts smallint NOT NULL,
     queue text NOT NULL,
@@ -553,6 +573,10 @@ CREATE TABLE taskd.job_history_default (
     key_scope taskd.key_scope,
     unique_key text,
     version bigint,
+    node text,
+    limit_name text,
+    limit_key text,
+    schedule text,
     CONSTRAINT job_history_is_finished CHECK ((state = ANY (ARRAY['done'::taskd.job_state, 'failed'::taskd.job_state, 'cancelled'::taskd.job_state])))
 );
 
@@ -597,7 +621,15 @@ CREATE VIEW taskd.jobs AS
     NULL::jsonb AS result,
     (job.key_scope)::text AS key_scope,
     (job.unique_key)::text AS unique_key,
-    job.version
+    job.version,
+    (job.deadline)::timestamp with time zone AS deadline,
+    job.args_version,
+    job.schedule,
+    job.tick,
+    job.workflow_id,
+    job.node,
+    job.limit_name,
+    job.limit_key
    FROM taskd.job
 UNION ALL
  SELECT job_history.id,
@@ -623,7 +655,15 @@ UNION ALL
     job_history.result,
     (job_history.key_scope)::text AS key_scope,
     job_history.unique_key,
-    job_history.version
+    job_history.version,
+    job_history.deadline,
+    job_history.args_version,
+    job_history.schedule,
+    job_history.tick,
+    job_history.workflow_id,
+    job_history.node,
+    job_history.limit_name,
+    job_history.limit_key
    FROM taskd.job_history;
 
 CREATE TABLE taskd.migration (

@@ -45,11 +45,15 @@ CREATE TABLE taskd.job (
     run_at taskd.moment NOT NULL DEFAULT now(),
     started_at timestamptz,                 -- of the current or last attempt
     timeout_s taskd.timeout_s,              -- NULL: the task's option decides
+    deadline taskd.moment,                  -- not started by then: it expires
+    tick timestamptz,                       -- the time of its schedule that it was made for
+    workflow_id bigint,
     fence bigint NOT NULL DEFAULT 0,        -- grows at every claim, never taken back
     state taskd.job_state NOT NULL DEFAULT 'queued',
     priority smallint NOT NULL DEFAULT 100, -- smaller first
     attempt smallint NOT NULL DEFAULT 0,
     max_attempts taskd.attempts,            -- NULL: the task's option decides
+    args_version smallint,                  -- of the form of its arguments; NULL: the first
     crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
     interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
     cancel_asked boolean NOT NULL DEFAULT false,
@@ -61,6 +65,10 @@ CREATE TABLE taskd.job (
     unique_key taskd.unique_key,
     version bigint,                         -- of what the job works on; newer wins
     follower jsonb,                         -- the job of a newer version that came while this one ran
+    node text,                              -- its name in its workflow, or its stage
+    limit_name text,                        -- the limit that it counts for, and the key (tenant, host) within it
+    limit_key text,
+    schedule text,                          -- the schedule that made it
     CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'queued', 'running')),
     CONSTRAINT job_running_is_owned CHECK ((state = 'running') = (worker_id IS NOT NULL)),
     -- A job that may have killed its worker never enters the hot index (the slow lane).
@@ -109,11 +117,15 @@ CREATE TABLE taskd.job_history (
     finished_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
     timeout_s double precision,
+    deadline timestamptz,
+    tick timestamptz,
+    workflow_id bigint,
     fence bigint NOT NULL,
     state taskd.job_state NOT NULL,
     priority smallint NOT NULL,
     attempt smallint NOT NULL,
     max_attempts smallint,
+    args_version smallint,
     crashes smallint NOT NULL,
     interrupts smallint NOT NULL,
     queue text NOT NULL,
@@ -125,6 +137,10 @@ CREATE TABLE taskd.job_history (
     key_scope taskd.key_scope,
     unique_key text,
     version bigint,
+    node text,
+    limit_name text,
+    limit_key text,
+    schedule text,
     CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled'))
 ) PARTITION BY RANGE (expires_at);
 
@@ -214,12 +230,14 @@ CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts, cancel_asked,
            enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
-           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version
+           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
+           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     FROM taskd.job
     UNION ALL
     SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
            fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
-           errors, result, key_scope::text, unique_key, version
+           errors, result, key_scope::text, unique_key, version,
+           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     FROM taskd.job_history;
 
 -- Partition upkeep needs names made of dates, so it is a function and not a statement; it runs with

@@ -22,13 +22,16 @@ WITH held AS MATERIALIZED (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
-        key_scope, unique_key, version
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     )
     SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
            ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
            ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, $2, ended.errors,
-           ended.key_scope, ended.unique_key, ended.version
+           ended.key_scope, ended.unique_key, ended.version,
+           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.limit_name, ended.limit_key
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0
@@ -46,10 +49,10 @@ UNION ALL
 SELECT id, 'running' FROM asked;
 
 -- Retrying a finished job: the same id and the same fence, so that nothing written by an earlier
--- attempt can ever be mistaken for one of the new ones. It gets at least one more attempt, and a
--- clean crash count. A job that has had 1,000 attempts stays where it is, and so does one whose unique key has gone to
--- another job; of several with one key, the last one comes back. (A job that takes the key in this very moment
--- makes the statement fail; it may be tried again.)
+-- attempt can ever be mistaken for one of the new ones. It gets at least one more attempt, a
+-- clean crash count, and no deadline: somebody wants it now. A job that has had 1,000 attempts stays where it is, and
+-- so does one whose unique key has gone to another job; of several with one key, the last one comes back. (A job that
+-- takes the key in this very moment makes the statement fail; it may be tried again.)
 
 -- name: retry_jobs(ids bigint[])
 -- roles: admin
@@ -87,13 +90,15 @@ WITH held AS MATERIALIZED (
 ), back AS (
     INSERT INTO taskd.job (
         id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt,
-        max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version
+        max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
+        args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     ) OVERRIDING SYSTEM VALUE
     SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
            'queued', past.priority, past.attempt,
            CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                 ELSE past.max_attempts END,
-           0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version
+           0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
+           past.args_version, past.schedule, past.tick, past.workflow_id, past.node, past.limit_name, past.limit_key
     FROM past
     LEFT JOIN taskd.task AS task ON task.name = past.task
     -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
