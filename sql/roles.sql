@@ -4,9 +4,11 @@
 --
 --   taskd_owner     owns the schema and all in it. Whoever migrates is a member, and nobody else.
 --   taskd_producer  enqueues, and reads what workers have published about their tasks.
---   taskd_worker    claims, runs and acks jobs, and does the upkeep. What its handlers enqueue needs taskd_producer.
+--   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules and declares those of its app. What its
+--                   handlers enqueue needs taskd_producer.
 --   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
---   taskd_admin     reads everything; cancels and retries jobs; pauses, resumes and keeps queues.
+--   taskd_admin     reads everything; cancels and retries jobs; pauses, resumes and keeps queues; makes, changes, pauses,
+--                   runs and deletes schedules.
 --
 -- May be run again at any time, and must be after a migration (`taskd db migrate` does it by itself): all is
 -- taken from the four and granted anew in one transaction, so nobody notices. Roles belong to the whole
@@ -111,6 +113,28 @@ GRANT EXECUTE ON FUNCTION
 
 -- The one job that they do make: that of a newer version, when the job that it has followed ends.
 GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
+
+-- Schedules are written by a function; workers and admins pause and delete them. A worker's jobs come from them with the
+-- arguments that stand there, or from a query with the rights of the user who has set it: the worker's own, as nobody
+-- else's is fired by it. An admin who is no worker sets no query, or it would run with the workers' rights.
+GRANT EXECUTE ON FUNCTION
+    taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
+                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
+    taskd.next_of_every(timestamptz, double precision, timestamptz),
+    taskd.make_scheduled_jobs(text, timestamptz, jsonb[]),
+    taskd.query_args(text, timestamptz)
+    TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
+GRANT SELECT, DELETE, UPDATE (
+    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, pause_reason
+) ON taskd.schedule TO taskd_worker, taskd_admin;
+GRANT SELECT (
+    name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
+    jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
+    pause_reason
+) ON taskd.schedule TO taskd_observer;
+GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 
 -- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.

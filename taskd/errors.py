@@ -16,8 +16,10 @@ TaskdError                       1
 │   ├── UnknownTask                 nobody has published that task and no queue was named
 │   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
 │   ├── InvalidJob                  queue, priority, time or attempts outside their limits
+│   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
 │   └── KeyHeld                     another job holds the unique key, and that was to be said
 ├── JobNotFound                  3  no live or finished job has that id
+├── ScheduleNotFound             3  no schedule has that name
 ├── InvalidTransition            1  a job in that state cannot do that
 └── LeaseLost                    1  this attempt no longer owns its job
 Verdict: Retry, Snooze, Cancel, Fail (core/outcome.py) are raised by handlers to decide; no errors.
@@ -106,12 +108,22 @@ class InvalidJob(EnqueueError):
     """An option of the job (queue, priority, time, attempts, timeout) is outside its limits."""
 
 
+class InvalidSchedule(EnqueueError):
+    """A part of a schedule (name, cron, time zone, period, a limit) is wrong."""
+
+
 class KeyHeld(EnqueueError):
     """Another job holds the unique key of a job that is to fail then; nothing was written."""
 
 
 class JobNotFound(TaskdError):
     """No live or finished job has that id."""
+
+    exit_code = 3
+
+
+class ScheduleNotFound(TaskdError):
+    """No schedule has that name."""
 
     exit_code = 3
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, TextIO, cast
 
 import structlog
@@ -453,6 +454,40 @@ def jobs_promoted(queues: Mapping[str, int]) -> None:
     """Scheduled jobs became due."""
     if _subscribers or _log_level <= LEVELS["debug"]:
         _emit("jobs.promoted", "debug", queues=dict(queues))
+
+
+def schedule_fired(schedule: str, tick: datetime, jobs: int, late_s: float) -> None:
+    """A tick of a schedule has come: so many jobs were made for it, and those that it caught up."""
+    if _subscribers or _log_level <= LEVELS["debug"]:
+        _emit(
+            "schedule.fired",
+            "debug",
+            schedule=schedule,
+            tick=tick.isoformat(),
+            jobs=jobs,
+            late_s=round(late_s, 3),
+        )
+
+
+def schedule_skipped(schedule: str, tick: datetime) -> None:
+    """A tick made no job, as an earlier job of its schedule is live, and overlap is `skip`."""
+    _emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
+
+
+def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
+    """No worker fired ticks in time; those that catch_up leaves out are not made up for."""
+    told = since and since.isoformat()
+    _emit("schedule.missed", "warning", schedule=schedule, since=told, caught_up=caught_up)
+
+
+def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
+    """A tick made no job: the query, or what it returns, is wrong; the next one goes on."""
+    _emit("schedule.failed", "error", schedule=schedule, tick=tick.isoformat(), error=error)
+
+
+def schedule_stalled(schedule: str, error: str) -> None:
+    """The next tick of a schedule cannot be told; it was paused."""
+    _emit("schedule.stalled", "error", schedule=schedule, error=error)
 
 
 def partitions_made(count: int) -> None:

@@ -44,7 +44,7 @@ WHERE worker_id = $1;
 --
 -- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something
 -- (the owners by skipping along job_running, as there). `job_s` and `suspect_s`: as next_due says them
--- (promote.sql). Both stand in each row, beside one of the other workers that count as alive; a worker that is
+-- (promote.sql); `tick_s` and `query_tick_s`: as next_ticks says them (schedules.sql). All stand in each row, beside one of the other workers that count as alive; a worker that is
 -- alone gets one row without any. The workers are read once: there may be thousands of dead ones among them.
 --
 -- Silent: the lease has run out, and the server has been up
@@ -71,9 +71,15 @@ WITH RECURSIVE owner AS (
            (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
             WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
            (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s
+            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s,
+           (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+            WHERE paused_at IS NULL AND query_user IS NULL
+            ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
+           (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+            WHERE paused_at IS NULL AND query_user = session_user
+            ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s
 )
-SELECT seen.orphans, seen.job_s, seen.suspect_s, other.id, other.pid, other.pid_started,
+SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.tick_s, seen.query_tick_s, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent

@@ -56,6 +56,11 @@ COMMANDS = {
         "queues",
         "List, pause and resume queues, and say how long they keep finished jobs.",
     ),
+    "schedules": Lazy(
+        "schedules",
+        "schedules",
+        "List, make, pause, run and delete schedules, and say when they come.",
+    ),
     "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
     "tasks": Lazy("tasks", "tasks", "List the tasks that workers have published."),
     "stats": Lazy("stats", "stats", "Outcomes, waits, running times and errors of late."),

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from typing import IO, TYPE_CHECKING, Any
 
 import click
-import msgspec
 
+from taskd.cli.arguments import PAIRS, arguments
 from taskd.cli.lines import Bar, Chunk, LineError, Progress, read_chunks, with_unique
 from taskd.cli.output import count
 from taskd.cli.session import DURATION, MOMENT, QUEUE, Session, pass_session, run
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
-from taskd.errors import EnqueueError, InvalidArgs, StoreUnavailable, TaskdError
+from taskd.errors import EnqueueError, StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:
     from taskd.client import Client
 
-PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
-
 
 @click.command()
 @click.argument("task")
-@click.argument("pairs", metavar="[KEY=TEXT | KEY:=JSON]...", nargs=-1)
+@PAIRS
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
 @click.option("--queue", type=QUEUE, help="Where it goes; the task's own queue by default.")
 @click.option("--priority", type=int, help="Smaller runs first.  [default: 100]")
@@ -88,7 +84,7 @@ def enqueue(
             raise click.UsageError("with -, the arguments stand in the lines")
         _enqueue_lines(session, sys.stdin.buffer, options, ids)
         return
-    args = _args(pairs, args_json)
+    args = arguments(pairs, args_json)
     enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
     if enqueued.outcome != "enqueued":
         session.say(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
@@ -105,40 +101,6 @@ async def _enqueue_one(
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _args(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
-    """The arguments of one job.
-
-    Raises:
-        UsageError: a pair is none, or a key comes twice.
-        InvalidArgs: it is not JSON.
-    """
-    args = {} if args_json is None else _object("--json", args_json)
-    for pair in pairs:
-        match = PAIR.fullmatch(pair)
-        if match is None:
-            raise click.UsageError(f"{pair!r} is neither key=text nor key:=json")
-        key = match["key"]
-        if key in args:
-            raise click.UsageError(f"the argument {key!r} is given twice")
-        value = match["value"]
-        args[key] = _decoded(key, value) if match["sign"] == ":=" else value
-    return args
-
-
-def _object(name: str, text: str) -> dict[str, Any]:
-    value = _decoded(name, text)
-    if not isinstance(value, dict):
-        raise InvalidArgs(f"{name}: {text!r} is not a JSON object")
-    return value
-
-
-def _decoded(name: str, text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidArgs(f"{name}: {text[:100]!r} is not JSON: {error}") from None
 
 
 def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:

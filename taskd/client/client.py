@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 from taskd import config
 from taskd.client.background import BackgroundLoop
 from taskd.client.producing import BuiltIns, JobOptions, given, no_built_ins, produce
+from taskd.client.schedules import Schedules
 from taskd.client.target import Target, open_target
 from taskd.config import Settings
 from taskd.core.job import JobState, NewJob, check_queue
@@ -254,6 +255,11 @@ class Client:
     async def resume(self, queues: Iterable[str]) -> list[str]:
         """Let workers claim from these queues again; the names of those that were paused."""
         return await stored_queues.resume(await self._pool(), [check_queue(q) for q in queues])
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the database, to look at and to change."""
+        return Schedules(self._pool)
 
     # Connections.
 

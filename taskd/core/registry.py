@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from taskd.core.schedule import Schedule
 from taskd.core.task import Task
 
 
@@ -16,11 +17,13 @@ class Registry:
 
     Attributes:
         resources: generator functions by name; see taskd.core.resource.
+        schedules: those that the app declares, by name.
     """
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
         self.resources: dict[str, Callable[[], Any]] = {}
+        self.schedules: dict[str, Schedule] = {}
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
@@ -50,6 +53,16 @@ class Registry:
                 "rename one of the functions"
             )
         self.resources[name] = maker
+
+    def add_schedule(self, schedule: Schedule) -> None:
+        """Declare a schedule; its workers publish it.
+
+        Raises:
+            ValueError: another one has that name already.
+        """
+        if self.schedules.get(schedule.name, schedule) != schedule:
+            raise ValueError(f"two schedules are named {schedule.name!r}; rename one of them")
+        self.schedules[schedule.name] = schedule
 
     def get(self, name: str) -> Task[..., Any] | None:
         """The task of that name, if known."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from taskd.core.registry import Registry
 from taskd.errors import AppError
 from taskd.store.jobs import DueIn, Fetches
+from taskd.store.schedules import TicksIn
 
 
 class Incarnation(NamedTuple):
@@ -44,6 +45,7 @@ class Surroundings(NamedTuple):
     others: list[Other]
     orphans: bool
     due: DueIn
+    ticks: TicksIn
 
 
 class RunningJob(NamedTuple):
@@ -111,11 +113,11 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 
 
 async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
-    """The other workers, whether jobs are to be rescued, and what is due next."""
+    """The other workers, whether jobs are to be rescued, and what is due next, ticks as well."""
     rows = await on.fetch("look_around", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
-    orphans, job_s, suspect_s, *_ = rows[0]
-    others = [Other(*row[3:]) for row in rows if row[3] is not None]
-    return Surroundings(others, orphans, DueIn(job_s, suspect_s))
+    orphans, job_s, suspect_s, tick_s, query_tick_s, *_ = rows[0]
+    others = [Other(*row[5:]) for row in rows if row[5] is not None]
+    return Surroundings(others, orphans, DueIn(job_s, suspect_s), TicksIn(tick_s, query_tick_s))
 
 
 async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:

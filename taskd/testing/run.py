@@ -23,6 +23,7 @@ from taskd.testing.rows import JobRow
 from taskd.worker import Worker
 from taskd.worker.upkeep import MAX_CRASHES, RESCUE_BATCH
 
+APP = "testing"
 LOOK_EVERY_S = 0.01
 STOP_S = 10.0
 THREADS = 4
@@ -77,6 +78,7 @@ class Run:
         self._died = False
         self._registry = Registry()
         self._registry.resources = registry.resources
+        self._registry.schedules = registry.schedules
         for task in registry:
             self._registry.add(self._watched(task))
 
@@ -113,7 +115,9 @@ class Run:
             drain_s=1.0,
             cancel_s=1.0,
         )
-        worker = self._worker = Worker(settings, self._registry, Database({"dsn": self._dsn}))
+        worker = self._worker = Worker(
+            settings, self._registry, Database({"dsn": self._dsn}), app=APP
+        )
         working = asyncio.create_task(worker.run(), name="taskd-testing-worker")
         try:
             while not working.done():

@@ -12,6 +12,7 @@ from taskd.store.database import Database, Lane
 from taskd.store.workers import Incarnation
 from taskd.worker.acker import Acker
 from taskd.worker.consumer import Consumer
+from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
@@ -84,11 +85,19 @@ class Assembly:
         )
         self._add_claiming(settings, registry, lease)
         self._add_listening(settings, database)
+        firers = [Firer(self.upkeep), Firer(self.upkeep, database)]
         upkeep: list[Service] = [
             Sweeper(
-                self.upkeep, lease, me, self.counts, self.promoter.expect, self.consumers.values()
+                self.upkeep,
+                lease,
+                me,
+                self.counts,
+                self.promoter.expect,
+                [firer.expect for firer in firers],
+                self.consumers.values(),
             ),
             self.promoter,
+            *firers,
             self.reconciler,
             self.scout,
             Historian(database),

@@ -15,6 +15,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store import history, jobs, workers
 from taskd.store.database import Database, Lane
 from taskd.store.jobs import DueIn
+from taskd.store.schedules import TicksIn
 from taskd.worker.acker import Acker
 from taskd.worker.consumer import Consumer
 from taskd.worker.handler_tasks import HandlerTasks
@@ -85,11 +86,12 @@ def _works(runner: Runner) -> bool:
 
 
 class Sweeper(Loop):
-    """Looks around: buries dead workers, takes their jobs back, tells the promoter what is due.
+    """Looks around: buries dead workers, takes their jobs back, tells others what is due.
 
     Args:
         counts: how jobs ended here; those that it fails as `crashed` count too.
         on_due: called with the next due times.
+        on_ticks: called with the next ticks of schedules.
         consumers: look again when a worker was buried: for its queues nobody may have rung.
     """
 
@@ -102,17 +104,20 @@ class Sweeper(Loop):
         me: Callable[[], workers.Incarnation],
         counts: dict[str, int],
         on_due: Callable[[DueIn], None],
+        on_ticks: Sequence[Callable[[TicksIn], None]],
         consumers: Collection[Consumer],
     ) -> None:
         super().__init__(min(lease.lease_s / 6, SWEEP_EVERY_S_MAX))
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
-        self._on_due, self._consumers = on_due, consumers
+        self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
 
     async def tick(self) -> None:
         """Sweep once; without a database there is nothing to sweep."""
         try:
             seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
             self._on_due(seen.due)
+            for told in self._on_ticks:
+                told(seen.ticks)
             if await self._bury(seen.others) or seen.orphans:
                 await self._rescue()
         except StoreUnavailable:

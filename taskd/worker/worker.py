@@ -15,7 +15,7 @@ from taskd import events
 from taskd.config import Settings
 from taskd.core.registry import Registry
 from taskd.errors import ConfigError, TaskdError
-from taskd.store import migrations, workers
+from taskd.store import migrations, schedules, workers
 from taskd.store.database import Database
 from taskd.store.translate import NoRoom
 from taskd.worker.app import queue_limits
@@ -34,8 +34,9 @@ UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
 RETIRE_S = 1.0
 
-# One each for claims, acks, upkeep, beats and listening, and one now and then for the history.
-CONNECTIONS = 6
+# One each for claims, acks, upkeep, beats and listening, and now and then one for the history and
+# one for the queries of schedules.
+CONNECTIONS = 7
 
 
 class Worker:
@@ -155,6 +156,7 @@ class Worker:
         await self._check_connections()
         self.parts.shared.database_key = await workers.identify(self.parts.upkeep)
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
+        await schedules.publish(self.parts.upkeep, self._app, self.registry.schedules.values())
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         self.parts.handler_tasks.watch()
