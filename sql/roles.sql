@@ -121,7 +121,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
     taskd.next_of_every(timestamptz, double precision, timestamptz),
-    taskd.make_scheduled_jobs(text, timestamptz, jsonb[]),
+    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean),
     taskd.query_args(text, timestamptz)
     TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz) TO taskd_worker;

@@ -318,7 +318,7 @@ BEGIN
         FOREACH one IN ARRAY ticks LOOP
             SELECT * INTO made
             FROM taskd.make_scheduled_jobs(
-                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END
+                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
             );
             outcome := made.outcome;
             jobs := jobs + coalesce(cardinality(made.ids), 0);
@@ -435,7 +435,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], OUT outcome text, OUT ids bigint[]) RETURNS record
+CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -469,7 +469,7 @@ BEGIN
     END IF;
     WITH asked AS (
         SELECT def.args || a.args AS args, a.n,
-               tick + make_interval(secs => coalesce(def.jitter_s, 0) * (
+               tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
                    hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
                ) / 4503599627370496.0) AS due
         FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
@@ -617,7 +617,7 @@ BEGIN
     END IF;
     SELECT m.outcome, m.ids INTO outcome, ids
     FROM taskd.make_scheduled_jobs(
-        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END
+        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END, true
     ) AS m;
 END
 $$;
@@ -685,11 +685,22 @@ BEGIN
             RETURN 'created';
         END IF;
     END LOOP;
-    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
-        RETURN 'taken';
-    END IF;
     IF app IS NOT NULL AND old.changed_at IS NOT NULL THEN
         RETURN 'unchanged';
+    END IF;
+    -- Two apps may import the same module: what they say alike belongs to who has started last.
+    IF app <> old.app AND (
+        old.every_s, old.cron, old.timezone, old.task, old.queue, old.args, old.query, old.priority, old.max_attempts,
+        old.timeout_s, old.catch_up, old.catch_up_max, old.overlap, old.jitter_s, old.deadline_s
+    ) IS NOT DISTINCT FROM (
+        period_s, cron, timezone, task, queue, args, query, priority, max_attempts,
+        timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s
+    ) THEN
+        UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
+        RETURN 'unchanged';
+    END IF;
+    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
+        RETURN 'taken';
     END IF;
     same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
         AND coalesce(starts_at, old.starts_at) = old.starts_at;

@@ -73,8 +73,8 @@ $$;
 --     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
 --
 -- The next tick of one whose rhythm stays is not moved, a pause stays, and so does what is not said of `starts_at`. With
--- an app it is a declaration of its code: that changes no schedule that was changed by hand, and none that is not its
--- own (`taken`). The next tick of cron is said by who knows cron; a worker reckons it otherwise.
+-- an app it is a declaration of its code: that changes no schedule that was changed by hand, and none of another app, or
+-- of nobody, that says something else (`taken`). The next tick of cron is said by who knows cron; a worker reckons it otherwise.
 --
 -- Whoever may set a schedule may make jobs of any task by it. A query needs more: it is kept with the user who sets it,
 -- and that must be one who may fire it. It runs with its owner's rights, for nobody else writes these columns.
@@ -163,11 +163,22 @@ BEGIN
             RETURN 'created';
         END IF;
     END LOOP;
-    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
-        RETURN 'taken';
-    END IF;
     IF app IS NOT NULL AND old.changed_at IS NOT NULL THEN
         RETURN 'unchanged';
+    END IF;
+    -- Two apps may import the same module: what they say alike belongs to who has started last.
+    IF app <> old.app AND (
+        old.every_s, old.cron, old.timezone, old.task, old.queue, old.args, old.query, old.priority, old.max_attempts,
+        old.timeout_s, old.catch_up, old.catch_up_max, old.overlap, old.jitter_s, old.deadline_s
+    ) IS NOT DISTINCT FROM (
+        period_s, cron, timezone, task, queue, args, query, priority, max_attempts,
+        timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s
+    ) THEN
+        UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
+        RETURN 'unchanged';
+    END IF;
+    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
+        RETURN 'taken';
     END IF;
     same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
         AND coalesce(starts_at, old.starts_at) = old.starts_at;
@@ -224,9 +235,10 @@ $$;
 -- Makes the jobs of one tick: one, or one for each element of argses, which come from the schedule's query; their
 -- ids, or why there are none: `skipped`. With its owner's rights, for workers make no jobs; and with nobody's arguments but those of
 -- the schedule, or of a query by the very user who has set it.
--- `run_at` is put off by a share of the jitter that the tick and the place among its jobs decide, so that it is the same again.
+-- `run_at` is put off by a share of the jitter, unless at_once, that the tick and the place among its jobs decide, so
+-- that it is the same again.
 CREATE FUNCTION taskd.make_scheduled_jobs(
-    schedule text, tick timestamptz, argses jsonb[], OUT outcome text, OUT ids bigint[]
+    schedule text, tick timestamptz, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]
 )
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -262,7 +274,7 @@ BEGIN
     END IF;
     WITH asked AS (
         SELECT def.args || a.args AS args, a.n,
-               tick + make_interval(secs => coalesce(def.jitter_s, 0) * (
+               tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
                    hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
                ) / 4503599627370496.0) AS due
         FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
@@ -334,7 +346,7 @@ BEGIN
         FOREACH one IN ARRAY ticks LOOP
             SELECT * INTO made
             FROM taskd.make_scheduled_jobs(
-                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END
+                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
             );
             outcome := made.outcome;
             jobs := jobs + coalesce(cardinality(made.ids), 0);
@@ -379,7 +391,7 @@ BEGIN
     END IF;
     SELECT m.outcome, m.ids INTO outcome, ids
     FROM taskd.make_scheduled_jobs(
-        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END
+        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END, true
     ) AS m;
 END
 $$;
@@ -389,7 +401,7 @@ REVOKE ALL ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
     taskd.cancel_scheduled_jobs(text),
-    taskd.make_scheduled_jobs(text, timestamptz, jsonb[]),
+    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean),
     taskd.query_args(text, timestamptz),
     taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz),
     taskd.run_schedule(text)

@@ -9,9 +9,9 @@
 -- roles: producer, worker, observer, admin
 SELECT clock_timestamp() AS now;
 
--- Makes or changes schedules: at a worker's start those that its app declares, or with no app one by hand. `taken`: the name belongs to
--- another app, or to nobody's code; then the worker refuses to start. In the order of their names, so that two workers cannot
--- wait for each other.
+-- Makes or changes schedules: at a worker's start those that its app declares, or with no app one by hand. `taken`: one
+-- of that name, which says something else, is another app's, or was made by hand; then the worker refuses to start. In
+-- the order of their names, so that two workers cannot wait for each other.
 
 -- name: set_schedules(app text, definitions text)
 -- roles: worker, admin

@@ -139,6 +139,15 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "INSERT INTO taskd.queue (name, paused_at) VALUES ('q', now())",
         "UPDATE taskd.task SET queue = 'mine'",
         "DELETE FROM taskd.migration",
+        # Schedules.
+        "SELECT name FROM taskd.schedule",
+        "INSERT INTO taskd.schedule (name, task, queue, every_s) VALUES ('s', 't', 'q', 60)",
+        "UPDATE taskd.schedule SET paused_at = now()",
+        "DELETE FROM taskd.schedule",
+        "SELECT taskd.set_schedule('s', 't', queue => 'q', every => '1 min')",
+        "SELECT taskd.run_schedule('s')",
+        "SELECT taskd.fire_schedule('s', 0, NULL, '{}', now())",
+        "SELECT taskd.make_scheduled_jobs('s', now(), NULL, true)",
         # Definitions.
         "DROP TABLE taskd.job",
         "DROP SCHEMA taskd CASCADE",

@@ -393,8 +393,12 @@ async def test_what_an_app_declares_is_its_own(sql: Any, lane: Lane) -> None:
     assert [each["name"] for each in names] == ["b", "by-hand", "c"]
     for taken in ("c", "by-hand"):
         with pytest.raises(AppError, match=f"'{taken}'"):
-            await schedules.publish(lane, "shop", [nightly("b"), nightly(taken)])
+            await schedules.publish(lane, "shop", [nightly("b"), nightly(taken, Every(5.0))])
     assert await sql.fetchval("SELECT count(*) FROM taskd.schedule") == 3
+    # Two apps may import one module: what they say alike belongs to who has started last.
+    await schedules.publish(lane, "shop", [nightly("b"), nightly("c")])
+    await schedules.publish(lane, "mail", [])
+    assert (await row(sql, "c"))["app"] == "shop"
 
 
 async def test_what_an_operator_does_survives_the_start_of_the_app(sql: Any, lane: Lane) -> None:
@@ -442,11 +446,16 @@ async def test_a_pause_fires_nothing_and_is_not_made_up_for(sql: Any, lane: Lane
 
 
 async def test_run_makes_the_jobs_now_and_leaves_the_ticks(sql: Any, lane: Lane) -> None:
-    await make(lane, nightly(overlap="skip"), nightly("f", query="SELECT 1 AS b UNION SELECT 2"))
+    await make(
+        lane,
+        nightly(overlap="skip", jitter_s=600.0),
+        nightly("f", query="SELECT 1 AS b UNION SELECT 2"),
+    )
     before = await row(sql)
     await schedules.pause(lane, ["s"], None)
     [job_id] = await schedules.run(lane, "s") or []
-    assert (await made(sql))[0]["id"] == job_id
+    [found] = await made(sql)
+    assert (found["id"], found["state"], found["run_at"]) == (job_id, "queued", found["tick"])
     assert (await row(sql))["next_at"] == before["next_at"]
     assert await schedules.run(lane, "s") is None
     assert len(await schedules.run(lane, "f") or []) == 2

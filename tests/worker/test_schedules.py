@@ -19,7 +19,6 @@ from taskd.store.database import Database, Lane
 from tests.logins import Logins
 from tests.worker.conftest import Desk, until
 
-
 # A sixth of its lease is how often a worker looks around.
 BRISK: dict[str, Any] = {"lease_s": 3.0}
 
@@ -203,9 +202,9 @@ async def test_a_query_runs_with_the_rights_of_who_has_set_it_and_no_others(
         "UPDATE taskd.schedule SET query = 'SELECT 1 AS a'",
         "UPDATE taskd.schedule SET args = '{}', task = 'other'",
         "INSERT INTO taskd.schedule (name, task, queue, every_s) VALUES ('x', 't', 'q', 60)",
-        "SELECT taskd.make_scheduled_jobs('plain', now(), ARRAY['{\"a\": 1}'::jsonb])",
-        "SELECT taskd.make_scheduled_jobs('owners', now(), ARRAY['{\"a\": 1}'::jsonb])",
-        "SELECT taskd.make_scheduled_jobs('plain', now() + interval '1 day', NULL)",
+        "SELECT taskd.make_scheduled_jobs('plain', now(), ARRAY['{\"a\": 1}'::jsonb], true)",
+        "SELECT taskd.make_scheduled_jobs('owners', now(), ARRAY['{\"a\": 1}'::jsonb], true)",
+        "SELECT taskd.make_scheduled_jobs('plain', now() + interval '1 day', NULL, true)",
         "SELECT taskd.run_schedule('plain')",
         "SELECT taskd.cancel_scheduled_jobs('plain')",
     ):
