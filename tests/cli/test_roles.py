@@ -131,10 +131,11 @@ def test_roles_are_printed_or_made(taskd, logins):
 
 
 def test_a_migration_hands_over_and_grants_what_it_made(taskd, logins, monkeypatch):
-    extra = migrations.Migration(2, "extra", "CREATE TABLE taskd.extra ();")
+    number = len(migrations.all_migrations()) + 1
+    extra = migrations.Migration(number, "extra", "CREATE TABLE taskd.extra ();")
     known = (*migrations.all_migrations(), extra)
     monkeypatch.setattr(migrations, "all_migrations", lambda: known)
-    assert taskd("db", "migrate").stdout == "0002_extra\n"
+    assert taskd("db", "migrate").stdout == f"{number:04d}_extra\n"
     owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.extra'::regclass"
     assert taskd.sql(owner)[0][0] == logins.role("owner")
 
