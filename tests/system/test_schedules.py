@@ -20,7 +20,7 @@ async def tick() -> None: ...
 for n in range(5):
     schedule(f"s{n}", tick, every(1), catch_up="all")
 """
-SECONDS = 8
+SECONDS = 4
 WORKERS = 3
 
 
