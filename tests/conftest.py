@@ -22,6 +22,7 @@ import pytest
 from taskd.store import migrations
 from taskd.store.database import Database, Lane
 from taskd.testing.server import with_database
+from tests import memory
 from tests.canary import PASSWORD, PAYLOAD, with_canary
 from tests.logins import Logins
 
@@ -69,7 +70,10 @@ class TestServer:
 
     def create(self, *, template: str | None = None) -> str:
         name = f"taskd_test_{self.run}_{next(_numbers)}"
-        self.admin(f'CREATE DATABASE "{name}" TEMPLATE "{template or self.template}"')
+        # A copy of files takes 0.04 s in memory, 0.09 s through the WAL; on a disk 0.2 to 0.4 s.
+        self.admin(
+            f'CREATE DATABASE "{name}" TEMPLATE "{template or self.template}" STRATEGY FILE_COPY'
+        )
         return name
 
     def drop(self, name: str) -> None:
@@ -78,6 +82,18 @@ class TestServer:
 
 async def _connects(dsn: str) -> None:
     await (await asyncpg.connect(dsn)).close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the home of this run's server before the processes of the run start."""
+    if not hasattr(config, "workerinput") and "TASKD_TEST_DSN" not in os.environ:
+        memory.choose()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give the memory back when all processes of the run have ended."""
+    if not hasattr(config, "workerinput"):
+        memory.forget()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,8 +116,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
 
         # All xdist processes join one server: its home is shared, and flock sorts them out.
         base = tmp_path_factory.getbasetemp()
-        home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pg"
-        embedded = embedded_postgres.start(home, durable=False)
+        on_disk = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pg"
+        embedded = embedded_postgres.start(memory.home() or on_disk, durable=False)
         dsn = embedded.dsn("postgres")
     made = TestServer(dsn)
     made.tell_password()
