@@ -74,6 +74,23 @@ GRANT USAGE ON SCHEMA taskd TO taskd_producer, taskd_worker, taskd_observer, tas
 -- Each checks at its start that the schema fits its code.
 GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
+-- Workflows: producers make them, workers move them on, by functions alone; a handler may read what those before it returned.
+GRANT EXECUTE ON FUNCTION
+    taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
+                           smallint[], double precision[], text[], integer[], integer[], bigint[], text[], bigint),
+    taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
+                        double precision, text)
+    TO taskd_producer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION
+    taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),
+    taskd.parent_results(bigint, bigint), taskd.prune_workflows()
+    TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.lock_jobs(bigint[]), taskd.retry(bigint[]) TO taskd_admin;
+GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
+GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;
+GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
+
 -- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
 -- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraints of
 -- the table leave `queued` and `scheduled` only. What they may read tells which ids there are.
@@ -140,15 +157,15 @@ GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt, max_attempts,
-    crashes, interrupts, cancel_asked, queue, task, errors
+    crashes, interrupts, cancel_asked, queue, task, errors, workflow_id, node, waits_for
 ) ON taskd.job TO taskd_observer;
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence, state, priority,
-    attempt, max_attempts, crashes, interrupts, queue, task, reason, errors
+    attempt, max_attempts, crashes, interrupts, queue, task, reason, errors, workflow_id, node
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
-    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors
+    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, workflow_id, node
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker TO taskd_observer;
 

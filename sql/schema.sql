@@ -8,6 +8,7 @@ CREATE DOMAIN taskd.attempts AS smallint
 	CONSTRAINT attempts_are_1_to_1000 CHECK (((VALUE >= 1) AND (VALUE <= 1000)));
 
 CREATE TYPE taskd.job_state AS ENUM (
+    'blocked',
     'scheduled',
     'queued',
     'running',
@@ -23,6 +24,13 @@ CREATE TYPE taskd.key_scope AS ENUM (
 
 CREATE DOMAIN taskd.moment AS timestamp with time zone
 	CONSTRAINT moment_is_finite CHECK (((VALUE > '-infinity'::timestamp with time zone) AND (VALUE < '9000-01-01 00:00:00+00'::timestamp with time zone)));
+
+CREATE TYPE taskd.on_failed AS ENUM (
+    'cancel',
+    'wait',
+    'continue',
+    'only'
+);
 
 CREATE DOMAIN taskd.payload AS jsonb
 	CONSTRAINT payload_fits_256_kib CHECK ((octet_length((VALUE)::text) <= 262144))
@@ -46,10 +54,46 @@ CREATE DOMAIN taskd.unique_key AS text
 	CONSTRAINT unique_key_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
 	CONSTRAINT unique_key_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
 
+CREATE DOMAIN taskd.workflow_name AS text
+	CONSTRAINT workflow_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 100)))
+	CONSTRAINT workflow_name_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
+
 CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
     LANGUAGE sql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
+
+CREATE FUNCTION taskd.advance(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    stage jsonb := step -> 'stage';
+    due timestamptz := now();
+    born bigint;
+BEGIN
+    IF step ? 'fault' THEN
+        RAISE EXCEPTION '%', step ->> 'fault' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF stage IS NULL THEN
+        RETURN NULL;
+    END IF;
+    PERFORM FROM taskd.workflow AS w WHERE w.id = workflow_id AND w.stopped_at IS NULL FOR SHARE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO taskd.job AS j (queue, task, args, priority, run_at, max_attempts, timeout_s, workflow_id, node)
+    VALUES (stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint, due,
+            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision, workflow_id,
+            stage ->> 'name')
+    RETURNING j.id INTO born;
+    INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
+    VALUES (parent_id, born, workflow_id, 'cancel', true);
+    PERFORM taskd.ring(stage ->> 'queue');
+    RETURN born;
+END
+$$;
 
 CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
     LANGUAGE plpgsql
@@ -86,6 +130,43 @@ BEGIN
     )
     UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running';
 END
+CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+    WITH RECURSIVE found AS (
+        SELECT unnest(ids) AS id
+        UNION
+        SELECT past.id
+        FROM found
+        JOIN taskd.dependency AS d ON d.parent_id = found.id
+        JOIN taskd.job_history AS past ON past.id = d.job_id
+        WHERE d.on_failed = 'cancel' AND past.state = 'cancelled' AND past.reason = 'dependency'
+    )
+    SELECT array_agg(id ORDER BY id) FROM found
+$$;
+
+CREATE FUNCTION taskd.dependants(ids bigint[], states text[], OUT jobs bigint[], OUT spreads boolean) RETURNS record
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+    WITH RECURSIVE found AS (
+        SELECT d.job_id, d.on_failed = 'only' OR d.on_failed = 'cancel' AND ended.state <> 'done' AS may_end
+        FROM unnest(ids, states) AS ended (id, state)
+        JOIN taskd.dependency AS d ON d.parent_id = ended.id
+        WHERE NOT d.counted AND NOT (d.on_failed = 'wait' AND ended.state <> 'done')
+        UNION
+        SELECT d.job_id, d.on_failed IN ('only', 'cancel')
+        FROM found
+        JOIN taskd.dependency AS d ON d.parent_id = found.job_id
+        WHERE found.may_end AND NOT d.counted AND d.on_failed <> 'wait'
+    )
+    SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
 $$;
 
 CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
@@ -104,6 +185,31 @@ BEGIN
     RETURN true;
 END
 $_$;
+
+CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+    WITH ended AS (
+        DELETE FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL RETURNING *
+    )
+    INSERT INTO taskd.job_history (
+        id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+    )
+    SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+           now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
+           ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
+           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
+           ended.key_scope, ended.unique_key, ended.version,
+           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.limit_name, ended.limit_key
+    FROM ended
+    LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+$$;
 
 CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, checked boolean) RETURNS bigint
     LANGUAGE plpgsql
@@ -151,6 +257,50 @@ $$;
 CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE sql
     RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
+
+CREATE FUNCTION taskd.enqueue_after(task text, args jsonb DEFAULT '{}'::jsonb, after bigint[] DEFAULT '{}'::bigint[], on_failed text DEFAULT 'cancel'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, node text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    parents bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(after) AS id WHERE id IS NOT NULL ORDER BY id);
+    goes_to text := queue;
+    required text[];
+    accepted text[];
+    run_id bigint;
+BEGIN
+    IF parents = '{}' OR cardinality(parents) > 10000 OR coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
+        RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, required, accepted
+    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
+    IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+       OR NOT args ?& required OR args - accepted <> '{}'
+    THEN
+        PERFORM taskd.refuse(task, goes_to, args, required, accepted);
+    END IF;
+    PERFORM taskd.lock_parents(parents);
+    SELECT j.workflow_id INTO run_id
+    FROM taskd.jobs AS j
+    WHERE j.id = ANY (parents) AND j.workflow_id IS NOT NULL
+    ORDER BY j.id
+    LIMIT 1;
+    -- Kept from upkeep until the job is there; when it is gone already, the job begins a new one.
+    PERFORM FROM taskd.workflow AS w WHERE w.id = run_id FOR KEY SHARE;
+    IF NOT FOUND THEN
+        run_id := NULL;
+    END IF;
+    RETURN (taskd.enqueue_workflow(
+        left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[goes_to], ARRAY[args::text], ARRAY[priority]::smallint[],
+        ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s], ARRAY[node],
+        array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
+        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id
+    ))[2];
+END
+$$;
 
 CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, checked boolean DEFAULT false, alone boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -339,6 +489,74 @@ BEGIN
         last_error = CASE outcome WHEN 'failed' THEN error WHEN 'moved' THEN s.last_error END,
         last_error_at = CASE outcome WHEN 'failed' THEN clock_timestamp() WHEN 'moved' THEN s.last_error_at END
     WHERE s.name = schedule;
+CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+<<asked>>
+DECLARE
+    run_id bigint := enqueue_workflow.workflow_id;
+    existing bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(parent_ids) AS id WHERE id IS NOT NULL ORDER BY id);
+    ids bigint[];
+    ring_for text[];
+    ended bigint[];
+    ended_states text[];
+BEGIN
+    IF existing <> '{}' THEN
+        PERFORM taskd.lock_parents(existing);
+    END IF;
+    IF run_id IS NULL THEN
+        INSERT INTO taskd.workflow (name, kind, stages)
+        VALUES (enqueue_workflow.name, enqueue_workflow.kind, enqueue_workflow.stages)
+        RETURNING id INTO run_id;
+    END IF;
+    WITH flagged AS (
+        UPDATE taskd.job AS job
+        SET workflow_id = run_id
+        WHERE job.id = ANY (existing) AND job.workflow_id IS NULL
+    ), waits AS (
+        SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
+    ), born AS (
+        INSERT INTO taskd.job AS job (
+            task, queue, args, priority, state, run_at, max_attempts, timeout_s, workflow_id, node, waits_for
+        )
+        SELECT new.task, new.queue, new.args::jsonb, new.priority,
+               CASE WHEN waits.parents > 0 THEN 'blocked' WHEN new.due > now() THEN 'scheduled' ELSE 'queued' END
+                   ::taskd.job_state,
+               new.due, new.max_attempts, new.timeout_s, run_id, new.node, waits.parents
+        FROM (
+            SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
+            FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
+                        timeouts_s, nodes)
+                WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, node, n)
+        ) AS new
+        LEFT JOIN waits ON waits.place = new.n
+        ORDER BY new.n
+        RETURNING job.id, job.queue, job.state, job.run_at
+    )
+    SELECT array_agg(born.id ORDER BY born.id),
+           array_agg(DISTINCT born.queue::text) FILTER (
+               WHERE born.state <> 'blocked' AND born.run_at < clock_timestamp() + interval '60 s')
+    INTO asked.ids, asked.ring_for
+    FROM born;
+    INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
+    SELECT coalesce(edge.parent_id, asked.ids[edge.parent_place]), asked.ids[edge.place], run_id, edge.policy::taskd.on_failed
+    FROM unnest(places, parent_places, parent_ids, enqueue_workflow.on_failed)
+        AS edge (place, parent_place, parent_id, policy);
+    IF existing <> '{}' THEN
+        SELECT array_agg(past.id), array_agg(past.state::text) INTO ended, ended_states
+        FROM taskd.job_history AS past
+        WHERE past.id = ANY (existing);
+        IF ended IS NOT NULL THEN
+            PERFORM taskd.unblock(ended, ended_states);
+        END IF;
+        -- Claims step over what is locked, and nobody would look again.
+        ring_for := ring_for || ARRAY(
+            SELECT DISTINCT job.queue::text FROM taskd.job AS job WHERE job.id = ANY (existing) AND job.state = 'queued'
+        );
+    END IF;
+    PERFORM taskd.ring(rung) FROM (SELECT DISTINCT unnest(ring_for)) AS q (rung);
+    RETURN run_id || asked.ids;
 END
 $$;
 
@@ -387,6 +605,69 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
+    waiting bigint[];
+    again bigint[];
+    held bigint[];
+BEGIN
+    LOOP
+        SELECT jobs INTO waiting FROM taskd.dependants(ids, states);
+        BEGIN
+            held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
+            held := held || ARRAY(
+                SELECT id FROM taskd.job WHERE id = ANY (ids || waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE
+            );
+            SELECT jobs INTO again FROM taskd.dependants(ids, states);
+            EXIT WHEN again IS NOT DISTINCT FROM waiting
+                  AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids) EXCEPT SELECT unnest(held));
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+            NULL;
+        END;
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION taskd.lock_parents(ids bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    held bigint[];
+    missing bigint[];
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM id FROM taskd.job_history
+            WHERE id = ANY (ids) AND state <> 'done' ORDER BY id FOR KEY SHARE;
+            held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
+            held := held || ARRAY(
+                SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE
+            );
+            missing := ARRAY(
+                SELECT unnest(ids) EXCEPT SELECT unnest(held)
+                EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids)
+            );
+            EXIT WHEN missing = '{}';
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+            -- One look at both tables at once: a job is always in one of them.
+            IF NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
+                RAISE EXCEPTION 'no job has the id %: never enqueued, or kept no longer', array_to_string(missing, ', ')
+                    USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
+            END IF;
+        END;
+    END LOOP;
+END
+$$;
+
 CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -409,6 +690,8 @@ BEGIN
         FROM (
             SELECT keep_done_s AS seconds FROM taskd.queue
             UNION SELECT keep_failed_s FROM taskd.queue
+            -- Jobs of workflows are kept for a day at least.
+            UNION SELECT 86400 FROM taskd.queue WHERE least(keep_done_s, keep_failed_s) < 86400
             UNION VALUES (604800), (2592000)
         ) AS keep, generate_series(0, days) AS ahead
         WHERE keep.seconds > 0
@@ -437,6 +720,8 @@ $$;
 
 CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     AS $$
@@ -498,6 +783,76 @@ CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s 
     SELECT starts_at + make_interval(secs => every_s * greatest(
         0, floor(extract(epoch FROM after - starts_at) / every_s::numeric) + 1
     )::double precision)
+    stages jsonb;
+    stage jsonb;
+    args jsonb := next -> 'args';
+    named text := next ->> 'stage';
+    odd text;
+BEGIN
+    SELECT w.stages INTO stages FROM taskd.workflow AS w WHERE w.id = workflow_id;
+    IF stages IS NULL THEN
+        RETURN CASE WHEN named IS NOT NULL
+                    THEN jsonb_build_object('fault', format('it names the stage "%s", but is part of no pipeline', named)) END;
+    END IF;
+    IF next ? 'stop' THEN
+        RETURN NULL;
+    END IF;
+    SELECT s.plan INTO stage
+    FROM jsonb_array_elements(stages) WITH ORDINALITY AS s (plan, n)
+    WHERE CASE WHEN named IS NOT NULL THEN s.plan ->> 'name' = named
+               ELSE s.n = 1 + (SELECT n FROM jsonb_array_elements(stages) WITH ORDINALITY AS mine (plan, n)
+                               WHERE mine.plan ->> 'name' = node) END;
+    IF stage IS NULL THEN
+        RETURN CASE WHEN named IS NOT NULL
+                    THEN jsonb_build_object('fault', format('its pipeline has no stage "%s"', named)) END;
+    END IF;
+    IF result ? 'unstored' AND args IS NULL THEN
+        odd := format('the stage "%s" cannot have its result: %s', stage ->> 'name', result ->> 'unstored');
+    END IF;
+    args := coalesce(args, CASE
+        WHEN result IS NULL THEN '{}'
+        WHEN jsonb_typeof(result) = 'object' THEN result
+        WHEN stage ->> 'takes' IS NOT NULL THEN jsonb_build_object(stage ->> 'takes', result)
+    END);
+    IF args IS NULL THEN
+        odd := format('the stage "%s" takes several arguments: return a dict of them, not a %s', stage ->> 'name',
+                      jsonb_typeof(result));
+    ELSIF octet_length(args::text) > 262144 THEN
+        odd := format('the arguments of the stage "%s" take %s bytes; the limit is 262144', stage ->> 'name',
+                      octet_length(args::text));
+    END IF;
+    odd := coalesce(
+        odd,
+        (SELECT format('the stage "%s" needs the argument "%s"', stage ->> 'name', r)
+         FROM jsonb_array_elements_text(stage -> 'required') AS r WHERE NOT args ? r LIMIT 1),
+        (SELECT format('the stage "%s" has no argument "%s"', stage ->> 'name', k)
+         FROM jsonb_object_keys(args) AS k WHERE NOT stage -> 'accepted' ? k LIMIT 1)
+    );
+    RETURN CASE WHEN odd IS NOT NULL THEN jsonb_build_object('fault', odd)
+                ELSE jsonb_build_object('stage', stage, 'args', args) END;
+END
+$$;
+
+CREATE FUNCTION taskd.parent_results(job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint) RETURNS SETOF record
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+    WITH parent AS (
+        SELECT d.parent_id
+        FROM taskd.job AS job
+        JOIN taskd.dependency AS d ON d.workflow_id = job.workflow_id AND d.job_id = job.id
+        WHERE job.id = parent_results.job_id
+    ), read AS (
+        SELECT past.id, coalesce(past.node, past.id::text) AS node, past.result,
+               sum(octet_length(past.result::text)) OVER () AS bytes
+        FROM parent
+        JOIN taskd.job_history AS past ON past.id = parent.parent_id
+        WHERE past.state = 'done'
+    )
+    SELECT read.node, CASE WHEN coalesce(read.bytes, 0) <= bytes_max THEN read.result::text END, read.bytes::bigint
+    FROM read
+    ORDER BY read.id
 $$;
 
 CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
@@ -533,6 +888,37 @@ BEGIN
         RAISE EXCEPTION 'the query has more than 100000 rows' USING ERRCODE = 'program_limit_exceeded';
     END IF;
     RETURN coalesce(argses, '{}');
+CREATE FUNCTION taskd.prune_workflows() RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    due bigint[] := ARRAY(
+        SELECT id FROM taskd.workflow WHERE look_at <= now() ORDER BY look_at LIMIT 100 FOR UPDATE SKIP LOCKED
+    );
+    gone bigint[];
+    pruned bigint;
+BEGIN
+    WITH looked AS MATERIALIZED (
+        SELECT w.id,
+               CASE WHEN EXISTS (SELECT FROM taskd.job AS job WHERE job.workflow_id = w.id) THEN now()
+                    ELSE (SELECT max(past.expires_at) FROM taskd.job_history AS past WHERE past.workflow_id = w.id)
+               END AS until
+        FROM unnest(due) AS w (id)
+    ), later AS (
+        UPDATE taskd.workflow AS w
+        SET look_at = greatest(looked.until, now()) + interval '1 day'
+        FROM looked
+        WHERE w.id = looked.id AND looked.until IS NOT NULL
+    )
+    SELECT array_agg(id) INTO gone FROM looked WHERE until IS NULL;
+    DELETE FROM taskd.dependency
+    WHERE ctid = ANY (ARRAY(SELECT d.ctid FROM taskd.dependency AS d WHERE d.workflow_id = ANY (gone) LIMIT 5000));
+    GET DIAGNOSTICS pruned = ROW_COUNT;
+    DELETE FROM taskd.workflow AS w
+    WHERE w.id = ANY (gone) AND NOT EXISTS (SELECT FROM taskd.dependency AS d WHERE d.workflow_id = w.id);
+    RETURN pruned + cardinality(due);
 END
 $$;
 
@@ -575,6 +961,120 @@ CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
     LANGUAGE sql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_array_elements_text(args_schema -> 'required') AS r (name) $$;
+
+CREATE FUNCTION taskd.retry(ids bigint[]) RETURNS TABLE(job_id bigint, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    wanted bigint[];
+    back bigint[];
+    parents bigint[];
+BEGIN
+    LOOP
+        wanted := taskd.cancelled_with(ids);
+        BEGIN
+            back := ARRAY(
+                SELECT past.id
+                FROM taskd.job_history AS past
+                WHERE past.id = ANY (wanted) AND past.state IN ('failed', 'cancelled') AND past.attempt < 1000
+                  AND NOT (
+                      past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+                      AND (
+                          EXISTS (
+                              SELECT 1 FROM taskd.job AS holder
+                              WHERE holder.task = past.task AND holder.unique_key = past.unique_key
+                                AND (holder.key_scope = 'live' OR holder.fence = 0)
+                          ) OR EXISTS (
+                              SELECT 1 FROM taskd.job_history AS later
+                              WHERE later.id = ANY (wanted) AND later.id > past.id
+                                AND later.state IN ('failed', 'cancelled') AND later.attempt < 1000
+                                AND later.task = past.task AND later.unique_key = past.unique_key
+                                AND (later.key_scope = 'live' OR later.fence = 0)
+                          ) OR EXISTS (
+                              SELECT 1 FROM taskd.job_key AS kept
+                              WHERE kept.task = past.task AND kept.unique_key = past.unique_key
+                                AND kept.job_id <> past.id AND kept.until > clock_timestamp()
+                          )
+                      )
+                  )
+                ORDER BY past.id
+                FOR UPDATE
+            );
+            parents := ARRAY(
+                SELECT DISTINCT d.parent_id
+                FROM taskd.job_history AS past
+                JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+                WHERE past.id = ANY (back) AND NOT d.counted
+            );
+            PERFORM j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE;
+            PERFORM j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NOT NULL ORDER BY j.id FOR UPDATE;
+            EXIT WHEN taskd.cancelled_with(ids) IS NOT DISTINCT FROM wanted;
+            RAISE EXCEPTION 'a job was cancelled' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+            NULL;
+        END;
+    END LOOP;
+    -- Without those that one which stays would hold up, and whoever waits for these.
+    WITH RECURSIVE edge AS MATERIALIZED (
+        SELECT d.job_id, d.parent_id
+        FROM taskd.job_history AS past
+        JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+        WHERE past.id = ANY (back) AND NOT d.counted
+    ), stays AS (
+        SELECT edge.job_id
+        FROM edge
+        WHERE edge.parent_id NOT IN (SELECT unnest(back))
+          AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = edge.parent_id)
+        UNION
+        SELECT edge.job_id FROM stays JOIN edge ON edge.parent_id = stays.job_id
+    )
+    SELECT ARRAY(SELECT unnest(back) EXCEPT SELECT stays.job_id FROM stays) INTO back;
+    IF back = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH past AS (
+        DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
+    ), born AS (
+        INSERT INTO taskd.job AS j (
+            id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
+            max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
+            args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+        ) OVERRIDING SYSTEM VALUE
+        SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
+               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE 'queued' END::taskd.job_state,
+               nullif(waits.parents, 0), past.priority, past.attempt,
+               CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
+                    ELSE past.max_attempts END,
+               0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
+               past.args_version, past.schedule, past.tick,
+               -- Somebody may have begun to wait for it when it was in the history.
+               coalesce(past.workflow_id,
+                        (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
+               past.node, past.limit_name, past.limit_key
+        FROM past
+        LEFT JOIN taskd.task AS task ON task.name = past.task
+        CROSS JOIN LATERAL (
+            SELECT count(*)::integer AS parents
+            FROM taskd.dependency AS d
+            WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
+        ) AS waits
+        -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
+        ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
+        RETURNING j.id, j.state, j.queue::text AS queue
+    ), rung AS (
+        SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born WHERE born.state = 'queued') AS q
+    )
+    SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
+    UPDATE taskd.workflow AS w
+    SET stopped_at = NULL
+    WHERE w.stopped_at IS NOT NULL
+      AND w.id IN (SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (back));
+END
+$$;
 
 CREATE FUNCTION taskd.ring(queue text) RETURNS void
     LANGUAGE plpgsql
@@ -753,11 +1253,115 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    waiting record;
+    again record;
+    wave bigint[] := ids;
+    wave_states text[] := states;
+    doomed bigint[];
+    needless bigint[];
+    ring_for text[];
+BEGIN
+    LOOP
+        waiting := taskd.dependants(ids, states);
+        IF waiting.jobs IS NULL THEN
+            RETURN 0;
+        END IF;
+        BEGIN
+            PERFORM id FROM taskd.job WHERE id = ANY (waiting.jobs) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE;
+            EXIT WHEN NOT waiting.spreads;
+            again := taskd.dependants(ids, states);
+            EXIT WHEN again.jobs = waiting.jobs;
+            RAISE EXCEPTION 'somebody has begun to wait' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+            NULL;
+        END;
+    END LOOP;
+    WHILE wave <> '{}' LOOP
+        WITH RECURSIVE gone AS (
+            SELECT d.job_id
+            FROM unnest(wave, wave_states) AS ended (id, state)
+            JOIN taskd.dependency AS d ON d.parent_id = ended.id
+            JOIN taskd.job AS job ON job.id = d.job_id AND job.waits_for IS NOT NULL
+            WHERE ended.state <> 'done' AND d.on_failed = 'cancel' AND NOT d.counted
+            UNION
+            SELECT d.job_id
+            FROM gone
+            JOIN taskd.dependency AS d ON d.parent_id = gone.job_id
+            JOIN taskd.job AS job ON job.id = d.job_id AND job.waits_for IS NOT NULL
+            WHERE d.on_failed = 'cancel' AND NOT d.counted
+        )
+        SELECT coalesce(array_agg(job_id), '{}') INTO doomed FROM gone;
+        IF doomed <> '{}' THEN
+            PERFORM taskd.end_blocked(doomed, 'dependency');
+        END IF;
+        WITH counted AS (
+            UPDATE taskd.dependency AS d
+            SET counted = true
+            FROM unnest(wave, wave_states) AS ended (id, state)
+            WHERE d.parent_id = ended.id AND NOT d.counted
+              AND (ended.state = 'done' OR d.on_failed IN ('continue', 'only'))
+            RETURNING d.job_id, d.on_failed = 'only' AS only_then, ended.state <> 'done' AS failed
+        ), less AS (
+            SELECT job_id, count(*)::integer AS parents, bool_or(only_then) AS only_then,
+                   bool_or(only_then AND failed) AS begins
+            FROM counted
+            GROUP BY job_id
+        ), moved AS (
+            UPDATE taskd.job AS job
+            SET waits_for = CASE WHEN less.free THEN NULL ELSE job.waits_for - less.parents END,
+                -- It is due from now on, and was not late before.
+                run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
+                state = CASE WHEN NOT less.free THEN 'blocked'
+                             WHEN job.run_at > clock_timestamp() THEN 'scheduled'
+                             ELSE 'queued' END::taskd.job_state
+            FROM (
+                SELECT less.*, less.begins OR held.waits_for = less.parents AND NOT less.only_then AS free
+                FROM less
+                JOIN taskd.job AS held ON held.id = less.job_id AND held.waits_for IS NOT NULL
+            ) AS less
+            WHERE job.id = less.job_id
+            RETURNING job.id, job.queue, job.state, job.run_at, job.waits_for
+        )
+        SELECT coalesce(array_agg(DISTINCT queue::text) FILTER (
+                   WHERE waits_for IS NULL AND run_at < clock_timestamp() + interval '60 s'), '{}'),
+               coalesce(array_agg(id) FILTER (WHERE waits_for = 0), '{}')
+        INTO ring_for, needless
+        FROM moved;
+        PERFORM taskd.ring(queue) FROM unnest(ring_for) AS queue;
+        IF needless <> '{}' THEN
+            PERFORM taskd.end_blocked(needless, 'nothing failed');
+        END IF;
+        wave := doomed || needless;
+        wave_states := array_fill('cancelled'::text, ARRAY[cardinality(wave)]);
+    END LOOP;
+    RETURN cardinality(waiting.jobs);
+END
+$$;
+
 CREATE UNLOGGED TABLE taskd.attendance (
     queue text NOT NULL,
     worker_id bigint NOT NULL,
     until timestamp with time zone NOT NULL
 );
+
+CREATE TABLE taskd.dependency (
+    parent_id bigint NOT NULL,
+    job_id bigint NOT NULL,
+    workflow_id bigint NOT NULL,
+    on_failed taskd.on_failed NOT NULL,
+    counted boolean DEFAULT false NOT NULL,
+    CONSTRAINT dependency_is_on_an_older_job CHECK ((parent_id < job_id))
+)
+WITH (fillfactor='70');
 
 CREATE TABLE taskd.job (
     id bigint NOT NULL,
@@ -777,6 +1381,7 @@ CREATE TABLE taskd.job (
     args_version smallint,
     crashes smallint DEFAULT 0 NOT NULL,
     interrupts smallint DEFAULT 0 NOT NULL,
+    waits_for integer,
     cancel_asked boolean DEFAULT false NOT NULL,
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
@@ -790,7 +1395,7 @@ CREATE TABLE taskd.job (
     limit_name text,
     limit_key text,
     schedule text,
-    CONSTRAINT job_is_live CHECK ((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state]))),
+    CONSTRAINT job_is_live CHECK (((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state])) OR ((state = 'blocked'::taskd.job_state) AND (waits_for IS NOT NULL)))),
     CONSTRAINT job_running_is_owned CHECK (((state = 'running'::taskd.job_state) = (worker_id IS NOT NULL))),
     CONSTRAINT job_suspect_is_not_queued CHECK (((state <> 'queued'::taskd.job_state) OR (crashes = 0)))
 )
@@ -1052,10 +1657,44 @@ CREATE TABLE taskd.worker (
 )
 WITH (fillfactor='50');
 
+CREATE TABLE taskd.workflow (
+    id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    look_at timestamp with time zone DEFAULT (now() + '1 day'::interval) NOT NULL,
+    stopped_at timestamp with time zone,
+    name taskd.workflow_name NOT NULL,
+    kind text NOT NULL,
+    stages jsonb,
+    CONSTRAINT workflow_kind_is_known CHECK ((kind = ANY (ARRAY['workflow'::text, 'pipeline'::text])))
+);
+
+ALTER TABLE taskd.workflow ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME taskd.workflow_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE VIEW taskd.workflow_parts AS
+ SELECT (workflow.name)::text AS workflow,
+    split_part(COALESCE(job.node, ''::text), '['::text, 1) AS part,
+    job.queue,
+    job.task,
+    job.state,
+    count(*) AS jobs
+   FROM (taskd.workflow workflow
+     JOIN taskd.jobs job ON ((job.workflow_id = workflow.id)))
+  GROUP BY (workflow.name)::text, (split_part(COALESCE(job.node, ''::text), '['::text, 1)), job.queue, job.task, job.state;
+
 ALTER TABLE ONLY taskd.job_history ATTACH PARTITION taskd.job_history_default DEFAULT;
 
 ALTER TABLE ONLY taskd.attendance
     ADD CONSTRAINT attendance_pkey PRIMARY KEY (queue, worker_id);
+
+ALTER TABLE ONLY taskd.dependency
+    ADD CONSTRAINT dependency_pkey PRIMARY KEY (parent_id, job_id);
 
 ALTER TABLE ONLY taskd.job_key
     ADD CONSTRAINT job_key_pkey PRIMARY KEY (task, unique_key);
@@ -1078,7 +1717,12 @@ ALTER TABLE ONLY taskd.task
 ALTER TABLE ONLY taskd.worker
     ADD CONSTRAINT worker_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY taskd.workflow
+    ADD CONSTRAINT workflow_pkey PRIMARY KEY (id);
+
 CREATE INDEX attendance_until ON taskd.attendance USING btree (queue, until);
+
+CREATE INDEX dependency_of ON taskd.dependency USING btree (workflow_id, job_id);
 
 CREATE INDEX job_claim ON taskd.job USING btree (queue, priority, run_at, id) WHERE (state = 'queued'::taskd.job_state);
 
@@ -1094,6 +1738,10 @@ CREATE INDEX job_history_id ON ONLY taskd.job_history USING btree (id);
 
 CREATE INDEX job_history_default_id_idx ON taskd.job_history_default USING btree (id);
 
+CREATE INDEX job_history_workflow ON ONLY taskd.job_history USING btree (workflow_id) WHERE (workflow_id IS NOT NULL);
+
+CREATE INDEX job_history_default_workflow_id_idx ON taskd.job_history_default USING btree (workflow_id) WHERE (workflow_id IS NOT NULL);
+
 CREATE UNIQUE INDEX job_holds_key ON taskd.job USING btree (task, unique_key) WHERE ((unique_key IS NOT NULL) AND ((key_scope = 'live'::taskd.key_scope) OR (fence = 0)));
 
 CREATE INDEX job_key_until ON taskd.job_key USING btree (until);
@@ -1104,12 +1752,20 @@ CREATE INDEX job_schedule ON taskd.job USING btree (schedule) WHERE (schedule IS
 
 CREATE INDEX job_suspect ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes > 0));
 
+CREATE INDEX job_workflow ON taskd.job USING btree (workflow_id) WHERE (workflow_id IS NOT NULL);
+
 CREATE INDEX queue_keeps ON taskd.queue USING btree (name) WHERE (keep_done_s <> 604800);
 
 CREATE INDEX schedule_due ON taskd.schedule USING btree (next_at NULLS FIRST) WHERE (paused_at IS NULL);
 
 CREATE INDEX worker_alive ON taskd.worker USING btree (id) WHERE (died_at IS NULL);
 
+CREATE INDEX workflow_look ON taskd.workflow USING btree (look_at);
+
+CREATE INDEX workflow_named ON taskd.workflow USING btree (name, id);
+
 ALTER INDEX taskd.job_history_not_done ATTACH PARTITION taskd.job_history_default_finished_at_idx;
 
 ALTER INDEX taskd.job_history_id ATTACH PARTITION taskd.job_history_default_id_idx;
+
+ALTER INDEX taskd.job_history_workflow ATTACH PARTITION taskd.job_history_default_workflow_id_idx;

@@ -17,10 +17,13 @@ TaskdError                       1
 │   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
 │   ├── InvalidJob                  queue, priority, time or attempts outside their limits
 │   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
+│   ├── InvalidWorkflow             circles, unknown or doubled names, stages that do not fit
 │   └── KeyHeld                     another job holds the unique key, and that was to be said
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
+├── WorkflowNotFound             3  no workflow has that id
 ├── InvalidTransition            1  a job in that state cannot do that
+├── ResultsTooLarge              1  what the jobs before this one have returned is too much to read
 └── LeaseLost                    1  this attempt no longer owns its job
 Verdict: Retry, Snooze, Cancel, Fail (core/outcome.py) are raised by handlers to decide; no errors.
 ```
@@ -112,6 +115,10 @@ class InvalidSchedule(EnqueueError):
     """A part of a schedule (name, cron, time zone, period, a limit) is wrong."""
 
 
+class InvalidWorkflow(EnqueueError):
+    """A workflow has a circle, a wrong name, stages that do not fit, or too many jobs."""
+
+
 class KeyHeld(EnqueueError):
     """Another job holds the unique key of a job that is to fail then; nothing was written."""
 
@@ -126,6 +133,16 @@ class ScheduleNotFound(TaskdError):
     """No schedule has that name."""
 
     exit_code = 3
+
+
+class WorkflowNotFound(TaskdError):
+    """No workflow has that id, or none of its jobs is kept any more."""
+
+    exit_code = 3
+
+
+class ResultsTooLarge(TaskdError):
+    """The results of the jobs that a job has waited for take more than may be read at once."""
 
 
 class InvalidTransition(TaskdError):

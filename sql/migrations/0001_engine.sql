@@ -29,7 +29,7 @@ CREATE DOMAIN taskd.unique_key AS text
     CONSTRAINT unique_key_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
 
 CREATE TYPE taskd.job_state AS ENUM (
-    'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
+    'blocked', 'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
 );
 
 -- For how long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until
@@ -56,6 +56,7 @@ CREATE TABLE taskd.job (
     args_version smallint,                  -- of the form of its arguments; NULL: the first
     crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
     interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
+    waits_for integer,                      -- while blocked: how many jobs hold it up
     cancel_asked boolean NOT NULL DEFAULT false,
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
@@ -69,7 +70,10 @@ CREATE TABLE taskd.job (
     limit_name text,                        -- the limit that it counts for, and the key (tenant, host) within it
     limit_key text,
     schedule text,                          -- the schedule that made it
-    CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'queued', 'running')),
+    -- Whoever may only enqueue cannot write what it waits for, and so can block no job for ever.
+    CONSTRAINT job_is_live CHECK (
+        state IN ('scheduled', 'queued', 'running') OR state = 'blocked' AND waits_for IS NOT NULL
+    ),
     CONSTRAINT job_running_is_owned CHECK ((state = 'running') = (worker_id IS NOT NULL)),
     -- A job that may have killed its worker never enters the hot index (the slow lane).
     CONSTRAINT job_suspect_is_not_queued CHECK (state <> 'queued' OR crashes = 0)
@@ -283,6 +287,8 @@ BEGIN
         FROM (
             SELECT keep_done_s AS seconds FROM taskd.queue
             UNION SELECT keep_failed_s FROM taskd.queue
+            -- Jobs of workflows are kept for a day at least.
+            UNION SELECT 86400 FROM taskd.queue WHERE least(keep_done_s, keep_failed_s) < 86400
             UNION VALUES (604800), (2592000)
         ) AS keep, generate_series(0, days) AS ahead
         WHERE keep.seconds > 0

@@ -213,6 +213,8 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
+DECLARE
+    freed bigint;                           -- asked for, so that it is done
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
@@ -222,13 +224,19 @@ BEGIN
         INSERT INTO taskd.job_history
         SELECT (jsonb_populate_record(NULL::taskd.job_history, to_jsonb(ended) || jsonb_build_object(
             'state', 'cancelled', 'reason', 'its schedule made another one', 'finished_at', clock_timestamp(),
-            'expires_at', now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000))
+            'expires_at', now() + make_interval(secs => greatest(
+                coalesce(queue.keep_failed_s, 2592000), CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END))
         ))).*
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-        WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+        WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
+    ), unblocked AS (
+        SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
+        FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    ), asked AS (
+        UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running'
     )
-    UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running';
+    SELECT count(*) INTO freed FROM unblocked;
 END
 $$;
 

@@ -51,7 +51,7 @@ WHERE job.ctid = ANY (ARRAY(
 RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.max_attempts::smallint,
           job.timeout_s::double precision, job.priority, job.crashes,
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
-          date_part('epoch', job.run_at) AS due_at_s;
+          date_part('epoch', job.run_at) AS due_at_s, job.workflow_id;
 
 -- Scouting: which of these queues have something to claim, asked for all that sleep at once. It sees jobs that others
 -- have locked, which a claim steps over. LIMIT leaves the planner no join to choose: each queue is one descent of the
@@ -108,4 +108,4 @@ WHERE job.ctid = ANY (ARRAY(
 RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.max_attempts::smallint,
           job.timeout_s::double precision, job.priority, job.crashes,
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
-          date_part('epoch', job.run_at) AS due_at_s, job.queue::text AS queue;
+          date_part('epoch', job.run_at) AS due_at_s, job.workflow_id, job.queue::text AS queue;

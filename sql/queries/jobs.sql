@@ -2,15 +2,18 @@
 --
 -- Cancelling a waiting job ends it; cancelling a running one asks its worker, which learns it
 -- within two seconds (running_jobs in lease.sql). The decision is made from the rows as locked, and from nothing
--- else: a row that was queued in the statement's snapshot may be running by then.
+-- else: a row that was queued in the statement's snapshot may be running by then. With a job that ends, those go that
+-- cannot be without it (taskd.unblock); all of them are locked first, by a function, which knows the order.
 
 -- name: cancel_jobs(ids bigint[], reason text)
 -- roles: admin
--- moves: scheduled -> cancelled, queued -> cancelled
-WITH held AS MATERIALIZED (
+-- moves: scheduled -> cancelled, queued -> cancelled, blocked -> cancelled
+WITH locked AS MATERIALIZED (
+    SELECT count(*) AS calls FROM taskd.lock_jobs($1::bigint[])
+), held AS MATERIALIZED (
     SELECT id, state
     FROM taskd.job
-    WHERE id = ANY ($1::bigint[])
+    WHERE id = ANY ($1::bigint[]) AND (SELECT calls FROM locked) > 0
     ORDER BY id
     FOR UPDATE
 ), ended AS (
@@ -26,7 +29,8 @@ WITH held AS MATERIALIZED (
         deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     )
     SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
-           now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
+           now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
+                                                  CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
            ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, $2, ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
@@ -34,7 +38,7 @@ WITH held AS MATERIALIZED (
            ended.limit_name, ended.limit_key
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-    WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+    WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
 ), asked AS (
     UPDATE taskd.job AS job
     SET cancel_asked = true
@@ -43,68 +47,19 @@ WITH held AS MATERIALIZED (
     RETURNING job.id
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), unblocked AS (
+    SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
+    FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 )
-SELECT id, 'cancelled' AS state FROM ended, (SELECT count(*) FROM followed) AS f
+SELECT id, 'cancelled' AS state
+FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u
 UNION ALL
 SELECT id, 'running' FROM asked;
 
--- Retrying a finished job: the same id and the same fence, so that nothing written by an earlier
--- attempt can ever be mistaken for one of the new ones. It gets at least one more attempt, a
--- clean crash count, and no deadline: somebody wants it now. A job that has had 1,000 attempts stays where it is, and
--- so does one whose unique key has gone to another job; of several with one key, the last one comes back. (A job that
--- takes the key in this very moment makes the statement fail; it may be tried again.)
+-- Retrying finished jobs: see the function. `blocked`: the job waits again for others that it needs, and that come back
+-- with it or are on their way.
 
 -- name: retry_jobs(ids bigint[])
 -- roles: admin
--- moves: failed -> queued, cancelled -> queued
-WITH held AS MATERIALIZED (
-    SELECT id
-    FROM taskd.job_history
-    WHERE id = ANY ($1::bigint[]) AND state IN ('failed', 'cancelled') AND attempt < 1000
-      AND NOT (
-          unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
-          AND (
-              EXISTS (
-                  SELECT 1 FROM taskd.job AS holder
-                  WHERE holder.task = job_history.task AND holder.unique_key = job_history.unique_key
-                    AND (holder.key_scope = 'live' OR holder.fence = 0)
-              ) OR EXISTS (
-                  SELECT 1 FROM taskd.job_history AS later
-                  WHERE later.id = ANY ($1::bigint[]) AND later.id > job_history.id
-                    AND later.state IN ('failed', 'cancelled') AND later.attempt < 1000
-                    AND later.task = job_history.task AND later.unique_key = job_history.unique_key
-                    AND (later.key_scope = 'live' OR later.fence = 0)
-              ) OR EXISTS (
-                  SELECT 1 FROM taskd.job_key AS kept
-                  WHERE kept.task = job_history.task AND kept.unique_key = job_history.unique_key
-                    AND kept.job_id <> job_history.id AND kept.until > clock_timestamp()
-              )
-          )
-      )
-    ORDER BY id
-    FOR UPDATE
-), past AS (
-    DELETE FROM taskd.job_history
-    WHERE id = ANY (ARRAY(SELECT id FROM held))
-    RETURNING *
-), back AS (
-    INSERT INTO taskd.job (
-        id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt,
-        max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
-        args_version, schedule, tick, workflow_id, node, limit_name, limit_key
-    ) OVERRIDING SYSTEM VALUE
-    SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
-           'queued', past.priority, past.attempt,
-           CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
-                ELSE past.max_attempts END,
-           0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
-           past.args_version, past.schedule, past.tick, past.workflow_id, past.node, past.limit_name, past.limit_key
-    FROM past
-    LEFT JOIN taskd.task AS task ON task.name = past.task
-    -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
-    ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
-    RETURNING id, queue::text
-), rung AS (
-    SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
-)
-SELECT id FROM back, (SELECT count(*) FROM rung) AS r;
+-- moves: failed -> queued, cancelled -> queued, cancelled -> blocked
+SELECT job_id AS id, state FROM taskd.retry($1::bigint[]);

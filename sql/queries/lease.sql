@@ -166,7 +166,8 @@ WITH RECURSIVE owner AS (
         deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
-           now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
+           now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
+                                                  CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, ended.state::taskd.job_state, ended.priority, ended.attempt,
            ended.max_attempts, ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
            ended.reason, ended.errors,
@@ -175,7 +176,7 @@ WITH RECURSIVE owner AS (
            ended.limit_name, ended.limit_key
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-    WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+    WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
 ), back AS (
     UPDATE taskd.job AS job
     SET state = 'scheduled',
@@ -190,8 +191,12 @@ WITH RECURSIVE owner AS (
     SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), unblocked AS (
+    SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 )
-SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f;
+SELECT held.id, held.state
+FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
+     (SELECT count(*) FROM unblocked) AS u;
 
 -- name: forget_workers(after_s double precision)
 -- roles: worker

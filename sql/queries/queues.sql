@@ -54,8 +54,9 @@ RETURNING name::text, keep_done_s, keep_failed_s;
 SELECT count(*) FILTER (WHERE state = 'queued' AND known AND NOT paused) AS runnable,
        count(*) FILTER (WHERE state = 'running') AS running,
        count(*) FILTER (WHERE soon AND known AND NOT paused) AS soon,
-       count(*) FILTER (WHERE state <> 'running' AND paused) AS paused,
-       count(*) FILTER (WHERE state <> 'running' AND NOT paused AND NOT known) AS unknown,
+       count(*) FILTER (WHERE state IN ('scheduled', 'queued') AND paused) AS paused,
+       count(*) FILTER (WHERE state IN ('scheduled', 'queued') AND NOT paused AND NOT known) AS unknown,
+       count(*) FILTER (WHERE state = 'blocked') AS blocked,
        count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence > 0) AS later_retries,
        count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence = 0) AS future
 FROM (

@@ -26,7 +26,7 @@ FROM (
      WHERE ($1::text IS NULL OR queue = $1)
        AND ($2::text IS NULL OR task = $2)
        AND ($3::text[] IS NULL OR state = ANY ($3::text[]::taskd.job_state[]))
-       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['scheduled', 'queued', 'running'])
+       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['blocked', 'scheduled', 'queued', 'running'])
        AND ($4::double precision IS NULL OR enqueued_at > now() - make_interval(secs => $4))
      ORDER BY id DESC
      LIMIT $5)
@@ -149,8 +149,8 @@ LEFT JOIN taskd.queue AS pause
 -- roles: observer, admin
 SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
 
--- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled over the
--- live table, failed by job_history_not_done. A queue is listed when anything speaks of it: a job, a pause, a
+-- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled and blocked over
+-- the live table, failed by job_history_not_done. A queue is listed when anything speaks of it: a job, a pause, a
 -- retention of its own, or a worker, living or dead for less than the week that its row is kept. Its own
 -- row alone says nothing: one that was paused by a wrong name would be listed for ever.
 
@@ -162,6 +162,9 @@ WITH queued AS (
 ), scheduled AS (
     SELECT queue::text, count(*) AS jobs, min(run_at::timestamptz) AS oldest
     FROM taskd.job WHERE state = 'scheduled' GROUP BY queue
+), blocked AS (
+    SELECT queue::text, count(*) AS jobs
+    FROM taskd.job WHERE state = 'blocked' GROUP BY queue
 ), running AS (
     SELECT queue::text, count(*) AS jobs
     FROM taskd.job WHERE worker_id IS NOT NULL GROUP BY queue
@@ -181,11 +184,12 @@ WITH queued AS (
        OR (keep_done_s, keep_failed_s) <> (604800, 2592000)
        OR EXISTS (SELECT 1 FROM taskd.worker WHERE queue.name = ANY (queues))
     UNION SELECT queue FROM queued UNION SELECT queue FROM scheduled
-    UNION SELECT queue FROM running UNION SELECT queue FROM failed UNION SELECT queue FROM serving
+    UNION SELECT queue FROM blocked UNION SELECT queue FROM running UNION SELECT queue FROM failed UNION SELECT queue FROM serving
 )
 SELECT named.queue,
        coalesce(queued.jobs, 0) AS queued,
        coalesce(scheduled.jobs, 0) AS scheduled,
+       coalesce(blocked.jobs, 0) AS blocked,
        coalesce(running.jobs, 0) AS running,
        coalesce(failed.jobs, 0) AS failed_last_day,
        -- What is due but not yet promoted waits as well.
@@ -200,6 +204,7 @@ SELECT named.queue,
 FROM named
 LEFT JOIN queued USING (queue)
 LEFT JOIN scheduled USING (queue)
+LEFT JOIN blocked USING (queue)
 LEFT JOIN running USING (queue)
 LEFT JOIN failed USING (queue)
 LEFT JOIN serving USING (queue)

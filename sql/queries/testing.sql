@@ -20,7 +20,7 @@ SELECT job.queue::text AS queue
 FROM taskd.job AS job
 LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
 WHERE job.state = 'running'
-   OR (job.task = ANY ($1::text[])
+   OR (job.task = ANY ($1::text[]) AND job.state <> 'blocked'
        AND job.run_at <= clock_timestamp() + interval '100 ms'
        AND NOT (queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)))
 UNION

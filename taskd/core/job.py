@@ -28,8 +28,9 @@ QUEUE_NAME = re.compile(r"[a-z0-9_.-]{1,48}")
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. The first three are live, the others finished."""
+    """Where a job is in its life. The first four are live, the others finished."""
 
+    BLOCKED = "blocked"
     SCHEDULED = "scheduled"
     QUEUED = "queued"
     RUNNING = "running"
@@ -38,7 +39,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-LIVE = frozenset({JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
+LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
 FINISHED = frozenset(JobState) - LIVE
 
 # The only list of moves. `None` is where jobs come from. The statements in sql/queries say the
@@ -47,6 +48,10 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
         (None, JobState.SCHEDULED),
+        (None, JobState.BLOCKED),  # part of a workflow
+        (JobState.BLOCKED, JobState.QUEUED),  # the last job that it waited for has ended
+        (JobState.BLOCKED, JobState.SCHEDULED),
+        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or with a job that it needs
         (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time for the holder of a key
         (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
@@ -60,6 +65,7 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (JobState.QUEUED, JobState.CANCELLED),
         (JobState.FAILED, JobState.QUEUED),  # retry by hand
         (JobState.CANCELLED, JobState.QUEUED),
+        (JobState.CANCELLED, JobState.BLOCKED),  # it waits again for what comes back with it
     }
 )
 
@@ -203,6 +209,7 @@ class Job(msgspec.Struct, gc=False):
         max_attempts: None: the task's option decides; the same for `timeout_s`.
         wait_s: seconds from its due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
+        workflow_id: the workflow that it is part of, if it is.
     """
 
     id: int
@@ -216,5 +223,6 @@ class Job(msgspec.Struct, gc=False):
     crashes: int
     wait_s: float
     due_at_s: float
+    workflow_id: int | None
     queue: str = ""
     worker_id: int = 0

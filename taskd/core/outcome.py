@@ -15,7 +15,9 @@ import msgspec
 
 from taskd.core import backoff, failure
 from taskd.core.job import Job, JobState
+from taskd.core.stages import Next, Stop
 from taskd.core.unique import Enqueued
+from taskd.errors import InvalidArgs
 
 if TYPE_CHECKING:
     from taskd.core.task import Task
@@ -75,6 +77,7 @@ class Ack(msgspec.Struct, gc=False):
         interrupted: a stop took it; counted, and refunded ten times only.
         error: JSON object for the job's `errors`, or None.
         result: JSON text of what the handler returned, or None.
+        next: JSON text of the stage that it named as the next of its pipeline, or of its end there.
     """
 
     id: int
@@ -87,6 +90,7 @@ class Ack(msgspec.Struct, gc=False):
     reason: str | None = None
     error: str | None = None
     result: str | None = None
+    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +225,19 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
     if isinstance(value, Verdict):
         # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, with one possible meaning.
         return _raised(job, task, value)
+    if isinstance(value, Next | Stop):
+        return _stepped(job, task, value)
     return _ack(job, JobState.DONE, result=_result_json(value))
+
+
+def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
+    try:
+        said = step.to_json()
+    except InvalidArgs as error:
+        return _raised(job, task, error)
+    value = step.result if isinstance(step, Stop) else None
+    result = None if value is None else _result_json(value)
+    return _ack(job, JobState.DONE, result=result, next=said)
 
 
 def _result_json(value: Any) -> str:

@@ -140,6 +140,12 @@ class Task(Generic[P, R]):
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return {field: getattr(decoded, field) for field in self._fields}
 
+    def parameters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the arguments that must be given, and of all that may be."""
+        given = self._signature.parameters.values()
+        required = tuple(each.name for each in given if each.default is each.empty)
+        return required, tuple(self._fields)
+
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job of this task as a value: `send.job(to="ada@example.org").after(60)`.
 

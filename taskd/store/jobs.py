@@ -178,6 +178,7 @@ async def ack_settled(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[
         [ack.reason for ack in acks],
         [ack.error for ack in acks],
         [ack.result for ack in acks],
+        [ack.next for ack in acks],
     )
     return {row[0]: JobState(row[1]) for row in rows}
 
@@ -217,5 +218,8 @@ async def cancel(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, JobS
 
 
 async def retry(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Bring failed and cancelled jobs back; the ids of those that came."""
+    """Bring failed and cancelled jobs back; the ids of those that came.
+
+    With them come those that were cancelled because of them.
+    """
     return sorted(row[0] for row in await on.fetch("retry_jobs", list(ids)))

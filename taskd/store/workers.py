@@ -73,6 +73,7 @@ class Left(NamedTuple):
     soon: int
     paused: int
     unknown: int
+    blocked: int
     later_retries: int
     future: int
 

@@ -12,6 +12,7 @@ from taskd.store.database import Database, Lane
 from taskd.store.workers import Incarnation
 from taskd.worker.acker import Acker
 from taskd.worker.consumer import Consumer
+from taskd.worker.context import Reads
 from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.lease import Lease
@@ -76,6 +77,7 @@ class Assembly:
             threads=self.threads,
             thread_slots=asyncio.Semaphore(settings.threads),
             cancel_s=settings.cancel_s,
+            reads=Reads(self.upkeep),
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
         self.handler_tasks = HandlerTasks(pulse, lambda job: any(r.runs(job) for r in self.runners))

@@ -25,7 +25,7 @@ from taskd.core.outcome import Happened, Raised, Returned
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.worker.attempt import Attempt, Driver
-from taskd.worker.context import AttemptContext
+from taskd.worker.context import AttemptContext, Reads
 from taskd.worker.lease import Lease
 from taskd.worker.service import Wakeup
 from taskd.worker.settler import Settler
@@ -51,6 +51,7 @@ class Shared:
     Attributes:
         threads: where plain `def` handlers run, and how many of them at the same time.
         cancel_s: seconds that a cancelled attempt may take to end.
+        reads: how handlers read the results of the jobs before theirs.
         database_key: tells this database from others, for idempotency keys.
         resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a job of the slow lane has ended.
@@ -63,6 +64,7 @@ class Shared:
     threads: Executor
     thread_slots: asyncio.Semaphore
     cancel_s: float
+    reads: Reads
     database_key: str = ""
     resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
@@ -236,6 +238,7 @@ class Runner:
                     outcome.attempts_limit(job, task),
                     None if timeout_s is None else began + timeout_s,
                     self._shared.resources,
+                    self._shared.reads,
                 )
                 coro = self._coroutine(task, context, arguments)
             else:

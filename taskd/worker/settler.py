@@ -49,8 +49,12 @@ class Settler:
         began: float,
         value: Any,
     ) -> None:
-        """A handler returned; a plain None is the hot path."""
-        if value is None and (context is None or not context.completed):
+        """A handler returned; a plain None is the hot path.
+
+        What is part of a workflow may be a stage, and is asked what follows from its None.
+        """
+        plain = value is None and job.workflow_id is None
+        if plain and (context is None or not context.completed):
             self.counts["done"] += 1
             self._acker.done(job)
             events.job_done(job, time.monotonic() - began)

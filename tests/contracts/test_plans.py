@@ -156,7 +156,7 @@ async def test_an_ack_finds_its_rows_by_primary_key_and_in_its_order(
     ids = list(range(3, 4 * batch, 4))
     for name, args in (
         ("ack_done", (ME, ids, [1] * len(ids))),
-        ("complete_job", (ids[0], ME, 1, None)),
+        ("complete_job", (ids[0], ME, 1, None, None)),
     ):
         found = await nodes(sql, name, *args, mode)
         assert on_job(found) == [("Index Scan", "job_pkey")], name
@@ -168,7 +168,7 @@ async def test_any_outcome_is_written_by_primary_key(sql, table, mode, batch) ->
     ids = list(range(3, 4 * batch, 4))
     args = [ME, ids, *([value] * len(ids) for value in (1, "failed", 0, "f", "f"))]
     nothing = ["NULL"] * len(ids)
-    found = await nodes(sql, "ack_settled", *args, nothing, nothing, nothing, mode)
+    found = await nodes(sql, "ack_settled", *args, *[nothing] * 4, mode)
     assert {kind for kind, _ in on_job(found)} <= {"Index Scan", "Tid Scan"}
     assert {index for _, index in on_job(found)} == {"job_pkey"}
 

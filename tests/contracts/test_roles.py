@@ -17,7 +17,7 @@ BESIDES = {
     "producer": {"demo_live"},
     "worker": {"demo_left"},
     "observer": {"check_acks"},
-    "admin": {"check_acks", "locked_jobs", "ack_done", "complete_job"},
+    "admin": {"check_acks", "locked_jobs", "ack_done"},
 }
 
 

@@ -168,6 +168,7 @@ def test_a_finished_job_comes_back_by_hand_only_and_never_when_done() -> None:
     assert {(b, a) for b, a in TRANSITIONS if b in FINISHED} == {
         (JobState.FAILED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.QUEUED),
+        (JobState.CANCELLED, JobState.BLOCKED),
     }
 
 

@@ -457,7 +457,7 @@ CREATE VIEW judge.breach AS
     UNION ALL
     SELECT 'I1', 'stuck', job, format('%s since %s', new_state, at), false
     FROM judge.last AS last
-    WHERE new_state IN ('scheduled', 'queued', 'running')
+    WHERE new_state IN ('blocked', 'scheduled', 'queued', 'running')
       AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = last.job AND said.what = 'waiting')
     UNION ALL
     SELECT 'I2', 'never ran', job, 'done without a single start', true
