@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self, TypeVar, Unpack
 
@@ -218,18 +218,40 @@ class Client:
         self._refuse_in_loop("enqueue_named()")
         return self._in_background(self.enqueue_named(task, args, **options))
 
+    async def using(
+        self, work: Callable[[Fetches, BuiltIns], Awaitable[T]], conn: object = None
+    ) -> T:
+        """Run `work` over `conn`, or over a connection of this client's; what it returned."""
+        return await work(await self._on(conn), self._built_ins)
+
+    def using_sync(
+        self, work: Callable[[Fetches, BuiltIns], Coroutine[Any, Any, T]], conn: object = None
+    ) -> T:
+        """The same for code without an event loop; `conn` is a connection that blocks.
+
+        Raises:
+            RuntimeError: called in an event loop without `conn`: it would block the loop.
+        """
+        if conn is not None:
+            return finished(work(fetches_sync(conn), self._built_ins))
+        self._refuse_in_loop("the method without _sync")
+        return self._in_background(self.using(work))
+
     # By hand.
 
     async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
         """Cancel waiting jobs, ask running ones to stop; where each is now.
 
         `cancelled` was waiting; `running` learns of it within two seconds. Finished and unknown
-        jobs are missing in the answer.
+        jobs are missing in the answer. What cannot be without a cancelled job is cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 
     async def retry(self, ids: Iterable[int]) -> list[int]:
-        """Bring failed and cancelled jobs back to their queues; the ids of those that came."""
+        """Bring failed and cancelled jobs back to their queues; the ids of those that came.
+
+        With them come those that were cancelled because of them, and wait for them again.
+        """
         return await stored_jobs.retry(await self._pool(), list(ids))
 
     async def pause(

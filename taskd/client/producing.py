@@ -68,7 +68,7 @@ async def produce(
     """
     ids: list[Enqueued] = []
     for batch in _batches(jobs):
-        ids += await stored_jobs.enqueue(on, await _placed(on, batch, built_ins))
+        ids += await stored_jobs.enqueue(on, await placed(on, batch, built_ins))
     return ids
 
 
@@ -85,7 +85,7 @@ def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
         yield batch
 
 
-async def _placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
+async def placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
     """The jobs, each with a queue and with arguments that somebody has checked."""
     asked = {job.task for job in jobs if job.queue is None or not job.checked}
     if not asked:
