@@ -113,6 +113,8 @@ CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
     SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_variable
+DECLARE
+    freed bigint;                           -- asked for, so that it is done
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
@@ -122,14 +124,22 @@ BEGIN
         INSERT INTO taskd.job_history
         SELECT (jsonb_populate_record(NULL::taskd.job_history, to_jsonb(ended) || jsonb_build_object(
             'state', 'cancelled', 'reason', 'its schedule made another one', 'finished_at', clock_timestamp(),
-            'expires_at', now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000))
+            'expires_at', now() + make_interval(secs => greatest(
+                coalesce(queue.keep_failed_s, 2592000), CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END))
         ))).*
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-        WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+        WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
+    ), unblocked AS (
+        SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
+        FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    ), asked AS (
+        UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running'
     )
-    UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running';
+    SELECT count(*) INTO freed FROM unblocked;
 END
+$$;
+
 CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -445,50 +455,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.fire_schedule(schedule text, revision bigint, next_at timestamp with time zone, ticks timestamp with time zone[], following timestamp with time zone, OUT outcome text, OUT jobs bigint, OUT error text) RETURNS record
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-#variable_conflict use_variable
-DECLARE
-    query text;
-    made record;
-    one timestamptz;
-BEGIN
-    SELECT s.query INTO query
-    FROM taskd.schedule AS s
-    WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at AND s.paused_at IS NULL
-    FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    outcome := 'moved';
-    jobs := 0;
-    BEGIN
-        FOREACH one IN ARRAY ticks LOOP
-            SELECT * INTO made
-            FROM taskd.make_scheduled_jobs(
-                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
-            );
-            outcome := made.outcome;
-            jobs := jobs + coalesce(cardinality(made.ids), 0);
-        END LOOP;
-    EXCEPTION WHEN query_canceled OR OTHERS THEN
-        IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') OR SQLSTATE LIKE '57P%' THEN
-            RAISE;
-        END IF;
-        outcome := 'failed';
-        jobs := 0;
-        error := left(SQLERRM, 500);
-    END;
-    UPDATE taskd.schedule AS s
-    SET next_at = following,
-        last_tick = coalesce(ticks[cardinality(ticks)], s.last_tick),
-        skipped = s.skipped + CASE WHEN outcome = 'skipped' THEN 1 ELSE 0 END,
-        skipped_tick = CASE WHEN outcome = 'skipped' THEN ticks[cardinality(ticks)] ELSE s.skipped_tick END,
-        last_error = CASE outcome WHEN 'failed' THEN error WHEN 'moved' THEN s.last_error END,
-        last_error_at = CASE outcome WHEN 'failed' THEN clock_timestamp() WHEN 'moved' THEN s.last_error_at END
-    WHERE s.name = schedule;
 CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -557,6 +523,53 @@ BEGIN
     END IF;
     PERFORM taskd.ring(rung) FROM (SELECT DISTINCT unnest(ring_for)) AS q (rung);
     RETURN run_id || asked.ids;
+END
+$$;
+
+CREATE FUNCTION taskd.fire_schedule(schedule text, revision bigint, next_at timestamp with time zone, ticks timestamp with time zone[], following timestamp with time zone, OUT outcome text, OUT jobs bigint, OUT error text) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    query text;
+    made record;
+    one timestamptz;
+BEGIN
+    SELECT s.query INTO query
+    FROM taskd.schedule AS s
+    WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at AND s.paused_at IS NULL
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    outcome := 'moved';
+    jobs := 0;
+    BEGIN
+        FOREACH one IN ARRAY ticks LOOP
+            SELECT * INTO made
+            FROM taskd.make_scheduled_jobs(
+                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
+            );
+            outcome := made.outcome;
+            jobs := jobs + coalesce(cardinality(made.ids), 0);
+        END LOOP;
+    EXCEPTION WHEN query_canceled OR OTHERS THEN
+        IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') OR SQLSTATE LIKE '57P%' THEN
+            RAISE;
+        END IF;
+        outcome := 'failed';
+        jobs := 0;
+        error := left(SQLERRM, 500);
+    END;
+    UPDATE taskd.schedule AS s
+    SET next_at = following,
+        last_tick = coalesce(ticks[cardinality(ticks)], s.last_tick),
+        skipped = s.skipped + CASE WHEN outcome = 'skipped' THEN 1 ELSE 0 END,
+        skipped_tick = CASE WHEN outcome = 'skipped' THEN ticks[cardinality(ticks)] ELSE s.skipped_tick END,
+        last_error = CASE outcome WHEN 'failed' THEN error WHEN 'moved' THEN s.last_error END,
+        last_error_at = CASE outcome WHEN 'failed' THEN clock_timestamp() WHEN 'moved' THEN s.last_error_at END
+    WHERE s.name = schedule;
 END
 $$;
 
@@ -720,8 +733,6 @@ $$;
 
 CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
-CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb) RETURNS jsonb
-    LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     AS $$
@@ -783,6 +794,15 @@ CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s 
     SELECT starts_at + make_interval(secs => every_s * greatest(
         0, floor(extract(epoch FROM after - starts_at) / every_s::numeric) + 1
     )::double precision)
+$$;
+
+CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_variable
+DECLARE
     stages jsonb;
     stage jsonb;
     args jsonb := next -> 'args';
@@ -874,20 +894,6 @@ CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
     SELECT count(*) FROM gone
 $$;
 
-CREATE FUNCTION taskd.query_args(query text, tick timestamp with time zone) RETURNS jsonb[]
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-    argses jsonb[];
-BEGIN
-    EXECUTE format(
-        E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
-    ) INTO argses USING tick;
-    IF cardinality(argses) > 100000 THEN
-        RAISE EXCEPTION 'the query has more than 100000 rows' USING ERRCODE = 'program_limit_exceeded';
-    END IF;
-    RETURN coalesce(argses, '{}');
 CREATE FUNCTION taskd.prune_workflows() RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -919,6 +925,23 @@ BEGIN
     DELETE FROM taskd.workflow AS w
     WHERE w.id = ANY (gone) AND NOT EXISTS (SELECT FROM taskd.dependency AS d WHERE d.workflow_id = w.id);
     RETURN pruned + cardinality(due);
+END
+$$;
+
+CREATE FUNCTION taskd.query_args(query text, tick timestamp with time zone) RETURNS jsonb[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    argses jsonb[];
+BEGIN
+    EXECUTE format(
+        E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
+    ) INTO argses USING tick;
+    IF cardinality(argses) > 100000 THEN
+        RAISE EXCEPTION 'the query has more than 100000 rows' USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    RETURN coalesce(argses, '{}');
 END
 $$;
 

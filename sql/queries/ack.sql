@@ -16,7 +16,7 @@
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
--- moves: running -> done
+-- moves: running -> done, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH keep AS MATERIALIZED (
     SELECT jsonb_object_agg(name, keep_done_s) AS seconds FROM taskd.queue WHERE keep_done_s <> 604800
 ), ended AS (
@@ -63,7 +63,7 @@ FROM ended;
 
 -- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[])
 -- roles: worker
--- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued
+-- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH held AS MATERIALIZED (
     SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, stage.step,
            CASE WHEN stage.step ? 'fault' THEN 'failed'
@@ -201,7 +201,7 @@ LEFT JOIN LATERAL (
 
 -- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text)
 -- roles: worker
--- moves: running -> done
+-- moves: running -> done, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH ended AS (
     DELETE FROM taskd.job AS job
     WHERE job.id = $1 AND job.worker_id IS NOT DISTINCT FROM $2 AND job.fence = $3 AND job.state = 'running'

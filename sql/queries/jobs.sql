@@ -7,7 +7,7 @@
 
 -- name: cancel_jobs(ids bigint[], reason text)
 -- roles: admin
--- moves: scheduled -> cancelled, queued -> cancelled, blocked -> cancelled
+-- moves: scheduled -> cancelled, queued -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH locked AS MATERIALIZED (
     SELECT count(*) AS calls FROM taskd.lock_jobs($1::bigint[])
 ), held AS MATERIALIZED (

@@ -117,7 +117,7 @@ SELECT id, host, pid FROM buried;
 
 -- name: rescue_jobs(batch bigint, max_crashes integer)
 -- roles: worker
--- moves: running -> scheduled, running -> failed, running -> cancelled
+-- moves: running -> scheduled, running -> failed, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH RECURSIVE owner AS (
     (SELECT worker_id AS id FROM taskd.job WHERE worker_id IS NOT NULL ORDER BY worker_id LIMIT 1)
     UNION ALL

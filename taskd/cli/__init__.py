@@ -51,6 +51,9 @@ COMMANDS = {
     "enqueue": Lazy("enqueue", "enqueue", "Enqueue a job, or many from stdin."),
     "jobs": Lazy("jobs", "jobs", "List, show, retry and cancel jobs."),
     "why": Lazy("why", "why", "Say why a job does not run, or what it does, and what to do next."),
+    "workflows": Lazy(
+        "workflows", "workflows", "List, show, count and cancel workflows and pipelines."
+    ),
     "queues": Lazy(
         "queues",
         "queues",

@@ -193,7 +193,8 @@ def retry(
 ) -> None:
     """Bring failed and cancelled jobs back, by id or by filter.
 
-    They keep their ids and get at least one more attempt. The ids go to stdout.
+    They keep their ids and get at least one more attempt. With them come the jobs that were
+    cancelled because of them, and wait for them again. The ids go to stdout.
     """
     if bool(ids) == bool(states):
         raise click.UsageError("give ids, or --state failed with other filters")
@@ -271,7 +272,10 @@ def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
 
 def _not_retryable(job_id: int, state: JobState) -> str:
     if state in RETRYABLE:
-        return f"job {job_id} has had 1,000 attempts; enqueue it anew"
+        return (
+            f"job {job_id} stays {state}: a job that it needs has failed and was not retried, "
+            "another one holds its unique key, or it has had 1,000 attempts"
+        )
     return f"job {job_id} is {state}; only failed and cancelled jobs can be retried"
 
 

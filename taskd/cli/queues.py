@@ -29,6 +29,7 @@ COLUMNS = {
     "QUEUE": text_of("queue"),
     "QUEUED": text_of("queued"),
     "SCHEDULED": text_of("scheduled"),
+    "BLOCKED": text_of("blocked"),
     "RUNNING": text_of("running"),
     "FAILED 24H": text_of("failed_last_day"),
     "OLDEST DUE": span_of("oldest_due_s"),

@@ -11,7 +11,7 @@ import msgspec
 from taskd.cli.jobs import unknown_jobs
 from taskd.cli.output import count, moment, print_json, printable, span
 from taskd.cli.session import JOB_ID, Session, json_option, pass_session
-from taskd.core.job import JobState
+from taskd.core.job import FINISHED, JobState
 from taskd.core.why import AHEAD_MAX, Facts, Server, Why, reasons
 from taskd.errors import JobNotFound
 
@@ -150,6 +150,28 @@ def _scheduled(facts: Facts) -> Told:
     return f"{text} the task.", []
 
 
+def _waits_for_jobs(facts: Facts) -> Told:
+    many = count(facts.parents_left, "job")
+    first = [f"taskd why {parent.id}" for parent in facts.parents[:1]]
+    return f"It waits for {many} to end: {_parents(facts)}.", first
+
+
+def _waits_for_retry(facts: Facts) -> Told:
+    ended = [parent for parent in facts.parents if parent.state in (*FINISHED, "gone")]
+    text = f"It waits for {count(facts.parents_left, 'job')}: {_parents(facts)}. "
+    text += "It goes on when what has failed was retried, and is done."
+    return text, [f"taskd jobs retry {parent.id}" for parent in ended if parent.state != "gone"]
+
+
+def _parents(facts: Facts) -> str:
+    shown = facts.parents[:SERVERS_NAMED_MAX]
+    more = facts.parents_left - len(shown)
+    names = [
+        f"job {each.id} ({_line(each.node or each.task)}), which is {each.state}" for each in shown
+    ]
+    return ", ".join(names + ([f"{more:,} more"] if more else []))
+
+
 def _retry(facts: Facts) -> Told:
     limit = f" of {facts.max_attempts}" if facts.max_attempts else ""
     text = f"Attempt {facts.attempt}{limit} failed; the next one is due {_due(facts)}"
@@ -185,6 +207,8 @@ TELL: dict[Why, Callable[[Facts], Told]] = {
     Why.SUSPECT: _suspect,
     Why.SCHEDULED: _scheduled,
     Why.RETRY: _retry,
+    Why.WAITS_FOR_JOBS: _waits_for_jobs,
+    Why.WAITS_FOR_RETRY: _waits_for_retry,
     Why.DUE: _is_due,
     Why.QUEUED: _queued,
 }

@@ -52,6 +52,24 @@ class Context(Protocol):
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None: no limit."""
 
+    async def results(self) -> dict[str, Any]:
+        """What the jobs that this one waited for have returned, by the names of their nodes.
+
+        Those that are done are there, in the order in which they were added: of a group, in the
+        order of its members.
+
+        Raises:
+            ResultsTooLarge: it takes over 8 MiB.
+            StoreUnavailable: the database does not answer.
+        """
+
+    def results_sync(self) -> dict[str, Any]:
+        """The same for plain functions.
+
+        Raises:
+            ResultsTooLarge, StoreUnavailable: as results().
+        """
+
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job in the transaction of `conn`: its effects and `done` commit together.
 

@@ -38,6 +38,22 @@ class Server(msgspec.Struct, frozen=True):
     died_ago_s: float | None = None
 
 
+class Parent(msgspec.Struct, frozen=True):
+    """A job that another one waits for.
+
+    Attributes:
+        node: its name in its workflow, if it has one.
+        state: its state, or `gone` when it is kept no longer.
+        on_failed: what happens to the other one when it fails.
+    """
+
+    id: int
+    node: str | None
+    task: str | None
+    state: str
+    on_failed: str
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What the database says about a job, all of it by the database's clock.
 
@@ -56,6 +72,7 @@ class Facts(msgspec.Struct, frozen=True):
         ahead: how many jobs of its queue come before it, counted up to AHEAD_MAX + 1; of a suspect,
             how many suspects; None when it does not queue.
         servers: some of the workers that serve the queue or did, those that live first.
+        parents: some of the jobs that hold it up, and how many they are, `parents_left`.
     """
 
     id: int
@@ -92,6 +109,8 @@ class Facts(msgspec.Struct, frozen=True):
     knowing: int
     ahead: int | None
     servers: tuple[Server, ...]
+    parents: tuple[Parent, ...] = ()
+    parents_left: int = 0
 
 
 class Why(StrEnum):
@@ -109,6 +128,10 @@ class Why(StrEnum):
     TASK_UNKNOWN = "task_unknown"
     SUSPECT = "suspect"
     SCHEDULED = "scheduled"
+    # Other jobs must end first.
+    WAITS_FOR_JOBS = "waits_for_jobs"
+    # One of them has failed, and it waits until that is retried.
+    WAITS_FOR_RETRY = "waits_for_retry"
     # Scheduled, for another attempt.
     RETRY = "retry"
     # Its time has come, and no worker has moved it to the queued ones yet.
@@ -151,12 +174,21 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
         yield Reason(Why.TASK_UNKNOWN, mend=True)
     if facts.crashes:
         yield Reason(Why.SUSPECT)
-    if later:
+    if facts.parents:
+        yield from _held_up(facts)
+    elif later:
         yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
     elif facts.state == JobState.QUEUED:
         yield Reason(Why.QUEUED)
     elif not facts.crashes:
         yield Reason(Why.DUE)
+
+
+def _held_up(facts: Facts) -> Iterator[Reason]:
+    if any(parent.state in (*FINISHED, "gone") for parent in facts.parents):
+        yield Reason(Why.WAITS_FOR_RETRY, mend=True)
+    else:
+        yield Reason(Why.WAITS_FOR_JOBS)
 
 
 def _is_over_before_it_is_due(facts: Facts) -> bool:

@@ -161,17 +161,20 @@ async def test_the_readme_can_be_walked_from_its_first_block_to_its_last(
         for language, block in blocks():
             if "taskd jobs show 42" in block:
                 # All that the README has enqueued so far: by itself from Python, from SQL and from
-                # the shell, two of them for later, one for a key, the job of a schedule that was
-                # run by hand, and the mail. What was due when the schedules' app ran is done.
-                assert await tour.states() == {"queued": 2, "scheduled": 2, "done": 8}
+                # the shell, two of them for later, one for a key, one that waits for another, and
+                # the job of a schedule that was run by hand. What was due when the schedules' app
+                # ran is done, and the mail.
+                assert await tour.states() == {
+                    "queued": 3, "scheduled": 2, "done": 8, "blocked": 1
+                }  # fmt: skip
                 await make_job_42(sql)
             await tour.walk(language, block)
         assert [to for to, _ in mail.mails] == [["ada@example.org"]]
         assert len(tour.walked) >= 15, "the blocks of the README were not found"
         await sql.execute("UPDATE taskd.job SET run_at = now()")
         await tour._command("taskd run --app myapp.jobs --until-empty")
-        # What serves the queue of the keys' example is not in that app.
-        assert await tour.states() == {"done": 12, "queued": 1}
+        # What serves the queues of the keys' and the workflows' examples is not in that app.
+        assert await tour.states() == {"done": 12, "queued": 2, "blocked": 1}
 
 
 async def rest(stream: asyncio.StreamReader) -> str:
