@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -16,10 +16,18 @@ from taskd.store.jobs import Fetches
 
 
 class AttemptContext:
-    """What a handler gets as `ctx`; the promises are in taskd.Context."""
+    """What a handler gets as `ctx`; the promises are in taskd.Context.
+
+    Attributes:
+        completed: the completion was written in a transaction.
+        committed: that transaction is known to have committed.
+    """
+
+    NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
 
     __slots__ = (
         "_job",
+        "committed",
         "completed",
         "deadline",
         "idempotency_key",
@@ -42,7 +50,7 @@ class AttemptContext:
         self.deadline = deadline
         self.resources = resources
         self.stopping = False
-        self.completed = False
+        self.completed = self.committed = False
 
     @property
     def job_id(self) -> int:
