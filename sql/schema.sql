@@ -1655,6 +1655,7 @@ CREATE TABLE taskd.task (
     queue taskd.queue_name NOT NULL,
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,
+    kind text DEFAULT 'async'::text NOT NULL,
     args_schema jsonb NOT NULL,
     published_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     required text[] GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED NOT NULL,

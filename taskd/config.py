@@ -175,6 +175,17 @@ class Settings:
         1, "Processes that run jobs, 64 at most; more than one have a parent.", _whole(1, 64)
     )
     threads: int = setting(16, "Threads for plain `def` handlers, per process.", _whole(1, 1000))
+    process_slots: int | None = setting(
+        None,
+        "Processes for handlers with process=True, per worker process; one per core by default.",
+        _whole(1, 256),
+    )
+    process_jobs_max: int = setting(
+        1000, "Attempts that such a process runs before another one replaces it.", _whole(1, 10**9)
+    )
+    transaction_connections: int = setting(
+        4, "Connections for handlers with transaction=, per process.", _whole(1, 100)
+    )
     drain_s: float = setting(
         25.0, "How long a stopping worker lets running attempts end.", _seconds(0.0, 86400.0)
     )

@@ -220,6 +220,11 @@ def job_abandoned(job: Job, why: str, stack: str) -> None:
     _emit("job.abandoned", "error", **_job_fields(job), why=why, stack=stack)
 
 
+def process_killed(job: Job, why: str, pid: int) -> None:
+    """A process ignored that its attempt must end, and was killed; another one replaces it."""
+    _emit("process.killed", "warning", **_job_fields(job), why=why, pid=pid)
+
+
 def job_lost(job_id: int, fence: int) -> None:
     """An outcome was not written: somebody else has taken the job over."""
     _emit("job.lost", "warning", job_id=job_id, fence=fence)

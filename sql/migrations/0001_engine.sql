@@ -189,6 +189,7 @@ CREATE TABLE taskd.task (
     queue taskd.queue_name NOT NULL,
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,              -- NULL: no limit
+    kind text NOT NULL DEFAULT 'async',     -- how its handler runs: async, thread, process, batch, transaction
     args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,

@@ -295,7 +295,7 @@ LIMIT $4;
 
 -- name: list_tasks(batch bigint)
 -- roles: producer, worker, observer, admin
-SELECT name::text, app, queue::text, max_attempts::smallint, timeout_s::double precision,
+SELECT name::text, app, queue::text, kind, max_attempts::smallint, timeout_s::double precision,
        args_schema::text, published_at
 FROM taskd.task
 ORDER BY name

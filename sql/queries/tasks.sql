@@ -4,21 +4,21 @@
 -- is not overwritten: the statement returns its owner, and the worker refuses to start. What was not
 -- written decides, not what was seen: the other app may have published it a moment ago.
 
--- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[])
+-- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[])
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
-    FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[])
-        AS t (name, signature, queue, max_attempts, timeout_s, args_schema)
+    FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[], $8::text[])
+        AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind)
 ), published AS (
-    INSERT INTO taskd.task AS task (app, name, signature, queue, max_attempts, timeout_s, args_schema, published_at)
-    SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, clock_timestamp()
+    INSERT INTO taskd.task AS task (app, name, signature, queue, max_attempts, timeout_s, args_schema, kind, published_at)
+    SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, clock_timestamp()
     FROM mine
     ORDER BY name
     ON CONFLICT (name) DO UPDATE
     SET app = excluded.app, signature = excluded.signature, queue = excluded.queue,
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
-        args_schema = excluded.args_schema, published_at = excluded.published_at
+        args_schema = excluded.args_schema, kind = excluded.kind, published_at = excluded.published_at
     WHERE task.app = excluded.app OR task.signature = excluded.signature
     RETURNING name::text
 )

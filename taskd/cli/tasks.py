@@ -37,6 +37,7 @@ COLUMNS = {
     "TASK": text_of("name"),
     "APP": text_of("app"),
     "QUEUE": text_of("queue"),
+    "KIND": text_of("kind"),
     "ATTEMPTS": text_of("max_attempts"),
     "TIMEOUT": span_of("timeout_s"),
     "ARGUMENTS": _arguments,

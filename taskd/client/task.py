@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from taskd.client.default import default_client
 from taskd.client.producing import JobOptions, given
 from taskd.core import backoff as backoffs
 from taskd.core import registry as registries
 from taskd.core import task as core
-from taskd.core.context import Context
+from taskd.core.batch import Item
+from taskd.core.context import Context, TransactionContext
 from taskd.core.job import NewJob
 from taskd.core.unique import Enqueued, Unique
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 S_co = TypeVar("S_co", covariant=True)
 
 
@@ -138,6 +140,42 @@ class WithContext(Protocol[P, S_co]):
         """Run an attempt."""
 
 
+class BatchTask(Task[[A], R]):
+    """A task whose handler gets a list of jobs; each is enqueued with its arguments, an `A`."""
+
+    def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
+        """Call the handler itself, as any function."""
+        return self.handler(items)
+
+
+class WithTransaction(Protocol[P, S_co]):
+    """A handler with transaction=."""
+
+    def __call__(self, ctx: TransactionContext, *args: P.args, **kwargs: P.kwargs) -> S_co:
+        """Run an attempt."""
+
+
+class BatchDecorator(Protocol):
+    """What `@task(batch=...)` returns."""
+
+    def __call__(self, handler: Callable[[list[Item[A]]], R], /) -> BatchTask[A, R]:
+        """Make the task."""
+
+
+class TransactionDecorator(Protocol):
+    """What `@task(transaction=...)` returns."""
+
+    def __call__(self, handler: WithTransaction[P, R], /) -> Task[P, R]:
+        """Make the task."""
+
+
+class ProcessDecorator(Protocol):
+    """What `@task(process=True)` returns."""
+
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]:
+        """Make the task."""
+
+
 class Decorator(Protocol):
     """What `@task(...)` with options returns."""
 
@@ -170,6 +208,52 @@ def task(
 ) -> Decorator: ...
 
 
+@overload
+def task(
+    *,
+    batch: int,
+    max_wait_s: float = core.MAX_WAIT_S_DEFAULT,
+    name: str | None = None,
+    queue: str = core.QUEUE_DEFAULT,
+    max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
+    backoff: backoffs.Backoff = backoffs.DEFAULT,
+    on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    unique: Unique | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> BatchDecorator: ...
+
+
+@overload
+def task(
+    *,
+    transaction: Literal[True, "read_committed", "repeatable_read", "serializable"],
+    name: str | None = None,
+    queue: str = core.QUEUE_DEFAULT,
+    max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
+    backoff: backoffs.Backoff = backoffs.DEFAULT,
+    on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    unique: Unique | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> TransactionDecorator: ...
+
+
+@overload
+def task(
+    *,
+    process: Literal[True],
+    name: str | None = None,
+    queue: str = core.QUEUE_DEFAULT,
+    max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
+    backoff: backoffs.Backoff = backoffs.DEFAULT,
+    on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    unique: Unique | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> ProcessDecorator: ...
+
+
 def task(
     handler: Callable[..., Any] | None = None,
     /,
@@ -183,8 +267,8 @@ def task(
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
-        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique: see
-            taskd.core.task.Task.
+        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, and one of
+            process, batch (with max_wait_s) and transaction: see taskd.core.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.
@@ -193,7 +277,8 @@ def task(
     """
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:
-        made: Task[..., Any] = Task(handler, **options)
+        kind = BatchTask if "batch" in options else Task
+        made: Task[..., Any] = kind(handler, **options)
         registry.add(made)
         return made
 

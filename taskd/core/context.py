@@ -87,3 +87,11 @@ class Context(Protocol):
         Raises:
             LeaseLost: the attempt no longer owns its job; roll the transaction back.
         """
+
+
+class TransactionContext(Context, Protocol):
+    """The attempt of a task with `transaction=`; its completion is taskd's, not `complete()`'s."""
+
+    @property
+    def conn(self) -> Any:
+        """An asyncpg connection with an open transaction, which commits with the completion."""

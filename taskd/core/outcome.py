@@ -109,10 +109,16 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The attempt ran into its deadline of `timeout_s`; abandoned when it ignored the cancel."""
+    """The attempt ran into its deadline of `timeout_s`.
+
+    Attributes:
+        abandoned: it ignored the cancellation and may still run.
+        killed: it ignored the cancellation, and its process was killed.
+    """
 
     timeout_s: float
     abandoned: bool = False
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +159,22 @@ class TaskUnknown:
     for_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Another process ran the handler, and has settled the attempt there.
+
+    Attributes:
+        decided: the handler returned, or raised a verdict.
+    """
+
+    ack: Ack
+    decided: bool
+
+
 Happened = (
     Returned
     | Raised
+    | Settled
     | TimedOut
     | Interrupted
     | CancelAsked
@@ -173,8 +192,22 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
             return _done(job, task, value)
         case Raised(error=error):
             return _raised(job, task, error)
-        case TimedOut(timeout_s=timeout_s, abandoned=abandoned):
+        case Settled(ack=ack):
+            # Claimed again while it ran, it has another fence by now.
+            return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
+    return _not_ended(job, task, happened)
+
+
+def _not_ended(
+    job: Job,
+    task: Task[..., Any] | None,
+    happened: TimedOut | Interrupted | CancelAsked | NotStarted | StillRuns | IdTaken | TaskUnknown,
+) -> Ack:
+    """What becomes of a job whose handler did not come to an end of its own."""
+    match happened:
+        case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
             ignored = " and ignored its cancellation" if abandoned else ""
+            ignored = ", ignored that, and was killed" if killed else ignored
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):

@@ -19,6 +19,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import msgspec
 
 from taskd.core import backoff as backoffs
+from taskd.core import batch as batches
 from taskd.core.job import (
     MAX_ATTEMPTS_LIMIT,
     TIMEOUT_S_MAX,
@@ -26,6 +27,7 @@ from taskd.core.job import (
     check_queue,
     check_task_name,
 )
+from taskd.core.kind import Kind, isolation_of, kind_of
 from taskd.core.outcome import Snooze, Verdict
 from taskd.core.unique import Unique, plain
 from taskd.errors import InvalidArgs
@@ -39,6 +41,7 @@ CONTEXT_PARAMETER = "ctx"
 RESERVED_PARAMETERS = frozenset({"conn"})
 MAX_ATTEMPTS_DEFAULT = 20
 TIMEOUT_S_DEFAULT = 3600.0
+MAX_WAIT_S_DEFAULT = 0.2
 QUEUE_DEFAULT = "default"
 
 Rule = Verdict | type[Verdict] | backoffs.Backoff
@@ -57,13 +60,19 @@ class Task(Generic[P, R]):
         backoff: delay after a failed attempt.
         on_error: exception class -> verdict, or a backoff of its own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
+        process: a plain `def` runs in a process of its own, which can be stopped and killed.
+        batch: the handler gets a list of up to so many jobs, each as an Item.
+        max_wait_s: how long the first job of a batch waits for others, 0 to 3 seconds.
+        transaction: the handler gets `ctx.conn`, whose transaction commits with the completion;
+            True, or its isolation level: `repeatable_read` or `serializable`.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
-            that have no JSON form, a parameter named `conn`); the handler is no plain function;
-            `backoff` or `on_error` hold something else than policies and verdicts.
+            that have no JSON form, a parameter named `conn`); the handler is no plain function, or
+            not what `process`, `batch` or `transaction` need; `backoff` or `on_error` hold
+            something else than policies and verdicts.
         InvalidJob: name or queue outside their limits.
-        ValueError: attempts or timeout outside their limits.
+        ValueError: attempts, timeout, batch or isolation outside their limits.
     """
 
     def __init__(
@@ -77,9 +86,19 @@ class Task(Generic[P, R]):
         backoff: backoffs.Backoff = backoffs.DEFAULT,
         on_error: Mapping[type[BaseException], Rule] | None = None,
         unique: Unique | None = None,
+        process: bool = False,
+        batch: int | None = None,
+        max_wait_s: float = MAX_WAIT_S_DEFAULT,
+        transaction: bool | str = False,
     ) -> None:
         _check_handler(handler)
         self.handler = handler
+        self.kind = kind_of(
+            handler, process=process, batch=batch, max_wait_s=max_wait_s, transaction=transaction
+        )
+        self.batch = batch or 1
+        self.max_wait_s = max_wait_s
+        self.isolation = isolation_of(handler.__name__, transaction)
         self.name = check_task_name(handler.__name__ if name is None else name)
         self.queue = check_queue(queue)
         _check_limits(self.name, max_attempts, timeout_s)
@@ -93,7 +112,18 @@ class Task(Generic[P, R]):
         self.__name__ = handler.__name__
         self.__module__ = handler.__module__
         self._signature, self.takes_context = _signature(self.name, handler)
-        self.args_type = _args_type(self.name, handler, self._signature)
+        _check_context(self.name, self.kind, takes_context=self.takes_context)
+        self._item: type | None = None
+        if self.kind is Kind.BATCH:
+            # Its one parameter is the list; to enqueue, there is one job's arguments in its place.
+            self._item = _item_class(self.name, handler, self._signature)
+            self.takes_context = True
+            fields = batches.args_fields(self._item)
+        else:
+            fields = _args_fields(self.name, handler, self._signature)
+        self.args_type = msgspec.defstruct(
+            self.name, fields, kw_only=True, forbid_unknown_fields=True, gc=False
+        )
         try:
             self._decoder = msgspec.json.Decoder(self.args_type)
             self.args_schema: str = _args_schema(self.args_type)
@@ -121,6 +151,14 @@ class Task(Generic[P, R]):
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise InvalidArgs(f"task {self.name}: {error}") from None
+        if self._item is not None:
+            (given,) = bound.values()
+            if not isinstance(given, self._item):
+                raise InvalidArgs(
+                    f"task {self.name}: its argument is a {self._item.__qualname__}, "
+                    f"not a {type(given).__qualname__}"
+                )
+            bound = {field: getattr(given, field) for field in self._fields}
         text = encode_args(self.name, bound)
         try:
             self._decoder.decode(text)
@@ -145,6 +183,18 @@ class Task(Generic[P, R]):
         given = self._signature.parameters.values()
         required = tuple(each.name for each in given if each.default is each.empty)
         return required, tuple(self._fields)
+
+    def item(self, args: str) -> Any:
+        """What a batch handler gets as one job's `args`, from its JSON text.
+
+        Raises:
+            InvalidArgs: it does not fit the handler's annotation any more.
+        """
+        assert self._item is not None
+        try:
+            return self._item(**self.decode(args))
+        except (TypeError, ValueError) as error:  # out of a __post_init__ of its own
+            raise InvalidArgs(f"task {self.name}: {error}") from error
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job of this task as a value: `send.job(to="ada@example.org").after(60)`.
@@ -253,9 +303,27 @@ def _signature(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signatur
     return inspect.Signature(parameters), takes_context
 
 
-def _args_type(
-    name: str, handler: Callable[..., Any], signature: inspect.Signature
-) -> type[msgspec.Struct]:
+def _check_context(task: str, kind: Kind, *, takes_context: bool) -> None:
+    if kind is Kind.PROCESS and takes_context:
+        raise TypeError(
+            f"task {task}: a handler with process=True has no ctx, which lives in its worker; "
+            "what it needs of the job goes into its arguments"
+        )
+    if kind is Kind.BATCH and takes_context:
+        raise TypeError(f"task {task}: each item of a batch has a ctx of its own; take the list")
+    if kind is Kind.TRANSACTION and not takes_context:
+        raise TypeError(f"task {task}: with transaction= its first parameter is ctx, for ctx.conn")
+
+
+def _item_class(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> type:
+    hints = _hints(name, handler, signature)
+    if len(signature.parameters) != 1 or len(hints) != 1:
+        return batches.args_class(name, None)
+    (hint,) = hints.values()
+    return batches.args_class(name, hint)
+
+
+def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
     # Only what is decoded: `ctx: Context` and the return type may be imported for checkers alone.
     written = getattr(handler, "__annotations__", {})
     wanted = SimpleNamespace(
@@ -263,9 +331,15 @@ def _args_type(
     )
     names = getattr(inspect.unwrap(handler), "__globals__", {})
     try:
-        hints = typing.get_type_hints(wanted, names, include_extras=True)
+        return typing.get_type_hints(wanted, names, include_extras=True)
     except NameError as error:
         raise TypeError(f"task {name}: its annotations cannot be read: {error}") from None
+
+
+def _args_fields(
+    name: str, handler: Callable[..., Any], signature: inspect.Signature
+) -> list[tuple[str, Any, Any]]:
+    hints = _hints(name, handler, signature)
     fields: list[tuple[str, Any, Any]] = []
     for parameter in signature.parameters.values():
         hint = hints.get(parameter.name, Any)
@@ -273,7 +347,7 @@ def _args_type(
             fields.append((parameter.name, hint, msgspec.NODEFAULT))
         else:
             fields.append((parameter.name, hint, _default(parameter.default)))
-    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+    return fields
 
 
 def _default(value: Any) -> Any:

@@ -75,6 +75,25 @@ class Database:
         _keep_alive(connection)
         return connection
 
+    async def connect_plain(self, purpose: str) -> asyncpg.Connection:
+        """A new connection for statements of the app: the session is as its user would have it.
+
+        To be made after another one, which has found out whether a pooler stands between.
+
+        Raises:
+            StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+        """
+        # As in _connect_directly_or_not: nothing prepared, no question about the host.
+        pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
+        with translated():
+            connection = await self._connect(
+                {"application_name": f"taskd {purpose}"},
+                command_timeout=None,
+                **(pooled if self.pooled else {}),
+            )
+        _keep_alive(connection)
+        return connection
+
     async def run(
         self, connection: asyncpg.Connection, name: str, args: tuple[Any, ...], **settings: str
     ) -> list[asyncpg.Record]:
@@ -152,13 +171,13 @@ class Database:
     async def _connect(self, server_settings: dict[str, str], **args: Any) -> asyncpg.Connection:
         """Connect to the first host that will do, beginning with the one that did last."""
         addresses = self._addresses
+        args = {"command_timeout": self.statement_timeout_s + 2.0} | args
         unsure: Exception | None = None
         for number, address in enumerate(addresses, 1):
             try:
                 connection = await asyncpg.connect(
                     **({"target_session_attrs": "read-write"} | self.connect_args | address | args),
                     timeout=CONNECT_TIMEOUT_S,
-                    command_timeout=self.statement_timeout_s + 2.0,
                     server_settings=server_settings,
                 )
             except Exception as error:

@@ -164,6 +164,7 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
         [t.max_attempts for t in tasks],
         [t.timeout_s for t in tasks],
         [t.args_schema for t in tasks],
+        [t.kind.value for t in tasks],
     )
     if rows:
         names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)

@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from taskd.config import Settings
 from taskd.core.registry import Registry
 from taskd.store.database import Database, Lane
+from taskd.store.transactions import Transactions
 from taskd.store.workers import Incarnation
 from taskd.worker.acker import Acker
+from taskd.worker.calls import Places
 from taskd.worker.consumer import Consumer
 from taskd.worker.context import Reads
 from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
+from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
@@ -67,6 +70,8 @@ class Assembly:
         self.lanes = (self.claims, self.acks, self.upkeep)
         self.acker = Acker(self.acks)
         self.threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="taskd-job")
+        self.processes = JobProcesses(settings, settings.app)
+        self.transactions = Transactions(database, settings.transaction_connections)
         settler = Settler(self.acker)
         self.counts = settler.counts
         self.shared = Shared(
@@ -74,8 +79,12 @@ class Assembly:
             settler=settler,
             lease=lease,
             pulse=pulse,
-            threads=self.threads,
-            thread_slots=asyncio.Semaphore(settings.threads),
+            places=Places(
+                threads=self.threads,
+                thread_slots=asyncio.Semaphore(settings.threads),
+                processes=self.processes,
+                transactions=self.transactions,
+            ),
             cancel_s=settings.cancel_s,
             reads=Reads(self.upkeep),
         )

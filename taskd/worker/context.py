@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -27,11 +27,19 @@ class Reads:
 
 
 class AttemptContext:
-    """What a handler gets as `ctx`; the promises are in taskd.Context."""
+    """What a handler gets as `ctx`; the promises are in taskd.Context.
+
+    Attributes:
+        completed: the completion was written in a transaction.
+        committed: that transaction is known to have committed.
+    """
+
+    NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
 
     __slots__ = (
         "_job",
         "_reads",
+        "committed",
         "completed",
         "deadline",
         "idempotency_key",
@@ -56,7 +64,7 @@ class AttemptContext:
         self.deadline = deadline
         self.resources = resources
         self.stopping = False
-        self.completed = False
+        self.completed = self.committed = False
 
     @property
     def job_id(self) -> int:

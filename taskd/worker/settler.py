@@ -13,7 +13,6 @@ from taskd.core.task import Task
 from taskd.worker.acker import Acker
 from taskd.worker.context import AttemptContext
 
-NOT_COMMITTED = "ctx.complete() was called, but its transaction was not committed"
 COUNTED = (
     "done",
     "retried",
@@ -71,7 +70,7 @@ class Settler:
     ) -> None:
         """Decide, hand the outcome to the acker, say it."""
         if context is not None and context.completed and isinstance(happened, Returned):
-            self._completed(job, task, time.monotonic() - began)
+            self._completed(job, task, context, time.monotonic() - began)
             return
         try:
             ack = outcome.settle(job, task, happened)
@@ -84,13 +83,18 @@ class Settler:
         else:
             self._say(job, ack, time.monotonic() - began)
 
-    def _completed(self, job: Job, task: Task[..., Any] | None, duration_s: float) -> None:
-        """The handler completed it in its own transaction.
+    def _completed(
+        self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
+    ) -> None:
+        """The job was completed in a transaction.
 
-        Should that not have committed, the row still runs and a failure is written; else the
-        guard matches nothing, as it should.
+        Unless that is known to have committed, a failure is written: it finds the row if it still
+        runs, waits while the transaction is undecided, and matches nothing after its commit.
         """
-        ack = outcome.settle(job, task, Raised(NotCommitted(NOT_COMMITTED)))
+        if context.committed:
+            self._say(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
+            return
+        ack = outcome.settle(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
 
         def told(took: bool) -> None:
             self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)

@@ -21,8 +21,8 @@ class ThreadCall:
         call: the function with its arguments.
     """
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
+    def __init__(self, call: Callable[[], Any], pool: Executor, slots: asyncio.Semaphore) -> None:
+        self._call, self._pool, self._slots = call, pool, slots
         self._begun = False
         self._attempt: Attempt | None = None
 
@@ -30,21 +30,21 @@ class ThreadCall:
         """Its time counts from when it has a thread."""
         self._attempt = attempt
         if not self._begun:
-            attempt.wait_for_thread()
+            attempt.wait_for_room()
 
-    async def run(self, pool: Executor, slots: asyncio.Semaphore) -> Any:
+    async def run(self) -> Any:
         """Run it; what it returns.
 
         A thread cannot be cancelled, so this does not end before it: to return early would let the
         job run elsewhere while it still runs here. Who waits too long abandons the attempt.
         """
-        async with slots:
+        async with self._slots:
             self._begun = True
             if self._attempt is not None:
                 self._attempt.begin(time.monotonic())
             # In the job's own context: what a function sets is not there for the thread's next job.
             inside = copy_context().run
-            future = asyncio.get_running_loop().run_in_executor(pool, inside, self._guarded)
+            future = asyncio.get_running_loop().run_in_executor(self._pool, inside, self._guarded)
             while not future.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait({future})

@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from taskd import events
 from taskd.config import Settings
+from taskd.core.kind import Kind
 from taskd.core.registry import Registry
 from taskd.errors import ConfigError, TaskdError
 from taskd.store import migrations, schedules, workers
@@ -20,6 +21,7 @@ from taskd.store.database import Database
 from taskd.store.translate import NoRoom
 from taskd.worker.app import queue_limits
 from taskd.worker.assembly import Assembly
+from taskd.worker.job_processes import check_found
 from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
 from taskd.worker.lifeline import Place
 from taskd.worker.notify import Notify
@@ -74,6 +76,7 @@ class Worker:
         self.database = database
         self.report = Report()
         self.limits = queue_limits(settings, registry)
+        check_found(registry)
         self.ready = asyncio.Event()
         self._app = app
         self._until_empty = until_empty
@@ -193,24 +196,27 @@ class Worker:
 
     async def _check_connections(self) -> None:
         """The connection budget, checked against the server before it is used."""
-        of_all = CONNECTIONS * self._place.of
+        needed = CONNECTIONS
+        if any(task.kind is Kind.TRANSACTION for task in self.registry):
+            needed += self.settings.transaction_connections
+        of_all = needed * self._place.of
         server = await workers.connections(self.parts.upkeep)
         usable = server.allowed - server.reserved
         if of_all > usable:
             several = f", and {self._place.of} processes {of_all}"
             raise ConfigError(
-                f"this worker needs {CONNECTIONS} connections{'' if self._place.alone else several}"
+                f"this worker needs {needed} connections{'' if self._place.alone else several}"
                 f"; the server allows {usable}. Raise its max_connections"
                 f"{'' if self._place.alone else ', or run fewer processes'}."
             )
         # Those of the lanes are open and counted. Others may end at any time, so it only warns;
         # the first of several processes does so for all of them, before they are started.
         free = usable - server.used + len(self.parts.lanes)
-        wanted = of_all if self._place.number == 1 else CONNECTIONS
+        wanted = of_all if self._place.number == 1 else needed
         if wanted > free:
             events.connections_short(wanted, free)
         self._connections = {
-            "connections": CONNECTIONS,
+            "connections": needed,
             **({} if self._place.alone else {"connections_of_all": of_all}),
             "server_has": usable,
             "server_used": server.used,
@@ -389,6 +395,8 @@ class Worker:
         if hasattr(self, "_beat"):
             await self._beat.stop()
         self.parts.handler_tasks.unwatch()
+        await self.parts.processes.close()
+        await self.parts.transactions.close()
         await self._resources.close()
         for close in self._on_close:
             with contextlib.suppress(Exception):

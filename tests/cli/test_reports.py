@@ -128,7 +128,7 @@ def test_tasks(taskd):
     [row] = taskd.json("tasks")
     assert row["args_schema"]["required"] == ["to", "whom"]
     line = taskd("tasks").stdout.splitlines()[1].split("\t")
-    assert line[:5] == ["send_report", "app", "email", "5", "30s"]
+    assert line[:6] == ["send_report", "app", "email", "async", "5", "30s"]
     for part in (
         "to: string",
         "n: integer = ...",
@@ -137,8 +137,8 @@ def test_tasks(taskd):
         "whom: Person",
         "any: any = ...",
     ):
-        assert part in line[5].split(", ")
-    assert line[5].startswith("to: string, whom: Person, ")
+        assert part in line[6].split(", ")
+    assert line[6].startswith("to: string, whom: Person, ")
 
 
 def test_stats(taskd):
