@@ -31,10 +31,6 @@ CREATE DOMAIN taskd.payload AS jsonb
 CREATE DOMAIN taskd.queue_name AS text
 	CONSTRAINT queue_name_is_a_channel CHECK ((VALUE ~ '^[a-z0-9_.-]{1,48}$'::text));
 
-CREATE DOMAIN taskd.schedule_name AS text
-	CONSTRAINT schedule_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
-	CONSTRAINT schedule_name_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
-
 CREATE DOMAIN taskd.task_name AS text
 	CONSTRAINT task_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
 	CONSTRAINT task_name_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
@@ -63,28 +59,73 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
-CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
-    LANGUAGE plpgsql
+CREATE FUNCTION taskd.change(ids bigint[], priority integer DEFAULT NULL::integer, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, args jsonb DEFAULT NULL::jsonb, update_args jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision) RETURNS TABLE(job_id bigint, outcome text)
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     AS $$
-#variable_conflict use_variable
+#variable_conflict use_column
+<<asked>>
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    odd record;
+    changed bigint[];
+    called text[];
 BEGIN
-    WITH held AS MATERIALIZED (
-        SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
-    ), ended AS (
-        DELETE FROM taskd.job AS job USING held WHERE job.id = held.id AND held.state <> 'running' RETURNING job.*
-    ), kept AS (
-        INSERT INTO taskd.job_history
-        SELECT (jsonb_populate_record(NULL::taskd.job_history, to_jsonb(ended) || jsonb_build_object(
-            'state', 'cancelled', 'reason', 'its schedule made another one', 'finished_at', clock_timestamp(),
-            'expires_at', now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000))
-        ))).*
-        FROM ended
-        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-        WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+    -- From here on nobody moves them, and each statement below sees them as they are.
+    PERFORM FROM taskd.job AS j WHERE j.id = ANY (ids) ORDER BY j.id FOR UPDATE;
+    IF args IS NOT NULL OR update_args IS NOT NULL THEN
+        SELECT j.id, j.task, new.args, t.required, t.accepted, coalesce(j.args_version, 1) AS has, t.args_version AS wants
+        INTO odd
+        FROM taskd.job AS j
+        CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
+        LEFT JOIN taskd.task AS t ON t.name = j.task
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+          AND (jsonb_typeof(new.args) <> 'object' OR NOT new.args ?& t.required OR new.args - t.accepted <> '{}'
+               OR change.args IS NULL AND coalesce(j.args_version, 1) <> t.args_version)
+        ORDER BY j.id
+        LIMIT 1;
+        IF odd.has <> odd.wants AND change.args IS NULL THEN
+            RAISE EXCEPTION 'the arguments of job % have the form of version %, and those of "%" that of version %',
+                odd.id, odd.has, odd.task, odd.wants
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Give all of the arguments.';
+        END IF;
+        IF FOUND THEN
+            PERFORM taskd.refuse(odd.task, '', odd.args, odd.required, odd.accepted);
+        END IF;
+    END IF;
+    WITH moved AS (
+        UPDATE taskd.job AS j
+        SET priority = coalesce(change.priority, j.priority),
+            queue = coalesce(change.queue, j.queue),
+            run_at = coalesce(due, j.run_at),
+            state = CASE WHEN due IS NULL OR j.state NOT IN ('queued', 'scheduled') THEN j.state
+                         WHEN due > now() OR j.crashes > 0 THEN 'scheduled'
+                         ELSE 'queued' END,
+            parked = j.parked AND due IS NULL,
+            args = coalesce(change.args, j.args) || coalesce(update_args, '{}'),
+            args_version = CASE WHEN change.args IS NULL THEN j.args_version
+                                ELSE (SELECT nullif(t.args_version, 1) FROM taskd.task AS t WHERE t.name = j.task) END,
+            max_attempts = coalesce(change.max_attempts, j.max_attempts),
+            timeout_s = coalesce(change.timeout_s, j.timeout_s),
+            deadline = CASE WHEN ends_at IS NULL THEN j.deadline ELSE nullif(ends_at, 'infinity') END
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+        RETURNING j.id, j.queue, j.run_at, j.state
     )
-    UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running';
+    SELECT array_agg(id),
+           array_agg(DISTINCT queue) FILTER (
+               WHERE state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
+    INTO changed, called
+    FROM moved;
+    PERFORM taskd.ring(c.queue) FROM unnest(called) AS c (queue);
+    RETURN QUERY
+        SELECT i.id, CASE WHEN i.id = ANY (changed) THEN 'changed'
+                          WHEN EXISTS (SELECT FROM taskd.job AS j WHERE j.id = i.id) THEN 'running'
+                          WHEN EXISTS (SELECT FROM taskd.job_history AS h WHERE h.id = i.id) THEN 'finished'
+                          ELSE 'unknown' END
+        FROM (SELECT DISTINCT unnest(ids) AS id) AS i
+        ORDER BY i.id;
 END
 $$;
 
@@ -105,7 +146,7 @@ BEGIN
 END
 $_$;
 
-CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, checked boolean) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -119,7 +160,8 @@ DECLARE
     job_id bigint;
 BEGIN
     IF NOT checked THEN
-        SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
+        SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+        INTO queue, required, accepted, args_version
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
         -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
@@ -129,9 +171,12 @@ BEGIN
             PERFORM taskd.refuse(task, queue, args, required, accepted);
         END IF;
     END IF;
-    INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
-    VALUES (queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
-            due, max_attempts, timeout_s)
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version
+    ) VALUES (
+        queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+        due, max_attempts, timeout_s, coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version
+    )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
     IF due < moment + interval '60 s' AND (
@@ -148,11 +193,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision) RETURNS bigint
+CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE sql
-    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
+    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL::integer, false);
 
-CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, checked boolean DEFAULT false, alone boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
+CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -161,6 +206,8 @@ CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, que
 <<asked>>
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    form integer := args_version;
     goes_to text := queue;
     required text[];
     accepted text[];
@@ -181,7 +228,8 @@ BEGIN
         RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT checked THEN
-        SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, asked.required, asked.accepted
+        SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+        INTO goes_to, asked.required, asked.accepted, form
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
         IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
@@ -204,12 +252,13 @@ BEGIN
         IF NOT FOUND AND mine IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version
+                version, deadline, args_version
             ) VALUES (
                 goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                 CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
                 due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
-                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version
+                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
+                ends_at, form
             )
             ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
             DO NOTHING
@@ -252,7 +301,7 @@ BEGIN
             SET follower = jsonb_build_object(
                 'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', enqueue_unique.version
+                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -275,7 +324,7 @@ BEGIN
         SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
             state = CASE WHEN due > now() OR j.crashes > 0 THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            version = enqueue_unique.version, follower = NULL
+            version = enqueue_unique.version, follower = NULL, deadline = ends_at, args_version = form, parked = false
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
@@ -295,53 +344,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.fire_schedule(schedule text, revision bigint, next_at timestamp with time zone, ticks timestamp with time zone[], following timestamp with time zone, OUT outcome text, OUT jobs bigint, OUT error text) RETURNS record
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-#variable_conflict use_variable
-DECLARE
-    query text;
-    made record;
-    one timestamptz;
-BEGIN
-    SELECT s.query INTO query
-    FROM taskd.schedule AS s
-    WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at AND s.paused_at IS NULL
-    FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    outcome := 'moved';
-    jobs := 0;
-    BEGIN
-        FOREACH one IN ARRAY ticks LOOP
-            SELECT * INTO made
-            FROM taskd.make_scheduled_jobs(
-                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
-            );
-            outcome := made.outcome;
-            jobs := jobs + coalesce(cardinality(made.ids), 0);
-        END LOOP;
-    EXCEPTION WHEN query_canceled OR OTHERS THEN
-        IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') OR SQLSTATE LIKE '57P%' THEN
-            RAISE;
-        END IF;
-        outcome := 'failed';
-        jobs := 0;
-        error := left(SQLERRM, 500);
-    END;
-    UPDATE taskd.schedule AS s
-    SET next_at = following,
-        last_tick = coalesce(ticks[cardinality(ticks)], s.last_tick),
-        skipped = s.skipped + CASE WHEN outcome = 'skipped' THEN 1 ELSE 0 END,
-        skipped_tick = CASE WHEN outcome = 'skipped' THEN ticks[cardinality(ticks)] ELSE s.skipped_tick END,
-        last_error = CASE outcome WHEN 'failed' THEN error WHEN 'moved' THEN s.last_error END,
-        last_error_at = CASE outcome WHEN 'failed' THEN clock_timestamp() WHEN 'moved' THEN s.last_error_at END
-    WHERE s.name = schedule;
-END
-$$;
-
 CREATE FUNCTION taskd.follow(task text, unique_key text, follower jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -352,12 +354,14 @@ DECLARE
     born bigint;
 BEGIN
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
+        deadline, args_version
     ) VALUES (
         follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
         CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
-        'live', follow.unique_key, (follower ->> 'version')::bigint
+        'live', follow.unique_key, (follower ->> 'version')::bigint,
+        (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint
     )
     RETURNING j.id INTO born;
     UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;
@@ -366,6 +370,19 @@ BEGIN
     END IF;
     RETURN born;
 END
+$$;
+
+CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT holder.id
+    FROM taskd.job_history AS past
+    JOIN taskd.job AS holder
+      ON holder.task = past.task AND holder.unique_key = past.unique_key
+     AND (holder.key_scope = 'live' OR holder.fence = 0)
+    WHERE past.id = job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+    LIMIT 1
 $$;
 
 CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean) RETURNS void
@@ -435,71 +452,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]) RETURNS record
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
-    AS $$
-#variable_conflict use_variable
-DECLARE
-    moment timestamptz := clock_timestamp();
-    def taskd.schedule;
-    known taskd.task;
-    odd jsonb;
-BEGIN
-    SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
-    IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment THEN
-        RAISE EXCEPTION 'the schedule "%" makes no such jobs', schedule USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    IF def.overlap = 'skip' AND EXISTS (SELECT FROM taskd.job AS j WHERE j.schedule = schedule) THEN
-        outcome := 'skipped';
-        RETURN;
-    END IF;
-    IF def.overlap = 'cancel' THEN
-        PERFORM taskd.cancel_scheduled_jobs(schedule);
-    END IF;
-    IF argses IS NOT NULL THEN
-        SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
-        SELECT def.args || a INTO odd FROM unnest(argses) AS a
-        WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
-        LIMIT 1;
-        IF FOUND THEN
-            PERFORM taskd.refuse(def.task, def.queue, odd, known.required, known.accepted);
-        END IF;
-    END IF;
-    WITH asked AS (
-        SELECT def.args || a.args AS args, a.n,
-               tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
-                   hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
-               ) / 4503599627370496.0) AS due
-        FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
-    ), born AS (
-        INSERT INTO taskd.job AS j (
-            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick
-        )
-        SELECT def.queue, def.task, args, def.priority,
-               CASE WHEN due > moment THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
-               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick
-        FROM asked
-        ORDER BY n
-        RETURNING j.id
-    )
-    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM born;
-    IF ids <> '{}' THEN
-        PERFORM taskd.ring(def.queue);
-    END IF;
-END
-$$;
-
-CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s double precision, after timestamp with time zone) RETURNS timestamp with time zone
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-    SELECT starts_at + make_interval(secs => every_s * greatest(
-        0, floor(extract(epoch FROM after - starts_at) / every_s::numeric) + 1
-    )::double precision)
-$$;
-
 CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -519,21 +471,15 @@ CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
     SELECT count(*) FROM gone
 $$;
 
-CREATE FUNCTION taskd.query_args(query text, tick timestamp with time zone) RETURNS jsonb[]
-    LANGUAGE plpgsql
+CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-DECLARE
-    argses jsonb[];
-BEGIN
-    EXECUTE format(
-        E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
-    ) INTO argses USING tick;
-    IF cardinality(argses) > 100000 THEN
-        RAISE EXCEPTION 'the query has more than 100000 rows' USING ERRCODE = 'program_limit_exceeded';
-    END IF;
-    RETURN coalesce(argses, '{}');
-END
+    SELECT redacted.args || coalesce((
+        SELECT jsonb_object_agg(hidden, '***')
+        FROM taskd.task AS t CROSS JOIN unnest(t.redact) AS hidden
+        WHERE t.name = redacted.task AND redacted.args ? hidden
+    ), '{}')
 $$;
 
 CREATE FUNCTION taskd.refuse(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
@@ -597,137 +543,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.run_schedule(schedule text, OUT outcome text, OUT ids bigint[]) RETURNS record
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-#variable_conflict use_variable
-DECLARE
-    query text;
-    query_user name;
-    tick timestamptz := clock_timestamp();
-BEGIN
-    SELECT s.query, s.query_user INTO query, query_user FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    IF query_user <> session_user THEN
-        RAISE EXCEPTION 'the query of the schedule "%" runs as % only, not as %', schedule, query_user, session_user
-            USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    SELECT m.outcome, m.ids INTO outcome, ids
-    FROM taskd.make_scheduled_jobs(
-        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END, true
-    ) AS m;
-END
-$$;
-
-CREATE FUNCTION taskd.set_schedule(name text, task text, args jsonb DEFAULT '{}'::jsonb, every interval DEFAULT NULL::interval, cron text DEFAULT NULL::text, timezone text DEFAULT 'UTC'::text, query text DEFAULT NULL::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, catch_up text DEFAULT 'last'::text, catch_up_max integer DEFAULT 100, overlap text DEFAULT 'allow'::text, jitter_s double precision DEFAULT NULL::double precision, deadline_s double precision DEFAULT NULL::double precision, starts_at timestamp with time zone DEFAULT NULL::timestamp with time zone, next_at timestamp with time zone DEFAULT NULL::timestamp with time zone, app text DEFAULT NULL::text, checked boolean DEFAULT false) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-#variable_conflict use_variable
-DECLARE
-    period_s double precision := extract(epoch FROM every);
-    required text[];
-    accepted text[];
-    old taskd.schedule;
-    same boolean;
-    before text;
-BEGIN
-    IF (every IS NULL) = (cron IS NULL) THEN
-        RAISE EXCEPTION 'schedule "%": say every => ''5 min'' or cron => ''0 3 * * *''', name
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF extract(year FROM every) <> 0 OR extract(month FROM every) <> 0 THEN
-        RAISE EXCEPTION 'schedule "%": a month has no fixed length', name
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say cron => ''0 3 1 * *''.';
-    END IF;
-    IF cron IS NOT NULL AND array_length(regexp_split_to_array(trim(cron), '\s+'), 1) <> 5 THEN
-        RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    -- A worker that names the next tick has found the zone.
-    IF cron IS NOT NULL AND next_at IS NULL
-       AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = timezone)
-    THEN
-        RAISE EXCEPTION 'schedule "%": there is no time zone "%"', name, timezone
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it as Europe/Berlin; SELECT name FROM pg_timezone_names;';
-    END IF;
-    IF query IS NOT NULL AND NOT has_function_privilege(
-        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz)', 'EXECUTE'
-    ) THEN
-        RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
-    END IF;
-    SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
-    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-    IF queue IS NULL OR NOT checked AND (
-        jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
-        OR query IS NULL AND NOT args ?& required OR args - accepted <> '{}'
-    ) THEN
-        PERFORM taskd.refuse(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
-    END IF;
-    LOOP
-        SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
-        EXIT WHEN FOUND;
-        INSERT INTO taskd.schedule AS s (
-            name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, query, query_user, priority,
-            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
-        ) VALUES (
-            name, app, period_s, cron, timezone, coalesce(starts_at, now()),
-            CASE WHEN cron IS NULL THEN taskd.next_of_every(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
-            task, queue, args, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
-            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
-        )
-        ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
-        IF FOUND THEN
-            RETURN 'created';
-        END IF;
-    END LOOP;
-    IF app IS NOT NULL AND old.changed_at IS NOT NULL THEN
-        RETURN 'unchanged';
-    END IF;
-    -- Two apps may import the same module: what they say alike belongs to who has started last.
-    IF app <> old.app AND (
-        old.every_s, old.cron, old.timezone, old.task, old.queue, old.args, old.query, old.priority, old.max_attempts,
-        old.timeout_s, old.catch_up, old.catch_up_max, old.overlap, old.jitter_s, old.deadline_s
-    ) IS NOT DISTINCT FROM (
-        period_s, cron, timezone, task, queue, args, query, priority, max_attempts,
-        timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s
-    ) THEN
-        UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
-        RETURN 'unchanged';
-    END IF;
-    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
-        RETURN 'taken';
-    END IF;
-    same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
-        AND coalesce(starts_at, old.starts_at) = old.starts_at;
-    starts_at := coalesce(starts_at, CASE WHEN same THEN old.starts_at END, now());
-    before := md5(ROW(old.*)::text);
-    UPDATE taskd.schedule AS s
-    SET every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
-        next_at = CASE WHEN same THEN s.next_at
-                       WHEN cron IS NULL THEN taskd.next_of_every(starts_at, period_s, now())
-                       ELSE next_at END,
-        revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
-        task = task, queue = queue, args = args, query = query,
-        query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
-        max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
-        catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
-    WHERE s.name = name
-    RETURNING s.* INTO old;
-    IF before = md5(ROW(old.*)::text) THEN
-        RETURN 'unchanged';
-    END IF;
-    IF app IS NULL AND old.app IS NOT NULL THEN
-        UPDATE taskd.schedule AS s SET changed_at = clock_timestamp() WHERE s.name = name;
-    END IF;
-    RETURN 'changed';
-END
-$$;
-
 CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -777,7 +592,7 @@ CREATE TABLE taskd.job (
     args_version smallint,
     crashes smallint DEFAULT 0 NOT NULL,
     interrupts smallint DEFAULT 0 NOT NULL,
-    cancel_asked boolean DEFAULT false NOT NULL,
+    parked boolean DEFAULT false NOT NULL,
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
@@ -786,6 +601,7 @@ CREATE TABLE taskd.job (
     unique_key taskd.unique_key,
     version bigint,
     follower jsonb,
+    cancel_reason text,
     node text,
     limit_name text,
     limit_key text,
@@ -900,7 +716,7 @@ CREATE VIEW taskd.jobs AS
     job.fence,
     job.crashes,
     job.interrupts,
-    job.cancel_asked,
+    (job.cancel_reason IS NOT NULL) AS cancel_asked,
     job.enqueued_at,
     job.started_at,
     NULL::timestamp with time zone AS finished_at,
@@ -969,55 +785,11 @@ CREATE TABLE taskd.queue (
     pause_reason text,
     keep_done_s integer DEFAULT 604800 NOT NULL,
     keep_failed_s integer DEFAULT 2592000 NOT NULL,
+    concurrency integer,
+    CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
     CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
     CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
     CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000)))
-);
-
-CREATE TABLE taskd.schedule (
-    name taskd.schedule_name NOT NULL,
-    app text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    changed_at timestamp with time zone,
-    revision bigint DEFAULT 0 NOT NULL,
-    every_s double precision,
-    cron text,
-    timezone text DEFAULT 'UTC'::text NOT NULL,
-    starts_at taskd.moment DEFAULT now() NOT NULL,
-    next_at taskd.moment,
-    last_tick timestamp with time zone,
-    task taskd.task_name NOT NULL,
-    queue taskd.queue_name NOT NULL,
-    args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
-    query text,
-    query_user name,
-    priority smallint DEFAULT 100 NOT NULL,
-    max_attempts taskd.attempts,
-    timeout_s taskd.timeout_s,
-    jitter_s double precision,
-    deadline_s double precision,
-    catch_up text DEFAULT 'last'::text NOT NULL,
-    catch_up_max integer DEFAULT 100 NOT NULL,
-    overlap text DEFAULT 'allow'::text NOT NULL,
-    skipped bigint DEFAULT 0 NOT NULL,
-    skipped_tick timestamp with time zone,
-    last_error text,
-    last_error_at timestamp with time zone,
-    paused_at timestamp with time zone,
-    pause_reason text,
-    CONSTRAINT catch_up_is_bounded CHECK (((catch_up_max >= 1) AND (catch_up_max <= 1000))),
-    CONSTRAINT catch_up_is_known CHECK ((catch_up = ANY (ARRAY['none'::text, 'last'::text, 'all'::text]))),
-    CONSTRAINT cron_is_bounded CHECK (((octet_length(cron) <= 200) AND (cron !~ '[\u0001-\u001f\u007f-\u009f]'::text))),
-    CONSTRAINT deadline_is_1_s_to_a_year CHECK (((deadline_s >= (1)::double precision) AND (deadline_s <= (31536000)::double precision))),
-    CONSTRAINT every_is_1_s_to_10_years CHECK (((every_s >= (1)::double precision) AND (every_s <= (315360000)::double precision))),
-    CONSTRAINT jitter_is_up_to_a_day CHECK (((jitter_s >= (0)::double precision) AND (jitter_s <= (86400)::double precision))),
-    CONSTRAINT overlap_is_known CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'cancel'::text]))),
-    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
-    CONSTRAINT query_is_bounded CHECK ((octet_length(query) <= 65536)),
-    CONSTRAINT schedule_catches_up_one_by_one CHECK (((catch_up <> 'all'::text) OR (overlap = 'allow'::text))),
-    CONSTRAINT schedule_has_one_rhythm CHECK (((every_s IS NULL) <> (cron IS NULL))),
-    CONSTRAINT schedule_query_has_a_user CHECK (((query IS NULL) = (query_user IS NULL))),
-    CONSTRAINT timezone_is_bounded CHECK (((octet_length(timezone) <= 100) AND (timezone !~ '[\u0001-\u001f\u007f-\u009f]'::text)))
 );
 
 CREATE TABLE taskd.task (
@@ -1028,9 +800,16 @@ CREATE TABLE taskd.task (
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,
     args_schema jsonb NOT NULL,
+    args_version smallint DEFAULT 1 NOT NULL,
+    redact text[] DEFAULT '{}'::text[] NOT NULL,
+    alias_of text,
+    paused_at timestamp with time zone,
+    paused_until timestamp with time zone,
+    pause_reason text,
     published_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     required text[] GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED NOT NULL,
-    accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL
+    accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL,
+    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500))
 );
 
 CREATE TABLE taskd.worker (
@@ -1069,9 +848,6 @@ ALTER TABLE ONLY taskd.migration
 ALTER TABLE ONLY taskd.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (name);
 
-ALTER TABLE ONLY taskd.schedule
-    ADD CONSTRAINT schedule_pkey PRIMARY KEY (name);
-
 ALTER TABLE ONLY taskd.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (name);
 
@@ -1081,6 +857,8 @@ ALTER TABLE ONLY taskd.worker
 CREATE INDEX attendance_until ON taskd.attendance USING btree (queue, until);
 
 CREATE INDEX job_claim ON taskd.job USING btree (queue, priority, run_at, id) WHERE (state = 'queued'::taskd.job_state);
+
+CREATE INDEX job_deadline ON taskd.job USING btree (deadline) WHERE ((deadline IS NOT NULL) AND (worker_id IS NULL));
 
 CREATE INDEX job_due ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes = 0));
 
@@ -1098,15 +876,13 @@ CREATE UNIQUE INDEX job_holds_key ON taskd.job USING btree (task, unique_key) WH
 
 CREATE INDEX job_key_until ON taskd.job_key USING btree (until);
 
-CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
+CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE (parked AND (state = 'scheduled'::taskd.job_state));
 
-CREATE INDEX job_schedule ON taskd.job USING btree (schedule) WHERE (schedule IS NOT NULL);
+CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
 
 CREATE INDEX job_suspect ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes > 0));
 
 CREATE INDEX queue_keeps ON taskd.queue USING btree (name) WHERE (keep_done_s <> 604800);
-
-CREATE INDEX schedule_due ON taskd.schedule USING btree (next_at NULLS FIRST) WHERE (paused_at IS NULL);
 
 CREATE INDEX worker_alive ON taskd.worker USING btree (id) WHERE (died_at IS NULL);
 

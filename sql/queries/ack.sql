@@ -48,21 +48,20 @@ SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed FROM end
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
 -- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
 -- suspect goes back to the slow lane and never to the hot index. `refunds`: the attempt does not
--- count. An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
+-- count; `parked`: its task is paused (control.sql). An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
 -- The arrays are looked up by place, as above: joined to unnest() they were scanned once for every
 -- running row (500 results of 30 KB among 2,100 running rows: 14.6 s; like this 0.2 s).
 
--- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[])
+-- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], parked boolean[])
 -- roles: worker
 -- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued
 WITH held AS MATERIALIZED (
-    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result,
+    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, ack.parked,
            CASE WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
-                WHEN job.cancel_asked THEN 'cancelled'
+                WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN ack.delay_s > 0 OR job.crashes > 0 THEN 'scheduled'
                 ELSE 'queued' END AS state,
-           CASE WHEN job.cancel_asked AND ack.state IN ('scheduled', 'queued') THEN 'cancel asked'
-                ELSE ack.reason END AS reason,
+           CASE WHEN ack.state IN ('scheduled', 'queued') THEN job.cancel_reason ELSE ack.reason END AS reason,
            CASE WHEN ack.error IS NULL THEN job.errors
                 ELSE (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                      || (jsonb_build_object('attempt', job.attempt, 'worker', job.worker_id::text,
@@ -82,7 +81,8 @@ WITH held AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT ($4::text[])[n] AS state, ($5::double precision[])[n] AS delay_s,
                ($6::boolean[])[n] AS refund, ($7::boolean[])[n] AS interrupted,
-               ($8::text[])[n] AS reason, ($9::text[])[n] AS error, ($10::text[])[n] AS result
+               ($8::text[])[n] AS reason, ($9::text[])[n] AS error, ($10::text[])[n] AS result,
+               coalesce(($11::boolean[])[n], false) AS parked
     ) AS ack
 ), ended AS (
     DELETE FROM taskd.job AS job
@@ -125,6 +125,7 @@ WITH held AS MATERIALIZED (
         attempt = job.attempt - (held.refund AND NOT (held.interrupted AND job.interrupts >= 10))::integer,
         interrupts = job.interrupts + held.interrupted::integer,
         worker_id = NULL,
+        parked = held.parked,
         errors = held.errors
     FROM held
     WHERE job.id = held.id AND held.state IN ('scheduled', 'queued')

@@ -1,16 +1,17 @@
 -- Jobs by hand: cancel, retry.
 --
--- Cancelling a waiting job ends it; cancelling a running one asks its worker, which learns it
--- within two seconds (running_jobs in lease.sql). The decision is made from the rows as locked, and from nothing
--- else: a row that was queued in the statement's snapshot may be running by then.
+-- Cancelling a waiting job ends it; cancelling a running one asks its worker, which is called on the channel of all
+-- workers and learns it at once, or else within two seconds (running_jobs in lease.sql). The decision is made from
+-- the rows as locked, and from nothing else: a row that was queued in the statement's snapshot may be running by
+-- then. `states`: only jobs in these states, as they are when locked; NULL: in any.
 
--- name: cancel_jobs(ids bigint[], reason text)
+-- name: cancel_jobs(ids bigint[], reason text, states text[])
 -- roles: admin
 -- moves: scheduled -> cancelled, queued -> cancelled
 WITH held AS MATERIALIZED (
     SELECT id, state
     FROM taskd.job
-    WHERE id = ANY ($1::bigint[])
+    WHERE id = ANY ($1::bigint[]) AND ($3::text[] IS NULL OR state::text = ANY ($3::text[]))
     ORDER BY id
     FOR UPDATE
 ), ended AS (
@@ -28,7 +29,7 @@ WITH held AS MATERIALIZED (
     SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
            ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
-           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, $2, ended.errors,
+           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, coalesce(nullif($2, ''), 'cancel asked'), ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key
@@ -37,26 +38,28 @@ WITH held AS MATERIALIZED (
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0
 ), asked AS (
     UPDATE taskd.job AS job
-    SET cancel_asked = true
+    SET cancel_reason = coalesce(job.cancel_reason, nullif($2, ''), 'cancel asked')
     FROM held
     WHERE job.id = held.id AND held.state = 'running'
-    RETURNING job.id
+    RETURNING job.id, job.worker_id
+), called AS (
+    SELECT pg_notify('taskd', worker_id::text) FROM (SELECT DISTINCT worker_id FROM asked) AS w
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 )
 SELECT id, 'cancelled' AS state FROM ended, (SELECT count(*) FROM followed) AS f
 UNION ALL
-SELECT id, 'running' FROM asked;
+SELECT id, 'running' FROM asked, (SELECT count(*) FROM called) AS c;
 
 -- Retrying a finished job: the same id and the same fence, so that nothing written by an earlier
 -- attempt can ever be mistaken for one of the new ones. It gets at least one more attempt, a
--- clean crash count, and no deadline: somebody wants it now. A job that has had 1,000 attempts stays where it is, and
+-- clean crash count, and no deadline: somebody wants it now, or at the time that is said. A job that has had 1,000 attempts stays where it is, and
 -- so does one whose unique key has gone to another job; of several with one key, the last one comes back. (A job that
 -- takes the key in this very moment makes the statement fail; it may be tried again.)
 
--- name: retry_jobs(ids bigint[])
+-- name: retry_jobs(ids bigint[], run_at timestamptz, delay_s double precision)
 -- roles: admin
--- moves: failed -> queued, cancelled -> queued
+-- moves: failed -> queued, cancelled -> queued, failed -> scheduled, cancelled -> scheduled
 WITH held AS MATERIALIZED (
     SELECT id
     FROM taskd.job_history
@@ -93,13 +96,14 @@ WITH held AS MATERIALIZED (
         max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
         args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     ) OVERRIDING SYSTEM VALUE
-    SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
-           'queued', past.priority, past.attempt,
+    SELECT past.id, past.enqueued_at, coalesce(due.at, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
+           (CASE WHEN due.at > now() THEN 'scheduled' ELSE 'queued' END)::taskd.job_state, past.priority, past.attempt,
            CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                 ELSE past.max_attempts END,
            0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
            past.args_version, past.schedule, past.tick, past.workflow_id, past.node, past.limit_name, past.limit_key
     FROM past
+    CROSS JOIN (SELECT coalesce($2::timestamptz, now() + make_interval(secs => $3)) AS at) AS due
     LEFT JOIN taskd.task AS task ON task.name = past.task
     -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
     ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id

@@ -12,13 +12,14 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
 from taskd.core import backoff as backoffs
+from taskd.core.form import Form, Upgrade, check_aliases, check_redact
 from taskd.core.job import (
     MAX_ATTEMPTS_LIMIT,
     TIMEOUT_S_MAX,
@@ -57,13 +58,18 @@ class Task(Generic[P, R]):
         backoff: delay after a failed attempt.
         on_error: exception class -> verdict, or a backoff of its own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
+        args_version: the form that its arguments have today; 1 is the first.
+        upgrade: by each older version that may still wait in the database, the function that
+            makes of such arguments (a dict, as JSON has it) those of the next version.
+        aliases: its former names; jobs that bear one are run, too.
+        redact: arguments that are shown as `***` by the command line and in errors.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
             that have no JSON form, a parameter named `conn`); the handler is no plain function;
             `backoff` or `on_error` hold something else than policies and verdicts.
         InvalidJob: name or queue outside their limits.
-        ValueError: attempts or timeout outside their limits.
+        ValueError: attempts, timeout or versions outside their limits.
     """
 
     def __init__(
@@ -77,6 +83,10 @@ class Task(Generic[P, R]):
         backoff: backoffs.Backoff = backoffs.DEFAULT,
         on_error: Mapping[type[BaseException], Rule] | None = None,
         unique: Unique | None = None,
+        args_version: int = 1,
+        upgrade: Mapping[int, Upgrade] | None = None,
+        aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
     ) -> None:
         _check_handler(handler)
         self.handler = handler
@@ -103,6 +113,9 @@ class Task(Generic[P, R]):
         self._fields = self.args_type.__struct_fields__
         self.unique = unique
         _check_unique(self.name, unique, self._fields)
+        self.form = Form(self.name, args_version, upgrade or {})
+        self.aliases = check_aliases(self.name, aliases)
+        self.redact = check_redact(self.name, redact, self._fields)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler itself, as any function; `.handler` takes a `ctx`, too."""
@@ -128,12 +141,14 @@ class Task(Generic[P, R]):
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return text
 
-    def decode(self, args: str) -> dict[str, Any]:
-        """Keyword arguments for the handler, from a job's JSON text.
+    def decode(self, args: str, args_version: int | None = None) -> dict[str, Any]:
+        """Keyword arguments for the handler, from a job's JSON text, brought to today's form.
 
         Raises:
-            InvalidArgs: they do not fit the signature any more.
+            InvalidArgs: they do not fit the signature any more, or cannot be upgraded.
         """
+        if (args_version or 1) != self.form.args_version:
+            args = self.form.lift(args, args_version or 1)
         try:
             decoded = self._decoder.decode(args)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -148,7 +163,14 @@ class Task(Generic[P, R]):
         """
         text = self.encode(*args, **kwargs)
         unique = None if self.unique is None else self.keyed(self.unique, text)
-        return NewJob(self.name, text, queue=self.queue, checked=True, unique=unique)
+        return NewJob(
+            self.name,
+            text,
+            queue=self.queue,
+            checked=True,
+            unique=unique,
+            args_version=self.form.stored,
+        )
 
     def keyed(self, unique: Unique, args: str) -> Unique:
         """The same with the key of these arguments, those that were left to their defaults too.

@@ -27,6 +27,7 @@ QUEUED = {
     "serving": 1,
     "knowing": 1,
     "ahead": 0,
+    "args_version": 1,
     "servers": [],
 }
 NOTHING = {each: None for each in Facts.__struct_fields__ if each not in QUEUED}
