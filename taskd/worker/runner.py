@@ -54,6 +54,7 @@ class Shared:
         database_key: tells this database from others, for idempotency keys.
         resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a job of the slow lane has ended.
+        paused: tasks whose jobs are not to be run (see controls.py).
     """
 
     registry: Registry
@@ -66,6 +67,7 @@ class Shared:
     database_key: str = ""
     resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
+    paused: frozenset[str] = frozenset()
 
 
 class Runner:
@@ -96,7 +98,8 @@ class Runner:
         self._walking = False
         self._closed = False
         self._moved_at = 0.0
-        self._unknown_since: dict[str, float] = {}
+        # By task, and by the version of its arguments that is newer than this code.
+        self._unknown_since: dict[tuple[str, int], float] = {}
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these, in their order, after those that wait already."""
@@ -203,9 +206,15 @@ class Runner:
     ) -> tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None] | None:
         """The handler's coroutine, ready for its first step; None when the job ends without one."""
         task = self._shared.registry.get(job.task)
+        if job.late:
+            self._settle(job, task, None, outcome.Expired(), began)
+            return None
         if task is None:
-            unknown_for_s = began - self._unknown_since.setdefault(job.task, began)
+            unknown_for_s = began - self._unknown_since.setdefault((job.task, 0), began)
             self._settle(job, None, None, outcome.TaskUnknown(unknown_for_s), began)
+            return None
+        if job.args_version is not None and task.form.is_newer(job.args_version):
+            self._settle(job, task, None, self._newer(job, job.args_version, began), began)
             return None
         running = self._attempts.get(job.id)
         if running is not None and _same_job(running.job, job):
@@ -227,7 +236,7 @@ class Runner:
             return None
         context: AttemptContext | None = None
         try:
-            arguments = task.decode(job.args)
+            arguments = task.decode(job.args, job.args_version)
             if task.takes_context:
                 timeout_s = job.timeout_s or task.timeout_s
                 context = AttemptContext(
@@ -244,6 +253,12 @@ class Runner:
             self._settle(job, task, context, Raised(error), began)
             return None
         return task, coro, context
+
+    def _newer(self, job: Job, args_version: int, began: float) -> outcome.ArgsNewer:
+        met = (job.task, args_version)
+        if met not in self._unknown_since:
+            events.task_outdated(job.task, self.queue, args_version)
+        return outcome.ArgsNewer(began - self._unknown_since.setdefault(met, began))
 
     def _coroutine(
         self, task: Task[..., Any], context: AttemptContext | None, arguments: dict[str, Any]
@@ -319,7 +334,19 @@ class Runner:
         """Give back a job that was claimed and not started."""
         self._settle(job, None, None, outcome.NotStarted(), time.monotonic())
 
+    def park(self, jobs: Iterable[Job]) -> None:
+        """Give back jobs whose task is paused."""
+        now = time.monotonic()
+        for job in jobs:
+            self._settle(job, None, None, outcome.TaskPaused(), now)
+
     # What others ask of it.
+
+    def resize(self, limit: int) -> None:
+        """Run so many at a time from now on; what runs beyond that goes on to its end."""
+        self.limit = limit
+        self._dispatch()
+        self.room.set()
 
     def tick(self, now: float) -> None:
         """Every 50 ms (`now`: time.monotonic()): deadlines, abandoning, what waits too long."""
@@ -386,11 +413,17 @@ class Runner:
         for attempt in list(self._attempts.values()):
             attempt.cancel(why, now)
 
-    def cancel_job(self, job_id: int) -> None:
-        """Somebody asked to cancel this job."""
+    def cancel_job(self, job_id: int, reason: str) -> None:
+        """Somebody asked to cancel this job, if it is here."""
+        now = time.monotonic()
         attempt = self._attempts.get(job_id)
         if attempt is not None:
-            attempt.cancel("cancel", time.monotonic())
+            attempt.cancel_reason = reason
+            attempt.cancel("cancel", now)
+            return
+        for job in [job for job in self._buffer if job.id == job_id]:
+            self._buffer.remove(job)
+            self._settle(job, None, None, outcome.CancelAsked(reason), now)
 
     def abandon_all(self) -> None:
         """Leave everything that still runs behind."""
