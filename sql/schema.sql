@@ -31,6 +31,10 @@ CREATE DOMAIN taskd.payload AS jsonb
 CREATE DOMAIN taskd.queue_name AS text
 	CONSTRAINT queue_name_is_a_channel CHECK ((VALUE ~ '^[a-z0-9_.-]{1,48}$'::text));
 
+CREATE DOMAIN taskd.schedule_name AS text
+	CONSTRAINT schedule_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
+	CONSTRAINT schedule_name_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
+
 CREATE DOMAIN taskd.task_name AS text
 	CONSTRAINT task_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
 	CONSTRAINT task_name_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
@@ -56,6 +60,36 @@ BEGIN
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;
+END
+$$;
+
+CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_variable
+BEGIN
+    WITH held AS MATERIALIZED (
+        SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
+    ), ended AS (
+        DELETE FROM taskd.job AS job USING held WHERE job.id = held.id AND held.state <> 'running' RETURNING job.*
+    ), kept AS (
+        INSERT INTO taskd.job_history
+        SELECT (jsonb_populate_record(NULL::taskd.job_history, to_jsonb(ended) || jsonb_build_object(
+            'state', 'cancelled', 'reason', 'its schedule made another one', 'finished_at', clock_timestamp(),
+            'expires_at', now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000))
+        ))).*
+        FROM ended
+        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+        WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+    )
+    UPDATE taskd.job AS job
+    SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
+    FROM held
+    WHERE job.id = held.id AND held.state = 'running';
+    PERFORM pg_notify('taskd', worker_id::text)
+    FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END
 $$;
 
@@ -344,6 +378,53 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.fire_schedule(schedule text, revision bigint, next_at timestamp with time zone, ticks timestamp with time zone[], following timestamp with time zone, OUT outcome text, OUT jobs bigint, OUT error text) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    query text;
+    made record;
+    one timestamptz;
+BEGIN
+    SELECT s.query INTO query
+    FROM taskd.schedule AS s
+    WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at AND s.paused_at IS NULL
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    outcome := 'moved';
+    jobs := 0;
+    BEGIN
+        FOREACH one IN ARRAY ticks LOOP
+            SELECT * INTO made
+            FROM taskd.make_scheduled_jobs(
+                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
+            );
+            outcome := made.outcome;
+            jobs := jobs + coalesce(cardinality(made.ids), 0);
+        END LOOP;
+    EXCEPTION WHEN query_canceled OR OTHERS THEN
+        IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') OR SQLSTATE LIKE '57P%' THEN
+            RAISE;
+        END IF;
+        outcome := 'failed';
+        jobs := 0;
+        error := left(SQLERRM, 500);
+    END;
+    UPDATE taskd.schedule AS s
+    SET next_at = following,
+        last_tick = coalesce(ticks[cardinality(ticks)], s.last_tick),
+        skipped = s.skipped + CASE WHEN outcome = 'skipped' THEN 1 ELSE 0 END,
+        skipped_tick = CASE WHEN outcome = 'skipped' THEN ticks[cardinality(ticks)] ELSE s.skipped_tick END,
+        last_error = CASE outcome WHEN 'failed' THEN error WHEN 'moved' THEN s.last_error END,
+        last_error_at = CASE outcome WHEN 'failed' THEN clock_timestamp() WHEN 'moved' THEN s.last_error_at END
+    WHERE s.name = schedule;
+END
+$$;
+
 CREATE FUNCTION taskd.follow(task text, unique_key text, follower jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -452,6 +533,75 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    moment timestamptz := clock_timestamp();
+    def taskd.schedule;
+    known taskd.task;
+    odd jsonb;
+BEGIN
+    SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment THEN
+        RAISE EXCEPTION 'the schedule "%" makes no such jobs', schedule USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    IF def.overlap = 'skip' AND EXISTS (SELECT FROM taskd.job AS j WHERE j.schedule = schedule) THEN
+        outcome := 'skipped';
+        RETURN;
+    END IF;
+    IF def.overlap = 'cancel' THEN
+        PERFORM taskd.cancel_scheduled_jobs(schedule);
+    END IF;
+    IF argses IS NOT NULL THEN
+        -- What was set for an older form is lifted by the worker, and checked there.
+        SELECT * INTO known FROM taskd.task AS t
+        WHERE t.name = def.task AND t.args_version = coalesce(def.args_version, 1);
+        SELECT def.args || a INTO odd FROM unnest(argses) AS a
+        WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
+        LIMIT 1;
+        IF FOUND THEN
+            PERFORM taskd.refuse(def.task, def.queue, odd, known.required, known.accepted);
+        END IF;
+    END IF;
+    WITH asked AS (
+        SELECT def.args || a.args AS args, a.n,
+               tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
+                   hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
+               ) / 4503599627370496.0) AS due
+        FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
+    ), born AS (
+        INSERT INTO taskd.job AS j (
+            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
+            args_version
+        )
+        SELECT def.queue, def.task, args, def.priority,
+               CASE WHEN due > moment THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
+               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
+               def.args_version
+        FROM asked
+        ORDER BY n
+        RETURNING j.id
+    )
+    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM born;
+    IF ids <> '{}' THEN
+        PERFORM taskd.ring(def.queue);
+    END IF;
+END
+$$;
+
+CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s double precision, after timestamp with time zone) RETURNS timestamp with time zone
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT starts_at + make_interval(secs => every_s * greatest(
+        0, floor(extract(epoch FROM after - starts_at) / every_s::numeric) + 1
+    )::double precision)
+$$;
+
 CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -469,6 +619,23 @@ CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
         RETURNING 1
     )
     SELECT count(*) FROM gone
+$$;
+
+CREATE FUNCTION taskd.query_args(query text, tick timestamp with time zone) RETURNS jsonb[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    argses jsonb[];
+BEGIN
+    EXECUTE format(
+        E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
+    ) INTO argses USING tick;
+    IF cardinality(argses) > 100000 THEN
+        RAISE EXCEPTION 'the query has more than 100000 rows' USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    RETURN coalesce(argses, '{}');
+END
 $$;
 
 CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
@@ -540,6 +707,138 @@ BEGIN
     ) THEN
         PERFORM pg_notify('taskd_' || queue, '');
     END IF;
+END
+$$;
+
+CREATE FUNCTION taskd.run_schedule(schedule text, OUT outcome text, OUT ids bigint[]) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    query text;
+    query_user name;
+    tick timestamptz := clock_timestamp();
+BEGIN
+    SELECT s.query, s.query_user INTO query, query_user FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF query_user <> session_user THEN
+        RAISE EXCEPTION 'the query of the schedule "%" runs as % only, not as %', schedule, query_user, session_user
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    SELECT m.outcome, m.ids INTO outcome, ids
+    FROM taskd.make_scheduled_jobs(
+        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END, true
+    ) AS m;
+END
+$$;
+
+CREATE FUNCTION taskd.set_schedule(name text, task text, args jsonb DEFAULT '{}'::jsonb, every interval DEFAULT NULL::interval, cron text DEFAULT NULL::text, timezone text DEFAULT 'UTC'::text, query text DEFAULT NULL::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, catch_up text DEFAULT 'last'::text, catch_up_max integer DEFAULT 100, overlap text DEFAULT 'allow'::text, jitter_s double precision DEFAULT NULL::double precision, deadline_s double precision DEFAULT NULL::double precision, starts_at timestamp with time zone DEFAULT NULL::timestamp with time zone, next_at timestamp with time zone DEFAULT NULL::timestamp with time zone, app text DEFAULT NULL::text, checked boolean DEFAULT false) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    period_s double precision := extract(epoch FROM every);
+    required text[];
+    accepted text[];
+    form smallint;
+    old taskd.schedule;
+    same boolean;
+    before text;
+BEGIN
+    IF (every IS NULL) = (cron IS NULL) THEN
+        RAISE EXCEPTION 'schedule "%": say every => ''5 min'' or cron => ''0 3 * * *''', name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF extract(year FROM every) <> 0 OR extract(month FROM every) <> 0 THEN
+        RAISE EXCEPTION 'schedule "%": a month has no fixed length', name
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say cron => ''0 3 1 * *''.';
+    END IF;
+    IF cron IS NOT NULL AND array_length(regexp_split_to_array(trim(cron), '\s+'), 1) <> 5 THEN
+        RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- A worker that names the next tick has found the zone.
+    IF cron IS NOT NULL AND next_at IS NULL
+       AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = timezone)
+    THEN
+        RAISE EXCEPTION 'schedule "%": there is no time zone "%"', name, timezone
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it as Europe/Berlin; SELECT name FROM pg_timezone_names;';
+    END IF;
+    IF query IS NOT NULL AND NOT has_function_privilege(
+        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz)', 'EXECUTE'
+    ) THEN
+        RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
+    END IF;
+    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, form
+    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
+    IF queue IS NULL OR NOT checked AND (
+        jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
+        OR query IS NULL AND NOT args ?& required OR args - accepted <> '{}'
+    ) THEN
+        PERFORM taskd.refuse(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
+    END IF;
+    LOOP
+        SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO taskd.schedule AS s (
+            name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
+            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
+        ) VALUES (
+            name, app, period_s, cron, timezone, coalesce(starts_at, now()),
+            CASE WHEN cron IS NULL THEN taskd.next_of_every(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
+            task, queue, args, form, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
+            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
+        )
+        ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
+        IF FOUND THEN
+            RETURN 'created';
+        END IF;
+    END LOOP;
+    IF app IS NOT NULL AND old.changed_at IS NOT NULL THEN
+        RETURN 'unchanged';
+    END IF;
+    -- Two apps may import the same module: what they say alike belongs to who has started last.
+    IF app <> old.app AND (
+        old.every_s, old.cron, old.timezone, old.task, old.queue, old.args, old.query, old.priority, old.max_attempts,
+        old.timeout_s, old.catch_up, old.catch_up_max, old.overlap, old.jitter_s, old.deadline_s
+    ) IS NOT DISTINCT FROM (
+        period_s, cron, timezone, task, queue, args, query, priority, max_attempts,
+        timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s
+    ) THEN
+        UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
+        RETURN 'unchanged';
+    END IF;
+    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
+        RETURN 'taken';
+    END IF;
+    same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
+        AND coalesce(starts_at, old.starts_at) = old.starts_at;
+    starts_at := coalesce(starts_at, CASE WHEN same THEN old.starts_at END, now());
+    before := md5(ROW(old.*)::text);
+    UPDATE taskd.schedule AS s
+    SET every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
+        next_at = CASE WHEN same THEN s.next_at
+                       WHEN cron IS NULL THEN taskd.next_of_every(starts_at, period_s, now())
+                       ELSE next_at END,
+        revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
+        task = task, queue = queue, args = args, args_version = form, query = query,
+        query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
+        max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
+        catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
+    WHERE s.name = name
+    RETURNING s.* INTO old;
+    IF before = md5(ROW(old.*)::text) THEN
+        RETURN 'unchanged';
+    END IF;
+    IF app IS NULL AND old.app IS NOT NULL THEN
+        UPDATE taskd.schedule AS s SET changed_at = clock_timestamp() WHERE s.name = name;
+    END IF;
+    RETURN 'changed';
 END
 $$;
 
@@ -792,6 +1091,53 @@ CREATE TABLE taskd.queue (
     CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000)))
 );
 
+CREATE TABLE taskd.schedule (
+    name taskd.schedule_name NOT NULL,
+    app text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    changed_at timestamp with time zone,
+    revision bigint DEFAULT 0 NOT NULL,
+    every_s double precision,
+    cron text,
+    timezone text DEFAULT 'UTC'::text NOT NULL,
+    starts_at taskd.moment DEFAULT now() NOT NULL,
+    next_at taskd.moment,
+    last_tick timestamp with time zone,
+    task taskd.task_name NOT NULL,
+    queue taskd.queue_name NOT NULL,
+    args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
+    args_version smallint,
+    query text,
+    query_user name,
+    priority smallint DEFAULT 100 NOT NULL,
+    max_attempts taskd.attempts,
+    timeout_s taskd.timeout_s,
+    jitter_s double precision,
+    deadline_s double precision,
+    catch_up text DEFAULT 'last'::text NOT NULL,
+    catch_up_max integer DEFAULT 100 NOT NULL,
+    overlap text DEFAULT 'allow'::text NOT NULL,
+    skipped bigint DEFAULT 0 NOT NULL,
+    skipped_tick timestamp with time zone,
+    last_error text,
+    last_error_at timestamp with time zone,
+    paused_at timestamp with time zone,
+    pause_reason text,
+    CONSTRAINT catch_up_is_bounded CHECK (((catch_up_max >= 1) AND (catch_up_max <= 1000))),
+    CONSTRAINT catch_up_is_known CHECK ((catch_up = ANY (ARRAY['none'::text, 'last'::text, 'all'::text]))),
+    CONSTRAINT cron_is_bounded CHECK (((octet_length(cron) <= 200) AND (cron !~ '[\u0001-\u001f\u007f-\u009f]'::text))),
+    CONSTRAINT deadline_is_1_s_to_a_year CHECK (((deadline_s >= (1)::double precision) AND (deadline_s <= (31536000)::double precision))),
+    CONSTRAINT every_is_1_s_to_10_years CHECK (((every_s >= (1)::double precision) AND (every_s <= (315360000)::double precision))),
+    CONSTRAINT jitter_is_up_to_a_day CHECK (((jitter_s >= (0)::double precision) AND (jitter_s <= (86400)::double precision))),
+    CONSTRAINT overlap_is_known CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'cancel'::text]))),
+    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
+    CONSTRAINT query_is_bounded CHECK ((octet_length(query) <= 65536)),
+    CONSTRAINT schedule_catches_up_one_by_one CHECK (((catch_up <> 'all'::text) OR (overlap = 'allow'::text))),
+    CONSTRAINT schedule_has_one_rhythm CHECK (((every_s IS NULL) <> (cron IS NULL))),
+    CONSTRAINT schedule_query_has_a_user CHECK (((query IS NULL) = (query_user IS NULL))),
+    CONSTRAINT timezone_is_bounded CHECK (((octet_length(timezone) <= 100) AND (timezone !~ '[\u0001-\u001f\u007f-\u009f]'::text)))
+);
+
 CREATE TABLE taskd.task (
     name taskd.task_name NOT NULL,
     app text NOT NULL,
@@ -848,6 +1194,9 @@ ALTER TABLE ONLY taskd.migration
 ALTER TABLE ONLY taskd.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY taskd.schedule
+    ADD CONSTRAINT schedule_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY taskd.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (name);
 
@@ -880,9 +1229,13 @@ CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE (parked AND (state
 
 CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
 
+CREATE INDEX job_schedule ON taskd.job USING btree (schedule) WHERE (schedule IS NOT NULL);
+
 CREATE INDEX job_suspect ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes > 0));
 
 CREATE INDEX queue_keeps ON taskd.queue USING btree (name) WHERE (keep_done_s <> 604800);
+
+CREATE INDEX schedule_due ON taskd.schedule USING btree (next_at NULLS FIRST) WHERE (paused_at IS NULL);
 
 CREATE INDEX worker_alive ON taskd.worker USING btree (id) WHERE (died_at IS NULL);
 
