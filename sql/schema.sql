@@ -83,10 +83,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    INSERT INTO taskd.job AS j (queue, task, args, priority, run_at, max_attempts, timeout_s, workflow_id, node)
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, run_at, max_attempts, timeout_s, args_version, workflow_id, node
+    )
     VALUES (stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint, due,
-            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision, workflow_id,
-            stage ->> 'name')
+            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
+            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name')
     RETURNING j.id INTO born;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
     VALUES (parent_id, born, workflow_id, 'cancel', true);
@@ -134,9 +136,14 @@ BEGIN
         SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
         FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
     ), asked AS (
-        UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running'
+        UPDATE taskd.job AS job
+        SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
+        FROM held
+        WHERE job.id = held.id AND held.state = 'running'
     )
     SELECT count(*) INTO freed FROM unblocked;
+    PERFORM pg_notify('taskd', worker_id::text)
+    FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END
 $$;
 
@@ -155,6 +162,76 @@ CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
         WHERE d.on_failed = 'cancel' AND past.state = 'cancelled' AND past.reason = 'dependency'
     )
     SELECT array_agg(id ORDER BY id) FROM found
+$$;
+
+CREATE FUNCTION taskd.change(ids bigint[], priority integer DEFAULT NULL::integer, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, args jsonb DEFAULT NULL::jsonb, update_args jsonb DEFAULT NULL::jsonb, queue text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision) RETURNS TABLE(job_id bigint, outcome text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+<<asked>>
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    odd record;
+    changed bigint[];
+    called text[];
+BEGIN
+    -- From here on nobody moves them, and each statement below sees them as they are.
+    PERFORM taskd.lock_jobs(ids);
+    IF args IS NOT NULL OR update_args IS NOT NULL THEN
+        SELECT j.id, j.task, new.args, t.required, t.accepted, coalesce(j.args_version, 1) AS has, t.args_version AS wants
+        INTO odd
+        FROM taskd.job AS j
+        CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
+        LEFT JOIN taskd.task AS t ON t.name = j.task
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+          AND (jsonb_typeof(new.args) <> 'object' OR NOT new.args ?& t.required OR new.args - t.accepted <> '{}'
+               OR change.args IS NULL AND coalesce(j.args_version, 1) <> t.args_version)
+        ORDER BY j.id
+        LIMIT 1;
+        IF odd.has <> odd.wants AND change.args IS NULL THEN
+            RAISE EXCEPTION 'the arguments of job % have the form of version %, and those of "%" that of version %',
+                odd.id, odd.has, odd.task, odd.wants
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Give all of the arguments.';
+        END IF;
+        IF FOUND THEN
+            PERFORM taskd.refuse(odd.task, '', odd.args, odd.required, odd.accepted);
+        END IF;
+    END IF;
+    WITH moved AS (
+        UPDATE taskd.job AS j
+        SET priority = coalesce(change.priority, j.priority),
+            queue = coalesce(change.queue, j.queue),
+            run_at = coalesce(due, j.run_at),
+            state = CASE WHEN due IS NULL OR j.state NOT IN ('queued', 'scheduled') THEN j.state
+                         WHEN due > now() OR j.crashes > 0 THEN 'scheduled'
+                         ELSE 'queued' END,
+            parked = j.parked AND due IS NULL,
+            args = coalesce(change.args, j.args) || coalesce(update_args, '{}'),
+            args_version = CASE WHEN change.args IS NULL THEN j.args_version
+                                ELSE (SELECT nullif(t.args_version, 1) FROM taskd.task AS t WHERE t.name = j.task) END,
+            max_attempts = coalesce(change.max_attempts, j.max_attempts),
+            timeout_s = coalesce(change.timeout_s, j.timeout_s),
+            deadline = CASE WHEN ends_at IS NULL THEN j.deadline ELSE nullif(ends_at, 'infinity') END
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+        RETURNING j.id, j.queue, j.run_at, j.state
+    )
+    SELECT array_agg(id),
+           array_agg(DISTINCT queue) FILTER (
+               WHERE state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
+    INTO changed, called
+    FROM moved;
+    PERFORM taskd.ring(c.queue) FROM unnest(called) AS c (queue);
+    RETURN QUERY
+        SELECT i.id, CASE WHEN i.id = ANY (changed) THEN 'changed'
+                          WHEN EXISTS (SELECT FROM taskd.job AS j WHERE j.id = i.id) THEN 'running'
+                          WHEN EXISTS (SELECT FROM taskd.job_history AS h WHERE h.id = i.id) THEN 'finished'
+                          ELSE 'unknown' END
+        FROM (SELECT DISTINCT unnest(ids) AS id) AS i
+        ORDER BY i.id;
+END
 $$;
 
 CREATE FUNCTION taskd.dependants(ids bigint[], states text[], OUT jobs bigint[], OUT spreads boolean) RETURNS record
@@ -221,7 +298,7 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
 $$;
 
-CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, checked boolean) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -235,7 +312,8 @@ DECLARE
     job_id bigint;
 BEGIN
     IF NOT checked THEN
-        SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
+        SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+        INTO queue, required, accepted, args_version
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
         -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
@@ -245,9 +323,12 @@ BEGIN
             PERFORM taskd.refuse(task, queue, args, required, accepted);
         END IF;
     END IF;
-    INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
-    VALUES (queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
-            due, max_attempts, timeout_s)
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version
+    ) VALUES (
+        queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+        due, max_attempts, timeout_s, coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version
+    )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
     IF due < moment + interval '60 s' AND (
@@ -264,11 +345,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision) RETURNS bigint
+CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE sql
-    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
+    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL::integer, false);
 
-CREATE FUNCTION taskd.enqueue_after(task text, args jsonb DEFAULT '{}'::jsonb, after bigint[] DEFAULT '{}'::bigint[], on_failed text DEFAULT 'cancel'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, node text DEFAULT NULL::text) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_after(task text, args jsonb DEFAULT '{}'::jsonb, after bigint[] DEFAULT '{}'::bigint[], on_failed text DEFAULT 'cancel'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, node text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -279,13 +360,15 @@ DECLARE
     goes_to text := queue;
     required text[];
     accepted text[];
+    args_version integer;
     run_id bigint;
 BEGIN
     IF parents = '{}' OR cardinality(parents) > 10000 OR coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
         RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, required, accepted
+    SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+    INTO goes_to, required, accepted, args_version
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
        OR NOT args ?& required OR args - accepted <> '{}'
@@ -305,14 +388,15 @@ BEGIN
     END IF;
     RETURN (taskd.enqueue_workflow(
         left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[goes_to], ARRAY[args::text], ARRAY[priority]::smallint[],
-        ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s], ARRAY[node],
+        ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
+        ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
         array_fill(on_failed, ARRAY[cardinality(parents)]), run_id
     ))[2];
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, checked boolean DEFAULT false, alone boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
+CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -321,6 +405,8 @@ CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, que
 <<asked>>
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    form integer := args_version;
     goes_to text := queue;
     required text[];
     accepted text[];
@@ -341,7 +427,8 @@ BEGIN
         RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT checked THEN
-        SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, asked.required, asked.accepted
+        SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+        INTO goes_to, asked.required, asked.accepted, form
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
         IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
@@ -364,12 +451,13 @@ BEGIN
         IF NOT FOUND AND mine IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version
+                version, deadline, args_version
             ) VALUES (
                 goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                 CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
                 due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
-                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version
+                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
+                ends_at, form
             )
             ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
             DO NOTHING
@@ -412,7 +500,7 @@ BEGIN
             SET follower = jsonb_build_object(
                 'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', enqueue_unique.version
+                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -435,7 +523,7 @@ BEGIN
         SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
             state = CASE WHEN due > now() OR j.crashes > 0 THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            version = enqueue_unique.version, follower = NULL
+            version = enqueue_unique.version, follower = NULL, deadline = ends_at, args_version = form, parked = false
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
@@ -455,7 +543,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint) RETURNS bigint[]
+CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -484,17 +572,21 @@ BEGIN
         SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
     ), born AS (
         INSERT INTO taskd.job AS job (
-            task, queue, args, priority, state, run_at, max_attempts, timeout_s, workflow_id, node, waits_for
+            task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
+            node, waits_for
         )
         SELECT new.task, new.queue, new.args::jsonb, new.priority,
                CASE WHEN waits.parents > 0 THEN 'blocked' WHEN new.due > now() THEN 'scheduled' ELSE 'queued' END
                    ::taskd.job_state,
-               new.due, new.max_attempts, new.timeout_s, run_id, new.node, waits.parents
+               new.due, new.max_attempts, new.timeout_s,
+               coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
+               waits.parents
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
             FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
-                        timeouts_s, nodes)
-                WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, node, n)
+                        timeouts_s, deadlines, deadlines_s, args_versions, nodes)
+                WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                                      deadline_s, args_version, node, n)
         ) AS new
         LEFT JOIN waits ON waits.place = new.n
         ORDER BY new.n
@@ -583,12 +675,14 @@ DECLARE
     born bigint;
 BEGIN
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
+        deadline, args_version
     ) VALUES (
         follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
         CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
-        'live', follow.unique_key, (follower ->> 'version')::bigint
+        'live', follow.unique_key, (follower ->> 'version')::bigint,
+        (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint
     )
     RETURNING j.id INTO born;
     UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;
@@ -597,6 +691,19 @@ BEGIN
     END IF;
     RETURN born;
 END
+$$;
+
+CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT holder.id
+    FROM taskd.job_history AS past
+    JOIN taskd.job AS holder
+      ON holder.task = past.task AND holder.unique_key = past.unique_key
+     AND (holder.key_scope = 'live' OR holder.fence = 0)
+    WHERE past.id = job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+    LIMIT 1
 $$;
 
 CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean) RETURNS void
@@ -755,7 +862,9 @@ BEGIN
         PERFORM taskd.cancel_scheduled_jobs(schedule);
     END IF;
     IF argses IS NOT NULL THEN
-        SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
+        -- What was set for an older form is lifted by the worker, and checked there.
+        SELECT * INTO known FROM taskd.task AS t
+        WHERE t.name = def.task AND t.args_version = coalesce(def.args_version, 1);
         SELECT def.args || a INTO odd FROM unnest(argses) AS a
         WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
         LIMIT 1;
@@ -771,11 +880,13 @@ BEGIN
         FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
     ), born AS (
         INSERT INTO taskd.job AS j (
-            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick
+            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
+            args_version
         )
         SELECT def.queue, def.task, args, def.priority,
                CASE WHEN due > moment THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
-               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick
+               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
+               def.args_version
         FROM asked
         ORDER BY n
         RETURNING j.id
@@ -945,6 +1056,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT redacted.args || coalesce((
+        SELECT jsonb_object_agg(hidden, '***')
+        FROM taskd.task AS t CROSS JOIN unnest(t.redact) AS hidden
+        WHERE t.name = redacted.task AND redacted.args ? hidden
+    ), '{}')
+$$;
+
 CREATE FUNCTION taskd.refuse(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -985,7 +1107,7 @@ CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_array_elements_text(args_schema -> 'required') AS r (name) $$;
 
-CREATE FUNCTION taskd.retry(ids bigint[]) RETURNS TABLE(job_id bigint, state text)
+CREATE FUNCTION taskd.retry(ids bigint[], due timestamp with time zone) RETURNS TABLE(job_id bigint, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1067,8 +1189,8 @@ BEGIN
             max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
             args_version, schedule, tick, workflow_id, node, limit_name, limit_key
         ) OVERRIDING SYSTEM VALUE
-        SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
-               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE 'queued' END::taskd.job_state,
+        SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
+               CASE WHEN waits.parents > 0 THEN 'blocked' WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
                nullif(waits.parents, 0), past.priority, past.attempt,
                CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                     ELSE past.max_attempts END,
@@ -1087,9 +1209,10 @@ BEGIN
         ) AS waits
         -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
         ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
-        RETURNING j.id, j.state, j.queue::text AS queue
+        RETURNING j.id, j.state, j.queue::text AS queue, j.run_at
     ), rung AS (
-        SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born WHERE born.state = 'queued') AS q
+        SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
+        WHERE born.state = 'queued' OR born.state = 'scheduled' AND born.run_at < clock_timestamp() + interval '60 s') AS q
     )
     SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
     UPDATE taskd.workflow AS w
@@ -1154,6 +1277,7 @@ DECLARE
     period_s double precision := extract(epoch FROM every);
     required text[];
     accepted text[];
+    form smallint;
     old taskd.schedule;
     same boolean;
     before text;
@@ -1183,7 +1307,7 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
     END IF;
-    SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
+    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, form
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF queue IS NULL OR NOT checked AND (
         jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
@@ -1195,12 +1319,12 @@ BEGIN
         SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
         EXIT WHEN FOUND;
         INSERT INTO taskd.schedule AS s (
-            name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, query, query_user, priority,
+            name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         ) VALUES (
             name, app, period_s, cron, timezone, coalesce(starts_at, now()),
             CASE WHEN cron IS NULL THEN taskd.next_of_every(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
-            task, queue, args, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
+            task, queue, args, form, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         )
         ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
@@ -1235,7 +1359,7 @@ BEGIN
                        WHEN cron IS NULL THEN taskd.next_of_every(starts_at, period_s, now())
                        ELSE next_at END,
         revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
-        task = task, queue = queue, args = args, query = query,
+        task = task, queue = queue, args = args, args_version = form, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
         max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
         catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
@@ -1405,7 +1529,7 @@ CREATE TABLE taskd.job (
     crashes smallint DEFAULT 0 NOT NULL,
     interrupts smallint DEFAULT 0 NOT NULL,
     waits_for integer,
-    cancel_asked boolean DEFAULT false NOT NULL,
+    parked boolean DEFAULT false NOT NULL,
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
@@ -1414,6 +1538,7 @@ CREATE TABLE taskd.job (
     unique_key taskd.unique_key,
     version bigint,
     follower jsonb,
+    cancel_reason text,
     node text,
     limit_name text,
     limit_key text,
@@ -1528,7 +1653,7 @@ CREATE VIEW taskd.jobs AS
     job.fence,
     job.crashes,
     job.interrupts,
-    job.cancel_asked,
+    (job.cancel_reason IS NOT NULL) AS cancel_asked,
     job.enqueued_at,
     job.started_at,
     NULL::timestamp with time zone AS finished_at,
@@ -1597,6 +1722,8 @@ CREATE TABLE taskd.queue (
     pause_reason text,
     keep_done_s integer DEFAULT 604800 NOT NULL,
     keep_failed_s integer DEFAULT 2592000 NOT NULL,
+    concurrency integer,
+    CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
     CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
     CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
     CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000)))
@@ -1617,6 +1744,7 @@ CREATE TABLE taskd.schedule (
     task taskd.task_name NOT NULL,
     queue taskd.queue_name NOT NULL,
     args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
+    args_version smallint,
     query text,
     query_user name,
     priority smallint DEFAULT 100 NOT NULL,
@@ -1657,9 +1785,16 @@ CREATE TABLE taskd.task (
     timeout_s taskd.timeout_s,
     kind text DEFAULT 'async'::text NOT NULL,
     args_schema jsonb NOT NULL,
+    args_version smallint DEFAULT 1 NOT NULL,
+    redact text[] DEFAULT '{}'::text[] NOT NULL,
+    alias_of text,
+    paused_at timestamp with time zone,
+    paused_until timestamp with time zone,
+    pause_reason text,
     published_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     required text[] GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED NOT NULL,
-    accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL
+    accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL,
+    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500))
 );
 
 CREATE TABLE taskd.worker (
@@ -1750,6 +1885,8 @@ CREATE INDEX dependency_of ON taskd.dependency USING btree (workflow_id, job_id)
 
 CREATE INDEX job_claim ON taskd.job USING btree (queue, priority, run_at, id) WHERE (state = 'queued'::taskd.job_state);
 
+CREATE INDEX job_deadline ON taskd.job USING btree (deadline) WHERE ((deadline IS NOT NULL) AND (worker_id IS NULL));
+
 CREATE INDEX job_due ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes = 0));
 
 CREATE INDEX job_history_default_expires ON taskd.job_history_default USING btree (expires_at);
@@ -1769,6 +1906,8 @@ CREATE INDEX job_history_default_workflow_id_idx ON taskd.job_history_default US
 CREATE UNIQUE INDEX job_holds_key ON taskd.job USING btree (task, unique_key) WHERE ((unique_key IS NOT NULL) AND ((key_scope = 'live'::taskd.key_scope) OR (fence = 0)));
 
 CREATE INDEX job_key_until ON taskd.job_key USING btree (until);
+
+CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE (parked AND (state = 'scheduled'::taskd.job_state));
 
 CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
 

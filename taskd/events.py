@@ -240,6 +240,32 @@ def task_unknown(task: str, queue: str, count: int) -> None:
     _emit("task.unknown", "warning", task=task, queue=queue, count=count)
 
 
+def task_outdated(task: str, queue: str, args_version: int) -> None:
+    """Claimed jobs have arguments of a newer form than this code knows; they were given back."""
+    _emit("task.outdated", "warning", task=task, queue=queue, args_version=args_version)
+
+
+def tasks_paused(tasks: Sequence[str]) -> None:
+    """Which tasks are paused has changed; jobs of these are not run, and none means all are run."""
+    _emit("tasks.paused", "info", tasks=list(tasks))
+
+
+def jobs_parked(task: str, queue: str, count: int) -> None:
+    """Claimed jobs of a paused task were given back; their attempts do not count."""
+    if _subscribers or _log_level <= LEVELS["debug"]:
+        _emit("jobs.parked", "debug", task=task, queue=queue, count=count)
+
+
+def jobs_unparked(queues: Mapping[str, int]) -> None:
+    """Jobs of tasks that are paused no longer came back to their queues."""
+    _emit("jobs.unparked", "info", queues=dict(queues))
+
+
+def jobs_expired(tasks: Mapping[str, int]) -> None:
+    """The deadlines of waiting jobs were over: they failed as `expired`."""
+    _emit("jobs.expired", "error", count=sum(tasks.values()), tasks=dict(tasks))
+
+
 def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
     """Asyncio tasks that a handler made outlive its attempt; `stack` is where one of them waits."""
     _emit(
@@ -386,6 +412,11 @@ def listener_connected(channels: int) -> None:
 def listener_lost(channels: int, error: str, delay_s: float) -> None:
     """The LISTEN connection broke; polling goes on, and it is made again."""
     _emit("listener.lost", "warning", channels=channels, error=error, delay_s=round(delay_s, 2))
+
+
+def queue_resized(queue: str, concurrency: int) -> None:
+    """So many attempts run at the same time from now on, as somebody has set or unset it."""
+    _emit("queue.resized", "info", queue=queue, concurrency=concurrency)
 
 
 def queue_claimed(queue: str, count: int, batch: int, claim_s: float) -> None:

@@ -45,7 +45,7 @@ CREATE TABLE taskd.job (
     run_at taskd.moment NOT NULL DEFAULT now(),
     started_at timestamptz,                 -- of the current or last attempt
     timeout_s taskd.timeout_s,              -- NULL: the task's option decides
-    deadline taskd.moment,                  -- not started by then: it expires
+    deadline taskd.moment,                  -- no attempt starts after it: the job expires
     tick timestamptz,                       -- the time of its schedule that it was made for
     workflow_id bigint,
     fence bigint NOT NULL DEFAULT 0,        -- grows at every claim, never taken back
@@ -57,7 +57,7 @@ CREATE TABLE taskd.job (
     crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
     interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
     waits_for integer,                      -- while blocked: how many jobs hold it up
-    cancel_asked boolean NOT NULL DEFAULT false,
+    parked boolean NOT NULL DEFAULT false,  -- given back because its task is paused
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',
@@ -66,6 +66,7 @@ CREATE TABLE taskd.job (
     unique_key taskd.unique_key,
     version bigint,                         -- of what the job works on; newer wins
     follower jsonb,                         -- the job of a newer version that came while this one ran
+    cancel_reason text,                     -- somebody asked to cancel it while it ran, and why
     node text,                              -- its name in its workflow, or its stage
     limit_name text,                        -- the limit that it counts for, and the key (tenant, host) within it
     limit_key text,
@@ -164,7 +165,9 @@ CREATE TABLE taskd.queue (
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     -- How long finished jobs are kept, in seconds; 0 forgets them at once.
     keep_done_s integer NOT NULL DEFAULT 604800 CHECK (keep_done_s BETWEEN 0 AND 315360000),
-    keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000)
+    keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000),
+    -- Attempts that each worker process may run at the same time; NULL: its own setting decides.
+    concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000)
 );
 
 -- Few queues keep what is done for another time; ack_done looks for them.
@@ -191,6 +194,12 @@ CREATE TABLE taskd.task (
     timeout_s taskd.timeout_s,              -- NULL: no limit
     kind text NOT NULL DEFAULT 'async',     -- how its handler runs: async, thread, process, batch, transaction
     args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
+    args_version smallint NOT NULL DEFAULT 1, -- of the form that this schema describes
+    redact text[] NOT NULL DEFAULT '{}',    -- arguments that are shown as ***
+    alias_of text,                          -- the task's name today, if this is a former one
+    paused_at timestamptz,
+    paused_until timestamptz,               -- NULL while paused: until somebody resumes it
+    pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
@@ -233,8 +242,8 @@ CREATE INDEX attendance_until ON taskd.attendance (queue, until);
 
 CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
-           max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts, cancel_asked,
-           enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
+           max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
+           cancel_reason IS NOT NULL AS cancel_asked, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
            args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
            deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     FROM taskd.job
@@ -462,6 +471,9 @@ CREATE FUNCTION taskd.enqueue_one(
     delay_s double precision,
     max_attempts integer,
     timeout_s double precision,
+    deadline timestamptz,
+    deadline_s double precision,
+    args_version integer,
     checked boolean
 ) RETURNS bigint
 LANGUAGE plpgsql
@@ -477,7 +489,8 @@ DECLARE
     job_id bigint;
 BEGIN
     IF NOT checked THEN
-        SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
+        SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+        INTO queue, required, accepted, args_version
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
         -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
@@ -487,9 +500,12 @@ BEGIN
             PERFORM taskd.refuse(task, queue, args, required, accepted);
         END IF;
     END IF;
-    INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
-    VALUES (queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
-            due, max_attempts, timeout_s)
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version
+    ) VALUES (
+        queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+        due, max_attempts, timeout_s, coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version
+    )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
     IF due < moment + interval '60 s' AND (
@@ -522,10 +538,14 @@ CREATE FUNCTION taskd.enqueue(
     run_at timestamptz DEFAULT NULL,
     delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
-    timeout_s double precision DEFAULT NULL
+    timeout_s double precision DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
+RETURN taskd.enqueue_one(
+    task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false
+);
 
 -- Enqueues a job that holds a unique key, or finds out who holds it: the job that does, and what happened: `enqueued`,
 -- `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
@@ -560,6 +580,9 @@ CREATE FUNCTION taskd.enqueue_unique(
     on_conflict text DEFAULT 'skip',
     debounce_max_s double precision DEFAULT NULL,
     version bigint DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
+    args_version integer DEFAULT NULL,
     checked boolean DEFAULT false,
     alone boolean DEFAULT false,
     OUT job_id bigint,
@@ -574,6 +597,8 @@ AS $$
 <<asked>>
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    form integer := args_version;
     goes_to text := queue;
     required text[];
     accepted text[];
@@ -594,7 +619,8 @@ BEGIN
         RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT checked THEN
-        SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, asked.required, asked.accepted
+        SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+        INTO goes_to, asked.required, asked.accepted, form
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
         IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
@@ -617,12 +643,13 @@ BEGIN
         IF NOT FOUND AND mine IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version
+                version, deadline, args_version
             ) VALUES (
                 goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                 CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
                 due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
-                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version
+                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
+                ends_at, form
             )
             ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
             DO NOTHING
@@ -665,7 +692,7 @@ BEGIN
             SET follower = jsonb_build_object(
                 'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', enqueue_unique.version
+                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -688,7 +715,7 @@ BEGIN
         SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
             state = CASE WHEN due > now() OR j.crashes > 0 THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            version = enqueue_unique.version, follower = NULL
+            version = enqueue_unique.version, follower = NULL, deadline = ends_at, args_version = form, parked = false
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
@@ -745,12 +772,14 @@ DECLARE
     born bigint;
 BEGIN
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
+        deadline, args_version
     ) VALUES (
         follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
         CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
-        'live', follow.unique_key, (follower ->> 'version')::bigint
+        'live', follow.unique_key, (follower ->> 'version')::bigint,
+        (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint
     )
     RETURNING j.id INTO born;
     UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;

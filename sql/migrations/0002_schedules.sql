@@ -28,6 +28,7 @@ CREATE TABLE taskd.schedule (
     task taskd.task_name NOT NULL,
     queue taskd.queue_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',
+    args_version smallint,                  -- of the form that they had when it was set; NULL: the first
     query text CONSTRAINT query_is_bounded CHECK (octet_length(query) <= 65536),
     query_user name,
     priority smallint NOT NULL DEFAULT 100,
@@ -109,6 +110,7 @@ DECLARE
     period_s double precision := extract(epoch FROM every);
     required text[];
     accepted text[];
+    form smallint;
     old taskd.schedule;
     same boolean;
     before text;
@@ -138,7 +140,7 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
     END IF;
-    SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
+    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, form
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF queue IS NULL OR NOT checked AND (
         jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
@@ -150,12 +152,12 @@ BEGIN
         SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
         EXIT WHEN FOUND;
         INSERT INTO taskd.schedule AS s (
-            name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, query, query_user, priority,
+            name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         ) VALUES (
             name, app, period_s, cron, timezone, coalesce(starts_at, now()),
             CASE WHEN cron IS NULL THEN taskd.next_of_every(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
-            task, queue, args, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
+            task, queue, args, form, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         )
         ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
@@ -190,7 +192,7 @@ BEGIN
                        WHEN cron IS NULL THEN taskd.next_of_every(starts_at, period_s, now())
                        ELSE next_at END,
         revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
-        task = task, queue = queue, args = args, query = query,
+        task = task, queue = queue, args = args, args_version = form, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
         max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
         catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
@@ -234,9 +236,14 @@ BEGIN
         SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
         FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
     ), asked AS (
-        UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running'
+        UPDATE taskd.job AS job
+        SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
+        FROM held
+        WHERE job.id = held.id AND held.state = 'running'
     )
     SELECT count(*) INTO freed FROM unblocked;
+    PERFORM pg_notify('taskd', worker_id::text)
+    FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END
 $$;
 
@@ -272,7 +279,9 @@ BEGIN
         PERFORM taskd.cancel_scheduled_jobs(schedule);
     END IF;
     IF argses IS NOT NULL THEN
-        SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
+        -- What was set for an older form is lifted by the worker, and checked there.
+        SELECT * INTO known FROM taskd.task AS t
+        WHERE t.name = def.task AND t.args_version = coalesce(def.args_version, 1);
         SELECT def.args || a INTO odd FROM unnest(argses) AS a
         WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
         LIMIT 1;
@@ -288,11 +297,13 @@ BEGIN
         FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
     ), born AS (
         INSERT INTO taskd.job AS j (
-            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick
+            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
+            args_version
         )
         SELECT def.queue, def.task, args, def.priority,
                CASE WHEN due > moment THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
-               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick
+               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
+               def.args_version
         FROM asked
         ORDER BY n
         RETURNING j.id

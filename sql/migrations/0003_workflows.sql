@@ -288,6 +288,9 @@ CREATE FUNCTION taskd.enqueue_workflow(
     delays_s double precision[],
     max_attempts smallint[],
     timeouts_s double precision[],
+    deadlines timestamptz[],
+    deadlines_s double precision[],
+    args_versions smallint[],
     nodes text[],
     places integer[],
     parent_places integer[],
@@ -324,17 +327,21 @@ BEGIN
         SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
     ), born AS (
         INSERT INTO taskd.job AS job (
-            task, queue, args, priority, state, run_at, max_attempts, timeout_s, workflow_id, node, waits_for
+            task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
+            node, waits_for
         )
         SELECT new.task, new.queue, new.args::jsonb, new.priority,
                CASE WHEN waits.parents > 0 THEN 'blocked' WHEN new.due > now() THEN 'scheduled' ELSE 'queued' END
                    ::taskd.job_state,
-               new.due, new.max_attempts, new.timeout_s, run_id, new.node, waits.parents
+               new.due, new.max_attempts, new.timeout_s,
+               coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
+               waits.parents
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
             FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
-                        timeouts_s, nodes)
-                WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, node, n)
+                        timeouts_s, deadlines, deadlines_s, args_versions, nodes)
+                WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                                      deadline_s, args_version, node, n)
         ) AS new
         LEFT JOIN waits ON waits.place = new.n
         ORDER BY new.n
@@ -383,6 +390,8 @@ CREATE FUNCTION taskd.enqueue_after(
     delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
     timeout_s double precision DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
     node text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql
@@ -396,13 +405,15 @@ DECLARE
     goes_to text := queue;
     required text[];
     accepted text[];
+    args_version integer;
     run_id bigint;
 BEGIN
     IF parents = '{}' OR cardinality(parents) > 10000 OR coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
         RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, required, accepted
+    SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
+    INTO goes_to, required, accepted, args_version
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
        OR NOT args ?& required OR args - accepted <> '{}'
@@ -422,7 +433,8 @@ BEGIN
     END IF;
     RETURN (taskd.enqueue_workflow(
         left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[goes_to], ARRAY[args::text], ARRAY[priority]::smallint[],
-        ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s], ARRAY[node],
+        ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
+        ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
         array_fill(on_failed, ARRAY[cardinality(parents)]), run_id
     ))[2];
@@ -511,10 +523,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    INSERT INTO taskd.job AS j (queue, task, args, priority, run_at, max_attempts, timeout_s, workflow_id, node)
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, run_at, max_attempts, timeout_s, args_version, workflow_id, node
+    )
     VALUES (stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint, due,
-            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision, workflow_id,
-            stage ->> 'name')
+            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
+            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name')
     RETURNING j.id INTO born;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
     VALUES (parent_id, born, workflow_id, 'cancel', true);
@@ -551,13 +565,13 @@ $$;
 
 -- Brings finished jobs back; where each is now. The same id and the same fence, so that nothing written by an earlier
 -- attempt can ever be mistaken for one of the new ones. A job gets at least one more attempt, a clean crash count, and
--- no deadline: somebody wants it now. One that has had 1,000 attempts stays where it is, and so does one whose unique
+-- no deadline: somebody wants it now, or when it is `due`. One that has had 1,000 attempts stays where it is, and so does one whose unique
 -- key has gone to another job; of several with one key, the last one comes back. (A job that takes the key in this very
 -- moment makes it fail; it may be tried again.)
 --
 -- With a job come those that were cancelled because of it, and wait for it again. A job whose parent has failed, and does
 -- not come back, stays where it is.
-CREATE FUNCTION taskd.retry(ids bigint[]) RETURNS TABLE (job_id bigint, state text)
+CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -640,8 +654,8 @@ BEGIN
             max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
             args_version, schedule, tick, workflow_id, node, limit_name, limit_key
         ) OVERRIDING SYSTEM VALUE
-        SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
-               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE 'queued' END::taskd.job_state,
+        SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
+               CASE WHEN waits.parents > 0 THEN 'blocked' WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
                nullif(waits.parents, 0), past.priority, past.attempt,
                CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                     ELSE past.max_attempts END,
@@ -660,9 +674,10 @@ BEGIN
         ) AS waits
         -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
         ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
-        RETURNING j.id, j.state, j.queue::text AS queue
+        RETURNING j.id, j.state, j.queue::text AS queue, j.run_at
     ), rung AS (
-        SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born WHERE born.state = 'queued') AS q
+        SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
+        WHERE born.state = 'queued' OR born.state = 'scheduled' AND born.run_at < clock_timestamp() + interval '60 s') AS q
     )
     SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
     UPDATE taskd.workflow AS w
@@ -732,10 +747,11 @@ REVOKE ALL ON FUNCTION
     taskd.dependants(bigint[], text[]), taskd.end_blocked(bigint[], text), taskd.unblock(bigint[], text[]),
     taskd.lock_jobs(bigint[]), taskd.lock_parents(bigint[]),
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
-                           smallint[], double precision[], text[], integer[], integer[], bigint[], text[], bigint),
+                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[],
+                           integer[], integer[], bigint[], text[], bigint),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
-                        double precision, text),
+                        double precision, timestamptz, double precision, text),
     taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),
-    taskd.parent_results(bigint, bigint), taskd.retry(bigint[]), taskd.cancelled_with(bigint[]),
+    taskd.parent_results(bigint, bigint), taskd.retry(bigint[], timestamptz), taskd.cancelled_with(bigint[]),
     taskd.prune_workflows()
     FROM PUBLIC;

@@ -54,25 +54,25 @@ FROM ended;
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
 -- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
 -- suspect goes back to the slow lane and never to the hot index. `refunds`: the attempt does not
--- count. An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
+-- count; `parked`: its task is paused (control.sql). An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
 -- The arrays are looked up by place, as above: joined to unnest() they were scanned once for every
 -- running row (500 results of 30 KB among 2,100 running rows: 14.6 s; like this 0.2 s).
 -- `nexts`: which stage of its pipeline a handler has named, or that it ends there. What follows from that, or from the
 -- result alone, is asked before anything moves: a stage that there is not, or that does not take this result, fails the
 -- job, so that the run can go on from here when that was mended.
 
--- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[])
+-- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
 -- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH held AS MATERIALIZED (
-    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, stage.step,
+    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, ack.parked, stage.step,
            CASE WHEN stage.step ? 'fault' THEN 'failed'
                 WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
-                WHEN job.cancel_asked THEN 'cancelled'
+                WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN ack.delay_s > 0 OR job.crashes > 0 THEN 'scheduled'
                 ELSE 'queued' END AS state,
            CASE WHEN stage.step ? 'fault' THEN left(stage.step ->> 'fault', 500)
-                WHEN job.cancel_asked AND ack.state IN ('scheduled', 'queued') THEN 'cancel asked'
+                WHEN ack.state IN ('scheduled', 'queued') THEN job.cancel_reason
                 ELSE ack.reason END AS reason,
            CASE WHEN ack.error IS NULL THEN job.errors
                 ELSE (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
@@ -94,7 +94,7 @@ WITH held AS MATERIALIZED (
         SELECT ($4::text[])[n] AS state, ($5::double precision[])[n] AS delay_s,
                ($6::boolean[])[n] AS refund, ($7::boolean[])[n] AS interrupted,
                ($8::text[])[n] AS reason, ($9::text[])[n] AS error, ($10::text[])[n] AS result,
-               ($11::text[])[n] AS next
+               ($11::text[])[n] AS next, coalesce(($12::boolean[])[n], false) AS parked
     ) AS ack
     CROSS JOIN LATERAL (
         SELECT CASE WHEN ack.state = 'done' AND (ack.next IS NOT NULL OR job.workflow_id IS NOT NULL)
@@ -142,6 +142,7 @@ WITH held AS MATERIALIZED (
         attempt = job.attempt - (held.refund AND NOT (held.interrupted AND job.interrupts >= 10))::integer,
         interrupts = job.interrupts + held.interrupted::integer,
         worker_id = NULL,
+        parked = held.parked,
         errors = held.errors
     FROM held
     WHERE job.id = held.id AND held.state IN ('scheduled', 'queued')

@@ -1,11 +1,12 @@
 -- Jobs by hand: cancel, retry.
 --
--- Cancelling a waiting job ends it; cancelling a running one asks its worker, which learns it
--- within two seconds (running_jobs in lease.sql). The decision is made from the rows as locked, and from nothing
--- else: a row that was queued in the statement's snapshot may be running by then. With a job that ends, those go that
+-- Cancelling a waiting job ends it; cancelling a running one asks its worker, which is called on the channel of all
+-- workers and learns it at once, or else within two seconds (running_jobs in lease.sql). The decision is made from
+-- the rows as locked, and from nothing else: a row that was queued in the statement's snapshot may be running by
+-- then. `states`: only jobs in these states, as they are when locked; NULL: in any. With a job that ends, those go that
 -- cannot be without it (taskd.unblock); all of them are locked first, by a function, which knows the order.
 
--- name: cancel_jobs(ids bigint[], reason text)
+-- name: cancel_jobs(ids bigint[], reason text, states text[])
 -- roles: admin
 -- moves: scheduled -> cancelled, queued -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH locked AS MATERIALIZED (
@@ -14,6 +15,7 @@ WITH locked AS MATERIALIZED (
     SELECT id, state
     FROM taskd.job
     WHERE id = ANY ($1::bigint[]) AND (SELECT calls FROM locked) > 0
+      AND ($3::text[] IS NULL OR state::text = ANY ($3::text[]))
     ORDER BY id
     FOR UPDATE
 ), ended AS (
@@ -32,7 +34,7 @@ WITH locked AS MATERIALIZED (
            now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
                                                   CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
-           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, $2, ended.errors,
+           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, coalesce(nullif($2, ''), 'cancel asked'), ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key
@@ -41,10 +43,12 @@ WITH locked AS MATERIALIZED (
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
 ), asked AS (
     UPDATE taskd.job AS job
-    SET cancel_asked = true
+    SET cancel_reason = coalesce(job.cancel_reason, nullif($2, ''), 'cancel asked')
     FROM held
     WHERE job.id = held.id AND held.state = 'running'
-    RETURNING job.id
+    RETURNING job.id, job.worker_id
+), called AS (
+    SELECT pg_notify('taskd', worker_id::text) FROM (SELECT DISTINCT worker_id FROM asked) AS w
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
@@ -54,12 +58,13 @@ WITH locked AS MATERIALIZED (
 SELECT id, 'cancelled' AS state
 FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u
 UNION ALL
-SELECT id, 'running' FROM asked;
+SELECT id, 'running' FROM asked, (SELECT count(*) FROM called) AS c;
 
--- Retrying finished jobs: see the function. `blocked`: the job waits again for others that it needs, and that come back
--- with it or are on their way.
+-- Retrying finished jobs, now or at the time that is said: see the function. `blocked`: the job waits again for others
+-- that it needs, and that come back with it or are on their way.
 
--- name: retry_jobs(ids bigint[])
+-- name: retry_jobs(ids bigint[], run_at timestamptz, delay_s double precision)
 -- roles: admin
--- moves: failed -> queued, cancelled -> queued, cancelled -> blocked
-SELECT job_id AS id, state FROM taskd.retry($1::bigint[]);
+-- moves: failed -> queued, cancelled -> queued, failed -> scheduled, cancelled -> scheduled, cancelled -> blocked
+SELECT job_id AS id, state
+FROM taskd.retry($1::bigint[], coalesce($2::timestamptz, now() + make_interval(secs => $3)));

@@ -36,7 +36,7 @@ RETURNING id;
 
 -- name: running_jobs(worker_id bigint)
 -- roles: worker, observer, admin
-SELECT id, fence, cancel_asked, date_part('epoch', clock_timestamp() - started_at) AS age_s
+SELECT id, fence, cancel_reason, date_part('epoch', clock_timestamp() - started_at) AS age_s
 FROM taskd.job
 WHERE worker_id = $1;
 
@@ -46,6 +46,9 @@ WHERE worker_id = $1;
 -- (the owners by skipping along job_running, as there). `job_s` and `suspect_s`: as next_due says them
 -- (promote.sql); `tick_s` and `query_tick_s`: as next_ticks says them (schedules.sql). All stand in each row, beside one of the other workers that count as alive; a worker that is
 -- alone gets one row without any. The workers are read once: there may be thousands of dead ones among them.
+-- `expired`: whether expire_jobs would find something; `paused`: the tasks that are paused; `resumed`: those that are not,
+-- and of which jobs are parked all the same, found by skipping along job_parked; `limits`: the concurrency of queues, as
+-- somebody has set it (all in control.sql).
 --
 -- Silent: the lease has run out, and the server has been up
 -- for longer than a lease (after an outage every lease has run out, and nobody is dead). Neighbours
@@ -59,6 +62,17 @@ WITH RECURSIVE owner AS (
     SELECT (SELECT worker_id FROM taskd.job WHERE worker_id > owner.id ORDER BY worker_id LIMIT 1)
     FROM owner
     WHERE owner.id IS NOT NULL
+), parked AS (
+    (SELECT task::text FROM taskd.job WHERE parked AND state = 'scheduled' ORDER BY job.task LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.task::text FROM taskd.job
+            WHERE job.parked AND job.state = 'scheduled' AND job.task > parked.task ORDER BY job.task LIMIT 1)
+    FROM parked
+    WHERE parked.task IS NOT NULL
+), paused AS MATERIALIZED (
+    SELECT name::text AS task
+    FROM taskd.task
+    WHERE paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > clock_timestamp())
 ), living AS MATERIALIZED (
     SELECT id, pid, pid_started, host, boot_id, pid_namespace, lease_until
     FROM taskd.worker
@@ -77,9 +91,17 @@ WITH RECURSIVE owner AS (
             ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
            (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
             WHERE paused_at IS NULL AND query_user = session_user
-            ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s
+            ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s,
+           EXISTS (
+               SELECT FROM taskd.job
+               WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
+           ) AS expired,
+           ARRAY(SELECT task FROM paused) AS paused,
+           ARRAY(SELECT task FROM parked WHERE task IS NOT NULL AND task NOT IN (SELECT task FROM paused)) AS resumed,
+           (SELECT jsonb_object_agg(name, concurrency)::text FROM taskd.queue WHERE concurrency IS NOT NULL) AS limits
 )
-SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.tick_s, seen.query_tick_s, other.id, other.pid, other.pid_started,
+SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.tick_s, seen.query_tick_s, seen.expired, seen.paused, seen.resumed,
+       seen.limits, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent
@@ -126,10 +148,10 @@ WITH RECURSIVE owner AS (
     WHERE owner.id IS NOT NULL
 ), held AS MATERIALIZED (
     SELECT job.id,
-           CASE WHEN job.cancel_asked THEN 'cancelled'
+           CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN job.crashes + 1 >= $2 THEN 'failed'
                 ELSE 'scheduled' END AS state,
-           CASE WHEN job.cancel_asked THEN 'cancel asked' ELSE 'crashed' END AS reason,
+           coalesce(job.cancel_reason, 'crashed') AS reason,
            (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                || jsonb_build_object(
                    'attempt', job.attempt, 'worker', job.worker_id::text, 'started', job.started_at,
@@ -183,6 +205,7 @@ WITH RECURSIVE owner AS (
         run_at = clock_timestamp() + make_interval(secs => CASE WHEN job.crashes = 0 THEN 0 ELSE least(600, 5 * 2 ^ job.crashes) END),
         crashes = job.crashes + 1,
         worker_id = NULL,
+        parked = false,
         errors = held.errors
     FROM held
     WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'

@@ -37,6 +37,18 @@ WITH held AS MATERIALIZED (
 )
 SELECT name FROM resumed, (SELECT count(*) FROM rung) AS r;
 
+-- Attempts that each worker process may run at the same time, NULL: as its settings say. Workers are called, and look.
+
+-- name: limit_queue(name text, concurrency integer)
+-- roles: admin
+WITH called AS (
+    SELECT pg_notify('taskd', '')
+)
+INSERT INTO taskd.queue (name, concurrency)
+SELECT $1::text, $2 FROM (SELECT count(*) FROM called) AS c
+ON CONFLICT (name) DO UPDATE SET concurrency = excluded.concurrency
+RETURNING name::text, concurrency;
+
 -- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
 -- roles: admin
 INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s)
@@ -61,8 +73,8 @@ SELECT count(*) FILTER (WHERE state = 'queued' AND known AND NOT paused) AS runn
        count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence = 0) AS future
 FROM (
     SELECT job.state, job.fence, job.task = ANY ($2::text[]) AS known,
-           queue.paused_at IS NOT NULL
-               AND coalesce(queue.paused_until > clock_timestamp(), true) AS paused,
+           queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)
+               OR job.parked AND job.state = 'scheduled' AS paused,
            job.state = 'scheduled'
                AND job.run_at <= clock_timestamp() + CASE WHEN job.fence > 0 THEN interval '60 s' ELSE interval '0' END AS soon
     FROM taskd.job AS job

@@ -46,14 +46,16 @@ FROM (
 ORDER BY id DESC
 LIMIT $5;
 
--- One job with everything that is known of it: job_pkey, and job_history_id of every partition.
+-- One job with everything that is known of it: job_pkey, and job_history_id of every partition. Arguments that its task
+-- redacts are hidden, unless somebody says otherwise.
 
--- name: show_job(id bigint)
+-- name: show_job(id bigint, unredacted boolean)
 -- roles: admin
 SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt, job.max_attempts,
        job.timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
        job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
-       job.finished_at, job.reason, job.args::text AS args, job.errors::text AS errors,
+       job.finished_at, job.deadline, job.reason,
+       (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
        job.result::text AS result, job.unique_key, job.key_scope, job.version
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
@@ -70,7 +72,8 @@ LIMIT 1;
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin
 WITH found AS MATERIALIZED (
-    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked,
+    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked, deadline,
+           args_version,
            worker_id, started_at, finished_at, reason, errors -> -1 AS error
     FROM taskd.jobs
     WHERE id = $1
@@ -93,6 +96,13 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.finished_at, date_part('epoch', clock_timestamp() - found.finished_at) AS finished_ago_s,
        found.reason, found.error ->> 'type' AS error_type, found.error ->> 'message' AS error_message,
        published.app AS task_app,
+       found.deadline, date_part('epoch', found.deadline - clock_timestamp()) AS expires_in_s,
+       coalesce(found.args_version, 1) AS args_version, published.args_version AS task_args_version,
+       CASE WHEN found.state IN ('failed', 'cancelled') THEN taskd.key_holder(found.id) END AS key_holder,
+       halt.paused_at AS task_paused_at, date_part('epoch', clock_timestamp() - halt.paused_at) AS task_paused_ago_s,
+       halt.paused_until AS task_paused_until,
+       date_part('epoch', halt.paused_until - clock_timestamp()) AS task_resumes_in_s,
+       halt.pause_reason AS task_pause_reason,
        pause.paused_at, date_part('epoch', clock_timestamp() - pause.paused_at) AS paused_ago_s,
        pause.paused_until, date_part('epoch', pause.paused_until - clock_timestamp()) AS resumes_in_s,
        pause.pause_reason,
@@ -141,6 +151,9 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
 FROM found
 LEFT JOIN peer AS owner ON owner.id = found.worker_id
 LEFT JOIN taskd.task AS published ON published.name = found.task
+LEFT JOIN taskd.task AS halt
+       ON halt.name = found.task AND halt.paused_at IS NOT NULL
+      AND (halt.paused_until IS NULL OR halt.paused_until > clock_timestamp())
 LEFT JOIN taskd.queue AS pause
        ON pause.name = found.queue AND pause.paused_at IS NOT NULL
       AND (pause.paused_until IS NULL OR pause.paused_until > clock_timestamp());
@@ -181,6 +194,7 @@ WITH queued AS (
 ), named AS (
     SELECT name::text AS queue FROM taskd.queue AS queue
     WHERE (paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true))
+       OR concurrency IS NOT NULL
        OR (keep_done_s, keep_failed_s) <> (604800, 2592000)
        OR EXISTS (SELECT 1 FROM taskd.worker WHERE queue.name = ANY (queues))
     UNION SELECT queue FROM queued UNION SELECT queue FROM scheduled
@@ -198,7 +212,7 @@ SELECT named.queue,
        END AS oldest_due_s,
        paused.paused_at IS NOT NULL AS paused,
        paused.paused_until, paused.pause_reason,
-       coalesce(serving.workers, 0) AS workers,
+       coalesce(serving.workers, 0) AS workers, kept.concurrency,
        coalesce(kept.keep_done_s, 604800) AS keep_done_s,
        coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s
 FROM named
@@ -296,7 +310,9 @@ LIMIT $4;
 -- name: list_tasks(batch bigint)
 -- roles: producer, worker, observer, admin
 SELECT name::text, app, queue::text, kind, max_attempts::smallint, timeout_s::double precision,
-       args_schema::text, published_at
+       args_schema::text, args_version, redact, alias_of,
+       paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_until, pause_reason,
+       published_at
 FROM taskd.task
 ORDER BY name
 LIMIT $1;

@@ -6,12 +6,13 @@
 -- All jobs of a workflow, or the first one of a pipeline: the id of the workflow, then theirs in their order. One statement
 -- whatever their number, so all of them are born or none; see the function for what the arrays of dependencies say.
 
--- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
+-- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
 -- roles: producer, admin
 -- moves: - -> blocked, - -> queued, - -> scheduled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 SELECT taskd.enqueue_workflow(
     $1, $2, $3::text::jsonb, $4::text[], $5::text[], $6::text[], $7::smallint[], $8::timestamptz[], $9::double precision[],
-    $10::smallint[], $11::double precision[], $12::text[], $13::integer[], $14::integer[], $15::bigint[], $16::text[]
+    $10::smallint[], $11::double precision[], $12::timestamptz[], $13::double precision[], $14::smallint[], $15::text[],
+    $16::integer[], $17::integer[], $18::bigint[], $19::text[]
 ) AS ids;
 
 -- What the jobs before this one have returned, for its handler; nothing of it when that is too much.
@@ -108,7 +109,7 @@ UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) W
 
 -- name: workflow_jobs_to_cancel(id bigint)
 -- roles: worker, observer, admin
-SELECT id FROM taskd.job WHERE workflow_id = $1 AND NOT cancel_asked ORDER BY id;
+SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER BY id;
 
 -- Which jobs hold up a blocked one, the first of them and how many there are.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack, closing
+from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,15 @@ import click
 from taskd.cli.arguments import PAIRS, arguments
 from taskd.cli.lines import Bar, Chunk, LineError, Progress, read_chunks, with_unique
 from taskd.cli.output import count
-from taskd.cli.session import DURATION, MOMENT, QUEUE, Session, pass_session, run
+from taskd.cli.session import (
+    DURATION,
+    MOMENT,
+    MOMENT_OR_DURATION,
+    QUEUE,
+    Session,
+    pass_session,
+    run,
+)
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
 from taskd.errors import EnqueueError, StoreUnavailable, TaskdError
 
@@ -31,6 +40,11 @@ if TYPE_CHECKING:
 @click.option("--max-attempts", type=int, help="The task's own number by default.")
 @click.option(
     "--timeout", "timeout_s", type=DURATION, help="Of one attempt; the task's own by default."
+)
+@click.option(
+    "--deadline",
+    type=MOMENT_OR_DURATION,
+    help="No attempt starts after this time, or so long from now: 2h.",
 )
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task holds it.")
 @click.option(
@@ -71,6 +85,7 @@ def enqueue(
     \b
     {"task": "send_report", "args": {"to": "ada@example.org"}, "queue": "email",
      "priority": 10, "run_at": "2026-12-01T08:00:00Z", "delay_s": 300 (or "in": "5m"),
+     "deadline": "2026-12-01T09:00:00Z" (or "deadline_s": 3600),
      "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
      "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7}
 
@@ -79,6 +94,7 @@ def enqueue(
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     if options["delay_s"] is not None and options["run_at"] is not None:
         raise click.UsageError("give --in or --at, not both")
+    options["deadline"], options["deadline_s"] = _ends(options["deadline"])
     if task == "-":
         if pairs or args_json is not None:
             raise click.UsageError("with -, the arguments stand in the lines")
@@ -101,6 +117,13 @@ async def _enqueue_one(
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _ends(deadline: datetime | float | None) -> tuple[datetime | None, float | None]:
+    """A deadline as a moment, or as seconds from now."""
+    if isinstance(deadline, datetime):
+        return deadline, None
+    return None, deadline
 
 
 def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.output import Row, moment, print_json, print_rows, span, span_of, text_of
+from taskd.cli.output import paused, print_json, print_rows, span, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
+from taskd.core.job import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
 
 # 10 years, as the column's CHECK has it.
 KEEP_S_MAX = 315_360_000
-
-
-def _paused(row: Row) -> str:
-    if not row["paused"]:
-        return ""
-    until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
-    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
 
 
 COLUMNS = {
@@ -34,13 +28,22 @@ COLUMNS = {
     "FAILED 24H": text_of("failed_last_day"),
     "OLDEST DUE": span_of("oldest_due_s"),
     "WORKERS": text_of("workers"),
-    "PAUSED": _paused,
+    "CONCURRENCY": text_of("concurrency"),
+    "PAUSED": paused,
 }
+
+
+class Concurrency(click.IntRange):
+    """A number of attempts, or the word that takes it back."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it; 0 stands for the word."""
+        return 0 if value == "default" else super().convert(value, param, ctx)
 
 
 @click.group()
 def queues() -> None:
-    """List, pause and resume queues, and say how long they keep finished jobs."""
+    """List, pause, resume and set queues, and say how long they keep finished jobs."""
 
 
 @queues.command("list")
@@ -77,15 +80,15 @@ def pause(
 
     async def work(lane: Lane) -> tuple[list[str], list[str]]:
         known = {row["queue"] for row in await reports.list_queues(lane)}
-        paused = await store.pause(lane, names, for_s, reason)
-        return paused, [name for name in paused if name not in known]
+        stopped = await store.pause(lane, names, for_s, reason)
+        return stopped, [name for name in stopped if name not in known]
 
-    paused, new = session.ask(work)
+    stopped, new = session.ask(work)
     if as_json:
-        print_json({"paused": paused, "new": new, "for_s": for_s, "reason": reason})
+        print_json({"paused": stopped, "new": new, "for_s": for_s, "reason": reason})
         return
     length = f" for {span(for_s)}" if for_s is not None else " until resumed"
-    session.say(f"paused{length}: {', '.join(paused)}")
+    session.say(f"paused{length}: {', '.join(stopped)}")
     for name in new:
         session.say(f"{name} is new: no worker serves it and no job names it")
 
@@ -104,6 +107,32 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         return
     for name in dict.fromkeys(names):
         session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
+
+
+@queues.command("set")
+@click.argument("name", type=QUEUE)
+@click.option(
+    "--concurrency",
+    required=True,
+    type=Concurrency(1, CONCURRENCY_MAX),
+    help="Attempts at the same time, in each worker process; `default`: as its settings say.",
+)
+@json_option
+@pass_session
+def set_(session: Session, name: str, concurrency: int, as_json: bool) -> None:
+    """Set how many attempts each worker process runs at the same time.
+
+    Holds for workers that run now, at once or within seconds, and for those to come, whatever their
+    --concurrency is. What runs already goes on to its end.
+    """
+    from taskd.store import queues as store
+
+    number = concurrency or None
+    session.ask(lambda lane: store.limit(lane, name, number))
+    if as_json:
+        print_json({"queue": name, "concurrency": number})
+    else:
+        session.say(f"{name}: {f'{number:,} at a time' if number else 'as each worker is set'}")
 
 
 @queues.command()

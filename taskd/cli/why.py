@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from taskd.cli.jobs import unknown_jobs
+from taskd.cli.jobs_change import unknown_jobs
 from taskd.cli.output import count, moment, print_json, printable, span
 from taskd.cli.session import JOB_ID, Session, json_option, pass_session
 from taskd.core.job import FINISHED, JobState
@@ -61,6 +61,9 @@ def _finished(facts: Facts) -> Told:
         case JobState.CANCELLED:
             return f"It was cancelled {ago}{_because(facts.reason)}", [retry]
     cause = facts.reason or (_error(facts) if facts.error_type else None)
+    if cause == "expired":
+        deadline = moment(facts.deadline)
+        return f"It failed {ago}: its deadline, {deadline}, came before an attempt.", [retry]
     if cause == "crashed":
         cause = f"its worker died while it ran, {count(facts.crashes, 'time')}"
     attempts = count(facts.attempt, "attempt")
@@ -113,6 +116,46 @@ def _paused(facts: Facts) -> Told:
     )
 
 
+def _task_paused(facts: Facts) -> Told:
+    since = f"since {moment(facts.task_paused_at)} ({_ago(facts.task_paused_ago_s)})"
+    until = (
+        f"until {moment(facts.task_paused_until)} (in {span(facts.task_resumes_in_s)})"
+        if facts.task_paused_until
+        else "until somebody resumes it"
+    )
+    name = _line(facts.task)
+    return (
+        f"The task {name} is paused, {since}, {until}{_because(facts.task_pause_reason)}",
+        [f"taskd tasks resume {shlex.quote(facts.task)}"],
+    )
+
+
+def _args_newer(facts: Facts) -> Told:
+    text = (
+        f"Its arguments have the form of version {facts.args_version}; the code of the workers "
+        f"knows version {facts.task_args_version}. It waits for workers with newer code."
+    )
+    return text, []
+
+
+def _deadline(facts: Facts) -> Told:
+    if (facts.expires_in_s or 0.0) <= 0:
+        return (
+            f"Its deadline, {moment(facts.deadline)}, is over: it is about to fail as expired.",
+            [],
+        )
+    text = f"It expires when no attempt has started by {moment(facts.deadline)}"
+    return f"{text}, in {span(facts.expires_in_s)}.", [f"taskd jobs set {facts.id} --no-deadline"]
+
+
+def _key_held(facts: Facts) -> Told:
+    text = (
+        f"Job {facts.key_holder} holds its unique key now: this one cannot be retried until that "
+        "has ended."
+    )
+    return text, [f"taskd jobs show {facts.key_holder}"]
+
+
 def _unserved(facts: Facts) -> Told:
     text = f"No live worker serves the queue {facts.queue}."
     for last in facts.servers[:1]:
@@ -128,7 +171,7 @@ def _task_unknown(facts: Facts) -> Told:
     knows = "it does not know" if facts.serving == 1 else "but none of them knows"
     text = f"{_servers(facts, _with_app)}; {knows} the task {_line(facts.task)}."
     if facts.task_app is None:
-        return f"{text} No worker has ever published a task of this name.", ["taskd tasks"]
+        return f"{text} No worker has ever published a task of this name.", ["taskd tasks list"]
     return f"{text} The app {_line(facts.task_app)} has published it.", [_run(facts)]
 
 
@@ -202,6 +245,10 @@ TELL: dict[Why, Callable[[Facts], Told]] = {
     Why.WORKER_LOST: _worker_lost,
     Why.CANCEL_ASKED: _cancel_asked,
     Why.PAUSED: _paused,
+    Why.KEY_HELD: _key_held,
+    Why.TASK_PAUSED: _task_paused,
+    Why.ARGS_NEWER: _args_newer,
+    Why.DEADLINE: _deadline,
     Why.UNSERVED: _unserved,
     Why.TASK_UNKNOWN: _task_unknown,
     Why.SUSPECT: _suspect,

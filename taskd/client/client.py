@@ -8,21 +8,26 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Self, TypeVar, Unpack
 
 from taskd import config
+from taskd.client import changing
 from taskd.client.background import BackgroundLoop
 from taskd.client.producing import BuiltIns, JobOptions, given, no_built_ins, produce
 from taskd.client.schedules import Schedules
 from taskd.client.target import Target, open_target
 from taskd.config import Settings
-from taskd.core.job import JobState, NewJob, check_queue
+from taskd.core.change import Change, ChangeOutcome, Changes
+from taskd.core.checks import check_int
+from taskd.core.job import CONCURRENCY_MAX, JobState, NewJob, check_queue
 from taskd.core.outcome import clean_reason
 from taskd.core.task import encode_args
 from taskd.core.unique import Enqueued
 from taskd.errors import InvalidJob
 from taskd.store import jobs as stored_jobs
 from taskd.store import queues as stored_queues
+from taskd.store import tasks as stored_tasks
 from taskd.store.connections import fetches, fetches_sync, finished
 from taskd.store.jobs import Fetches
 from taskd.store.pool import Pool
@@ -169,8 +174,8 @@ class Client:
             task: the task's name.
             args: its arguments by name; anything that has a JSON form.
             conn: the caller's connection.
-            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, as in
-                NewJob.
+            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, deadline,
+                deadline_s, as in NewJob.
 
         Raises:
             As enqueue().
@@ -242,17 +247,82 @@ class Client:
     async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
         """Cancel waiting jobs, ask running ones to stop; where each is now.
 
-        `cancelled` was waiting; `running` learns of it within two seconds. Finished and unknown
-        jobs are missing in the answer. What cannot be without a cancelled job is cancelled with it.
+        `cancelled` was waiting; `running` learns of it at once, or else within two seconds, and
+        keeps the reason. Finished and unknown jobs are missing in the answer. What cannot be
+        without a cancelled job is cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 
-    async def retry(self, ids: Iterable[int]) -> list[int]:
+    async def retry(
+        self,
+        ids: Iterable[int],
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+    ) -> list[int]:
         """Bring failed and cancelled jobs back to their queues; the ids of those that came.
 
         With them come those that were cancelled because of them, and wait for them again.
+
+        Args:
+            ids: of the jobs.
+            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
+            delay_s: not before that many seconds from now.
+
+        Raises:
+            InvalidJob: the time is outside its limits.
+            KeyHeld: another job took the unique key of one of them in this moment; try again.
         """
-        return await stored_jobs.retry(await self._pool(), list(ids))
+        change = Change(run_at=run_at, delay_s=delay_s)
+        return await stored_jobs.retry(await self._pool(), list(ids), change.run_at, change.delay_s)
+
+    async def change(
+        self, ids: Iterable[int], **changes: Unpack[Changes]
+    ) -> dict[int, ChangeOutcome]:
+        """Change jobs that wait; what became of each: changed, running, finished or unknown.
+
+        Args:
+            ids: of the jobs; running ones are left as they are.
+            changes: what is to change, as Change describes it.
+
+        Raises:
+            InvalidJob: a value is outside its limits, or nothing is to change.
+            InvalidArgs: arguments do not fit a job's published task; nothing was changed.
+        """
+        return await changing.change(await self._pool(), list(ids), Change(**changes))
+
+    async def pause_tasks(
+        self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""
+    ) -> list[str]:
+        """Stop running jobs of these tasks; their names, former ones too. Running jobs go on.
+
+        A task that no worker has published cannot be paused, and is missing in the answer.
+
+        Args:
+            tasks: names.
+            for_s: seconds after which they resume by themselves; None: with resume_tasks().
+            reason: shown to whoever asks why nothing runs.
+
+        Raises:
+            InvalidJob: `for_s` is not above zero.
+        """
+        return await stored_tasks.pause(
+            await self._pool(), list(tasks), _above_zero(for_s), clean_reason(reason) or None
+        )
+
+    async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
+        """Run jobs of these tasks again; the names of those that were paused."""
+        return await stored_tasks.resume(await self._pool(), list(tasks))
+
+    async def limit(self, queue: str, concurrency: int | None) -> None:
+        """Set how many attempts each worker process runs of a queue; None: as its settings say.
+
+        Raises:
+            InvalidJob: the number is not 1 to 10,000, or the name is no queue's.
+        """
+        if concurrency is not None:
+            check_int("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        await stored_queues.limit(await self._pool(), check_queue(queue), concurrency)
 
     async def pause(
         self, queues: Iterable[str], for_s: float | None = None, reason: str = ""
@@ -267,11 +337,9 @@ class Client:
         Raises:
             InvalidJob: a name is no queue name, or `for_s` is not above zero.
         """
-        if for_s is not None and not 0 < for_s < float("inf"):
-            raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
         names = [check_queue(name) for name in queues]
         return await stored_queues.pause(
-            await self._pool(), names, for_s, clean_reason(reason) or None
+            await self._pool(), names, _above_zero(for_s), clean_reason(reason) or None
         )
 
     async def resume(self, queues: Iterable[str]) -> list[str]:
@@ -345,6 +413,12 @@ class Client:
                 self._background = BackgroundLoop()
             background = self._background
         return background.run(coroutine)
+
+
+def _above_zero(for_s: float | None) -> float | None:
+    if for_s is not None and not 0 < for_s < float("inf"):
+        raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
+    return for_s
 
 
 # A child made by fork shares its parent's sockets, but not the loops and threads behind them.

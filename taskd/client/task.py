@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -14,6 +14,7 @@ from taskd.core import registry as registries
 from taskd.core import task as core
 from taskd.core.batch import Item
 from taskd.core.context import Context, TransactionContext
+from taskd.core.form import Upgrade
 from taskd.core.job import NewJob
 from taskd.core.unique import Enqueued, Unique
 
@@ -87,6 +88,8 @@ class Task(core.Task[P, R], Enqueues[P]):
         max_attempts: int | None = None,
         timeout_s: float | None = None,
         unique: Unique | None = None,
+        deadline: datetime | None = None,
+        deadline_s: float | None = None,
     ) -> WithOptions[P]:
         """The task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
@@ -98,6 +101,8 @@ class Task(core.Task[P, R], Enqueues[P]):
             max_attempts: 1 to 1000.
             timeout_s: seconds of one attempt.
             unique: the job's unique key.
+            deadline: no attempt starts after this moment, a datetime with a time zone.
+            deadline_s: the same in seconds from now.
         """
         chosen = JobOptions(
             queue=queue,
@@ -107,6 +112,8 @@ class Task(core.Task[P, R], Enqueues[P]):
             max_attempts=max_attempts,
             timeout_s=timeout_s,
             unique=unique,
+            deadline=deadline,
+            deadline_s=deadline_s,
         )
         return WithOptions(self, given(chosen))
 
@@ -204,6 +211,10 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    args_version: int = 1,
+    upgrade: Mapping[int, Upgrade] | None = None,
+    aliases: Sequence[str] = (),
+    redact: Sequence[str] = (),
     registry: registries.Registry = registries.DEFAULT,
 ) -> Decorator: ...
 
@@ -267,8 +278,9 @@ def task(
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
-        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, and one of
-            process, batch (with max_wait_s) and transaction: see taskd.core.task.Task.
+        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, args_version,
+            upgrade, aliases, redact, and one of process, batch (with max_wait_s) and transaction:
+            see taskd.core.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.

@@ -246,6 +246,7 @@ def stage(
         sample.priority,
         max_attempts,
         timeout_s,
+        task.form.stored,
     )
     return made, task
 

@@ -19,6 +19,8 @@ TASK_NAME_BYTES_MAX = 200
 MAX_ATTEMPTS_LIMIT = 1000
 TIMEOUT_S_MAX = 30 * 86400.0
 DELAY_S_MAX = 10 * 365 * 86400.0
+ARGS_VERSION_MAX = 32767
+CONCURRENCY_MAX = 10_000
 PRIORITY_DEFAULT = 100
 PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
 RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
@@ -52,7 +54,7 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (JobState.BLOCKED, JobState.QUEUED),  # the last job that it waited for has ended
         (JobState.BLOCKED, JobState.SCHEDULED),
         (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or with a job that it needs
-        (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time for the holder of a key
+        (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time, by hand or by key
         (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
         (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, in the slow lane
@@ -63,8 +65,12 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (JobState.RUNNING, JobState.QUEUED),  # release
         (JobState.SCHEDULED, JobState.CANCELLED),  # cancel by hand
         (JobState.QUEUED, JobState.CANCELLED),
+        (JobState.SCHEDULED, JobState.FAILED),  # its deadline is over
+        (JobState.QUEUED, JobState.FAILED),
         (JobState.FAILED, JobState.QUEUED),  # retry by hand
+        (JobState.FAILED, JobState.SCHEDULED),
         (JobState.CANCELLED, JobState.QUEUED),
+        (JobState.CANCELLED, JobState.SCHEDULED),
         (JobState.CANCELLED, JobState.BLOCKED),  # it waits again for what comes back with it
     }
 )
@@ -128,6 +134,23 @@ def check_payload(task: str, args: str) -> str:
     return args
 
 
+def check_moment(name: str, moment: object, seconds: object, instead: str) -> None:
+    """Check a point in time, which is given in place of so many seconds from now.
+
+    Raises:
+        InvalidJob: both are given, it has no time zone, or PostgreSQL could not store it.
+    """
+    if seconds is not None:
+        raise InvalidJob(f"give {name} or {instead}, not both")
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise InvalidJob(
+            f"{name} {moment!r} has no time zone: use datetime.now(timezone.utc) or the like"
+        )
+    # A year near datetime's own ends overflows when it is moved to UTC.
+    if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
+        raise InvalidJob(f"{name} {moment!r} is not between the years 2 and 8999")
+
+
 @dataclass(frozen=True, slots=True)
 class NewJob:
     """A job to enqueue: a value, checked when made. `args` is the JSON text of its arguments.
@@ -144,6 +167,11 @@ class NewJob:
         checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
             they are checked against the published task when they are enqueued.
         unique: its unique key; None: it is one of any number.
+        deadline: no attempt starts after this moment (with a time zone); a job that still waits
+            then fails as `expired`. Excludes `deadline_s`.
+        deadline_s: the same in seconds after the enqueuing transaction began.
+        args_version: the form of its arguments, as the task's option has it; None: the first one,
+            or, of arguments that are not checked yet, that of the published task.
 
     Raises:
         InvalidJob: an option is outside its limits.
@@ -160,6 +188,9 @@ class NewJob:
     timeout_s: float | None = None
     checked: bool = False
     unique: Unique | None = None
+    deadline: datetime | None = None
+    deadline_s: float | None = None
+    args_version: int | None = None
 
     def __post_init__(self) -> None:
         check_task_name(self.task)
@@ -174,22 +205,17 @@ class NewJob:
         if self.delay_s is not None:
             check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
         if self.run_at is not None:
-            self._check_run_at(self.run_at)
+            check_moment("run_at", self.run_at, self.delay_s, "delay_s")
+        if self.deadline_s is not None:
+            check_seconds("deadline_s", self.deadline_s, 0.0, DELAY_S_MAX)
+        if self.deadline is not None:
+            check_moment("deadline", self.deadline, self.deadline_s, "deadline_s")
+        if self.args_version is not None:
+            check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
         if self.unique is not None:
             if not isinstance(self.unique, Unique):
                 raise InvalidJob(f"unique {self.unique!r} is no Unique(...)")
             object.__setattr__(self, "unique", self.unique.of(self.args))
-
-    def _check_run_at(self, run_at: datetime) -> None:
-        if self.delay_s is not None:
-            raise InvalidJob("give run_at or delay_s, not both")
-        if not isinstance(run_at, datetime) or run_at.tzinfo is None:
-            raise InvalidJob(
-                f"run_at {run_at!r} has no time zone: use datetime.now(timezone.utc) or the like"
-            )
-        # A year near datetime's own ends overflows when it is moved to UTC.
-        if run_at.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or run_at.year < 2:
-            raise InvalidJob(f"run_at {run_at!r} is not between the years 2 and 8999")
 
     def at(self, run_at: datetime) -> Self:
         """The same job, not before `run_at` (a datetime with a time zone)."""
@@ -210,6 +236,8 @@ class Job(msgspec.Struct, gc=False):
         wait_s: seconds from its due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
         workflow_id: the workflow that it is part of, if it is.
+        args_version: the form of its arguments; None: the first.
+        late: its deadline was over when it was claimed.
     """
 
     id: int
@@ -223,6 +251,8 @@ class Job(msgspec.Struct, gc=False):
     crashes: int
     wait_s: float
     due_at_s: float
-    workflow_id: int | None
+    workflow_id: int | None = None
+    args_version: int | None = None
+    late: bool | None = None
     queue: str = ""
     worker_id: int = 0

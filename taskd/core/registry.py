@@ -29,15 +29,17 @@ class Registry:
         """Register a task.
 
         Raises:
-            ValueError: another handler has that name already.
+            ValueError: another handler has that name, or one of its former names, already.
         """
-        known = self._tasks.get(task.name)
-        if known is not None and not _same(known, task):
-            raise ValueError(
-                f"two tasks are named {task.name!r}: {_where(known)} and {_where(task)}; "
-                "give one of them a name of its own"
-            )
-        self._tasks[task.name] = task
+        for name in (task.name, *task.aliases):
+            known = self._tasks.get(name)
+            if known is not None and not _same(known, task):
+                raise ValueError(
+                    f"two tasks are named {name!r}: {_where(known)} and {_where(task)}; "
+                    "give one of them a name of its own"
+                )
+        for name in (task.name, *task.aliases):
+            self._tasks[name] = task
 
     def add_resource(self, maker: Callable[[], Any]) -> None:
         """Register a resource under the name of its function.
@@ -65,18 +67,18 @@ class Registry:
         self.schedules[schedule.name] = schedule
 
     def get(self, name: str) -> Task[..., Any] | None:
-        """The task of that name, if known."""
+        """The task of that name, or of that former name, if known."""
         return self._tasks.get(name)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """All names, former ones too, sorted."""
         return sorted(self._tasks)
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
-        return iter(self._tasks.values())
+        return (task for name, task in self._tasks.items() if name == task.name)
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return sum(1 for _ in self)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tasks

@@ -78,6 +78,7 @@ class Stage(msgspec.Struct, frozen=True):
     priority: int = 100
     max_attempts: int | None = None
     timeout_s: float | None = None
+    args_version: int | None = None
 
 
 def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -20,6 +20,7 @@ import msgspec
 
 from taskd.core import backoff as backoffs
 from taskd.core import batch as batches
+from taskd.core.form import Form, Upgrade, check_aliases, check_redact
 from taskd.core.job import (
     MAX_ATTEMPTS_LIMIT,
     TIMEOUT_S_MAX,
@@ -65,6 +66,11 @@ class Task(Generic[P, R]):
         max_wait_s: how long the first job of a batch waits for others, 0 to 3 seconds.
         transaction: the handler gets `ctx.conn`, whose transaction commits with the completion;
             True, or its isolation level: `repeatable_read` or `serializable`.
+        args_version: the form that its arguments have today; 1 is the first.
+        upgrade: by each older version that may still wait in the database, the function that
+            makes of such arguments (a dict, as JSON has it) those of the next version.
+        aliases: its former names; jobs that bear one are run, too.
+        redact: arguments that are shown as `***` by the command line and in errors.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
@@ -72,7 +78,7 @@ class Task(Generic[P, R]):
             not what `process`, `batch` or `transaction` need; `backoff` or `on_error` hold
             something else than policies and verdicts.
         InvalidJob: name or queue outside their limits.
-        ValueError: attempts, timeout, batch or isolation outside their limits.
+        ValueError: attempts, timeout, versions, batch or isolation outside their limits.
     """
 
     def __init__(
@@ -90,6 +96,10 @@ class Task(Generic[P, R]):
         batch: int | None = None,
         max_wait_s: float = MAX_WAIT_S_DEFAULT,
         transaction: bool | str = False,
+        args_version: int = 1,
+        upgrade: Mapping[int, Upgrade] | None = None,
+        aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
     ) -> None:
         _check_handler(handler)
         self.handler = handler
@@ -133,6 +143,9 @@ class Task(Generic[P, R]):
         self._fields = self.args_type.__struct_fields__
         self.unique = unique
         _check_unique(self.name, unique, self._fields)
+        self.form = Form(self.name, args_version, upgrade or {})
+        self.aliases = check_aliases(self.name, aliases)
+        self.redact = check_redact(self.name, redact, self._fields)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler itself, as any function; `.handler` takes a `ctx`, too."""
@@ -166,12 +179,14 @@ class Task(Generic[P, R]):
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return text
 
-    def decode(self, args: str) -> dict[str, Any]:
-        """Keyword arguments for the handler, from a job's JSON text.
+    def decode(self, args: str, args_version: int | None = None) -> dict[str, Any]:
+        """Keyword arguments for the handler, from a job's JSON text, brought to today's form.
 
         Raises:
-            InvalidArgs: they do not fit the signature any more.
+            InvalidArgs: they do not fit the signature any more, or cannot be upgraded.
         """
+        if (args_version or 1) != self.form.args_version:
+            args = self.form.lift(args, args_version or 1)
         try:
             decoded = self._decoder.decode(args)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -184,7 +199,7 @@ class Task(Generic[P, R]):
         required = tuple(each.name for each in given if each.default is each.empty)
         return required, tuple(self._fields)
 
-    def item(self, args: str) -> Any:
+    def item(self, args: str, args_version: int | None = None) -> Any:
         """What a batch handler gets as one job's `args`, from its JSON text.
 
         Raises:
@@ -192,7 +207,7 @@ class Task(Generic[P, R]):
         """
         assert self._item is not None
         try:
-            return self._item(**self.decode(args))
+            return self._item(**self.decode(args, args_version))
         except (TypeError, ValueError) as error:  # out of a __post_init__ of its own
             raise InvalidArgs(f"task {self.name}: {error}") from error
 
@@ -204,7 +219,14 @@ class Task(Generic[P, R]):
         """
         text = self.encode(*args, **kwargs)
         unique = None if self.unique is None else self.keyed(self.unique, text)
-        return NewJob(self.name, text, queue=self.queue, checked=True, unique=unique)
+        return NewJob(
+            self.name,
+            text,
+            queue=self.queue,
+            checked=True,
+            unique=unique,
+            args_version=self.form.stored,
+        )
 
     def keyed(self, unique: Unique, args: str) -> Unique:
         """The same with the key of these arguments, those that were left to their defaults too.

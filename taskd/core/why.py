@@ -63,6 +63,12 @@ class Facts(msgspec.Struct, frozen=True):
         due_in_s: seconds until it is due, below zero since then.
         error_type: of its last failed attempt, as `error_message`.
         task_app: the app that has published its task.
+        deadline: no attempt starts after it; None: it has none.
+        args_version: the form of its arguments.
+        task_args_version: that of the published task; None when nobody has published it.
+        key_holder: of a finished job, the id of the one that holds its unique key now.
+        task_paused_at: since when its task is paused, None when it is not; the others as of the
+            queue's pause.
         paused_at: since when its queue is paused, None when it is not.
         paused_until: None: until somebody resumes it.
         worker_state: of the worker that runs or ran it, as Server.state; None when it is not known.
@@ -94,6 +100,16 @@ class Facts(msgspec.Struct, frozen=True):
     error_type: str | None
     error_message: str | None
     task_app: str | None
+    deadline: datetime | None
+    expires_in_s: float | None
+    args_version: int
+    task_args_version: int | None
+    key_holder: int | None
+    task_paused_at: datetime | None
+    task_paused_ago_s: float | None
+    task_paused_until: datetime | None
+    task_resumes_in_s: float | None
+    task_pause_reason: str | None
     paused_at: datetime | None
     paused_ago_s: float | None
     paused_until: datetime | None
@@ -121,7 +137,14 @@ class Why(StrEnum):
     # Running by its state, but its worker is silent, dead or forgotten.
     WORKER_LOST = "worker_lost"
     CANCEL_ASKED = "cancel_asked"
+    # Finished; and it cannot be retried, as another job holds its unique key now.
+    KEY_HELD = "key_held"
     PAUSED = "paused"
+    TASK_PAUSED = "task_paused"
+    # Its arguments have a newer form than the published task knows.
+    ARGS_NEWER = "args_newer"
+    # It will expire, or should have.
+    DEADLINE = "deadline"
     # No live worker serves its queue.
     UNSERVED = "unserved"
     # Live workers serve its queue, and none of them knows its task.
@@ -149,7 +172,8 @@ class Reason(NamedTuple):
 def reasons(facts: Facts) -> list[Reason]:
     """All reasons, at least one; those that somebody must mend come first."""
     if facts.state in FINISHED:
-        return [Reason(Why.FINISHED)]
+        held = [] if facts.key_holder is None else [Reason(Why.KEY_HELD)]
+        return [Reason(Why.FINISHED), *held]
     found = _running(facts) if facts.state == JobState.RUNNING else _waiting(facts)
     return sorted(found, key=lambda reason: not reason.mend)
 
@@ -168,10 +192,7 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
     later = facts.state == JobState.SCHEDULED and facts.due_in_s > 0
     if facts.paused_at is not None and not (later and _is_over_before_it_is_due(facts)):
         yield Reason(Why.PAUSED, mend=facts.paused_until is None)
-    if not facts.serving:
-        yield Reason(Why.UNSERVED, mend=True)
-    elif not facts.knowing:
-        yield Reason(Why.TASK_UNKNOWN, mend=True)
+    yield from _not_run(facts)
     if facts.crashes:
         yield Reason(Why.SUSPECT)
     if facts.parents:
@@ -182,6 +203,20 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
         yield Reason(Why.QUEUED)
     elif not facts.crashes:
         yield Reason(Why.DUE)
+    if facts.deadline is not None:
+        yield Reason(Why.DEADLINE)
+
+
+def _not_run(facts: Facts) -> Iterator[Reason]:
+    """Why no worker would run it, were it claimed."""
+    if not facts.serving:
+        yield Reason(Why.UNSERVED, mend=True)
+    elif not facts.knowing:
+        yield Reason(Why.TASK_UNKNOWN, mend=True)
+    if facts.task_paused_at is not None:
+        yield Reason(Why.TASK_PAUSED, mend=facts.task_paused_until is None)
+    if facts.args_version > (facts.task_args_version or facts.args_version):
+        yield Reason(Why.ARGS_NEWER, mend=True)
 
 
 def _held_up(facts: Facts) -> Iterator[Reason]:

@@ -20,6 +20,8 @@ from taskd.store.database import Database
 from taskd.store.translate import translated
 
 PROBE_TIMEOUT_S = 5.0
+# Those of queues begin with it and go on with an underscore.
+ALL_WORKERS = "taskd"
 
 
 class Pooled(StoreUnavailable):
@@ -33,6 +35,7 @@ class Channels:
         queues: each has a channel of its own.
         heard: called with the queue for each notification, without its payload: a NOTIFY is a
             hint that anybody can forge.
+        called: called with the payload of each notification on the channel of all workers.
         lost: called once when the connection ends by itself.
     """
 
@@ -41,17 +44,22 @@ class Channels:
         database: Database,
         queues: Iterable[str],
         heard: Callable[[str], None],
+        called: Callable[[str], None],
         lost: Callable[[], None],
     ) -> None:
         self._queues = {f"taskd_{queue}": queue for queue in queues}
         self._database = database
-        self._heard = heard
+        self._heard, self._called = heard, called
         self._lost = lost
         self._connection: Any = None
 
     def __len__(self) -> int:
-        """How many there are."""
+        """How many queues have one."""
         return len(self._queues)
+
+    @property
+    def _names(self) -> list[str]:
+        return [*self._queues, ALL_WORKERS]
 
     async def open(self) -> None:
         """Connect and LISTEN.
@@ -68,10 +76,10 @@ class Channels:
         # channel after the other. What it knows is private, and a test watches it.
         known: dict[str, set[Any]] = getattr(connection, "_listeners", {})
         with translated():
-            for channel in self._queues:
+            for channel in self._names:
                 known.setdefault(channel, set())
                 await connection.add_listener(channel, self._hear)
-            await connection.execute("; ".join(f'LISTEN "{channel}"' for channel in self._queues))
+            await connection.execute("; ".join(f'LISTEN "{channel}"' for channel in self._names))
 
     async def probe(self) -> None:
         """Make sure that the connection answers and still listens.
@@ -82,7 +90,7 @@ class Channels:
         with translated():
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 rows = await self._connection.fetch("SELECT pg_listening_channels()")
-        if missing := self._queues.keys() - {row[0] for row in rows}:
+        if missing := set(self._names) - {row[0] for row in rows}:
             raise StoreUnavailable(f"the connection no longer listens to {min(missing)}")
 
     def drop(self) -> None:
@@ -91,5 +99,8 @@ class Channels:
             self._connection.terminate()
             self._connection = None
 
-    def _hear(self, _connection: object, _pid: int, channel: str, _payload: object) -> None:
-        self._heard(self._queues[channel])
+    def _hear(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
+        if channel == ALL_WORKERS:
+            self._called(str(payload))
+        else:
+            self._heard(self._queues[channel])

@@ -81,13 +81,22 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [_float(job.delay_s) for job in jobs],
         [job.max_attempts for job in jobs],
         [_float(job.timeout_s) for job in jobs],
+        _rare([job.deadline for job in jobs]),
+        _rare([_float(job.deadline_s) for job in jobs]),
+        _rare([job.args_version for job in jobs]),
     )
+
+
+def _rare(column: list[Any]) -> list[Any]:
+    """The column of an option that few jobs have; empty when none has it: unnest() fills it up."""
+    return column if any(each is not None for each in column) else []
 
 
 def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
     return (
         job.task, job.queue, job.args, job.priority, job.run_at, _float(job.delay_s),
-        job.max_attempts, _float(job.timeout_s),
+        job.max_attempts, _float(job.timeout_s), job.deadline, _float(job.deadline_s),
+        job.args_version,
     )  # fmt: skip
 
 
@@ -178,7 +187,8 @@ async def ack_settled(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[
         [ack.reason for ack in acks],
         [ack.error for ack in acks],
         [ack.result for ack in acks],
-        [ack.next for ack in acks],
+        _rare([ack.next for ack in acks]),
+        _rare([ack.parked or None for ack in acks]),
     )
     return {row[0]: JobState(row[1]) for row in rows}
 
@@ -211,15 +221,30 @@ async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobStat
     return {row[0]: JobState(row[1]) for row in rows}
 
 
-async def cancel(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, JobState]:
-    """Cancel waiting jobs, ask for running ones; others are missing in the answer."""
-    rows = await on.fetch("cancel_jobs", list(ids), reason)
+async def cancel(
+    on: Fetches, ids: Sequence[int], reason: str, states: Sequence[str] = ()
+) -> dict[int, JobState]:
+    """Cancel waiting jobs, ask for running ones; others are missing in the answer.
+
+    Args:
+        states: only jobs that are in one of these; none: in any.
+    """
+    rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None)
     return {row[0]: JobState(row[1]) for row in rows}
 
 
-async def retry(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Bring failed and cancelled jobs back; the ids of those that came.
+async def retry(
+    on: Fetches,
+    ids: Sequence[int],
+    run_at: datetime | None = None,
+    delay_s: float | None = None,
+) -> list[int]:
+    """Bring failed and cancelled jobs back, now or at a later time; the ids of those that came.
 
-    With them come those that were cancelled because of them.
+    Raises:
+        KeyHeld: another job took the unique key of one of them in this moment; nothing was written,
+            and the next try will leave that one where it is.
     """
-    return sorted(row[0] for row in await on.fetch("retry_jobs", list(ids)))
+    with key_held("another job took the unique key of one of them just now; try again"):
+        rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
+    return sorted(row[0] for row in rows)

@@ -48,9 +48,13 @@ async def list_jobs(
     return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
 
 
-async def show_job(on: Fetches, job_id: int) -> Row | None:
-    """Everything about one job, its JSON decoded; None when nobody knows it."""
-    for row in _rows(await on.fetch("show_job", job_id)):
+async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
+    """Everything about one job, its JSON decoded; None when nobody knows it.
+
+    Args:
+        unredacted: show the arguments that its task hides, too.
+    """
+    for row in _rows(await on.fetch("show_job", job_id, unredacted)):
         decoded = {
             name: msgspec.json.decode(row[name]) if row[name] is not None else None
             for name in ("args", "errors", "result")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ class PublishedTask(NamedTuple):
     max_attempts: int
     timeout_s: float | None
     args_schema: str
+    args_version: int
+    redact: list[str]
     published_at: datetime
 
 
@@ -28,6 +30,22 @@ async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:
     """The published tasks of these names, by name; those that nobody published are missing."""
     rows = await on.fetch("find_tasks", list(names))
     return {row[0]: PublishedTask(*row) for row in rows}
+
+
+async def pause(
+    on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
+) -> list[str]:
+    """Stop running jobs of tasks for so many seconds, or (None) until resumed.
+
+    Returns the names of those that are paused now, with their former names; what nobody has
+    published is missing.
+    """
+    return sorted(row[0] for row in await on.fetch("pause_tasks", list(names), for_s, reason))
+
+
+async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
+    """Run jobs of paused tasks again; the names of those that were paused."""
+    return sorted(row[0] for row in await on.fetch("resume_tasks", list(names)))
 
 
 async def names(on: Fetches) -> list[str]:

@@ -181,14 +181,19 @@ def _broken_constraint(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def key_held() -> Iterator[None]:
+def key_held(message: str | None = None) -> Iterator[None]:
     """Raise KeyHeld whatever driver or framework has told of it.
+
+    Args:
+        message: says it in place of the server's words.
 
     Raises:
         KeyHeld: another job holds a unique key.
     """
     try:
         yield
+    except KeyHeld as error:
+        raise KeyHeld(message or str(error)) from error
     except TaskdError:
         raise
     except Exception as error:
@@ -196,7 +201,7 @@ def key_held() -> Iterator[None]:
         inner: BaseException | None = error
         while inner is not None:
             if _broken_constraint(inner) == KEY_CONSTRAINT:
-                raise KeyHeld(first_line(inner)) from error
+                raise KeyHeld(message or first_line(inner)) from error
             inner = getattr(inner, "orig", None) or inner.__cause__
         raise
 

@@ -15,6 +15,7 @@ from taskd.worker.acker import Acker
 from taskd.worker.calls import Places
 from taskd.worker.consumer import Consumer
 from taskd.worker.context import Reads
+from taskd.worker.controls import Calls, Controls
 from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.job_processes import JobProcesses
@@ -95,18 +96,21 @@ class Assembly:
             self.claims, lease, self.acker, self.runners, settings.statement_timeout_s
         )
         self._add_claiming(settings, registry, lease)
-        self._add_listening(settings, database)
+        self.controls = Controls(self.runners, self.shared)
         firers = [Firer(self.upkeep), Firer(self.upkeep, database)]
+        self.sweeper = Sweeper(
+            self.upkeep,
+            lease,
+            me,
+            self.counts,
+            self.promoter.expect,
+            [firer.expect for firer in firers],
+            self.consumers.values(),
+            self.controls,
+        )
+        self._add_listening(settings, database)
         upkeep: list[Service] = [
-            Sweeper(
-                self.upkeep,
-                lease,
-                me,
-                self.counts,
-                self.promoter.expect,
-                [firer.expect for firer in firers],
-                self.consumers.values(),
-            ),
+            self.sweeper,
             self.promoter,
             *firers,
             self.reconciler,
@@ -131,6 +135,7 @@ class Assembly:
             lease,
             {runner.queue: runner for runner in self.runners},
             registry.names(),
+            lambda: self.shared.paused,
             self.reconciler.doubt,
         )
         self.shared.suspect_ended = self.slow_lane.wakeup.set
@@ -158,4 +163,5 @@ class Assembly:
         self.listener: Listener | None = None
         # Through a pooler nothing is heard: polling is all there is.
         if not listening.pooled:
-            self.listener = Listener(listening, self.consumers, self.promoter.hear)
+            calls = Calls(self.shared.lease, self.sweeper.wakeup, self.reconciler.wakeup)
+            self.listener = Listener(listening, self.consumers, self.promoter.hear, calls.hear)

@@ -48,12 +48,14 @@ class Attempt:
         deadline: when it must have ended (time.monotonic); None: no limit.
         cancelled_at: when it was told to end (time.monotonic).
         abandoned: its end has been settled although it still runs.
+        cancel_reason: of who asked to cancel the job.
     """
 
     __slots__ = (
         "abandoned",
         "asyncio_task",
         "began",
+        "cancel_reason",
         "cancelled_at",
         "context",
         "coro",
@@ -86,6 +88,7 @@ class Attempt:
         self.deadline = None if timeout_s is None else began + timeout_s
         self.asyncio_task = asyncio_task
         self.why: str | None = None
+        self.cancel_reason = ""
         self.cancelled_at: float | None = None
         self.abandoned = False
         self.waits_for_room = False
@@ -133,7 +136,7 @@ class Attempt:
             return happened
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0)
-        return CancelAsked() if self.why == "cancel" else Interrupted()
+        return CancelAsked(self.cancel_reason) if self.why == "cancel" else Interrupted()
 
     def abandonment(self) -> Happened:
         """What to settle when it ignores its cancellation."""
@@ -142,7 +145,9 @@ class Attempt:
             return NotStarted()
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0, abandoned=left, killed=not left)
-        return CancelAsked() if self.why == "cancel" else Interrupted(abandoned=left)
+        return (
+            CancelAsked(self.cancel_reason) if self.why == "cancel" else Interrupted(abandoned=left)
+        )
 
     def stack(self) -> str:
         """Where it waits, for the log."""

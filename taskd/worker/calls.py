@@ -61,9 +61,9 @@ def call_of(
         return ProcessCall(places.processes, task, job)  # they are decoded there
     if task.kind is Kind.BATCH:
         assert context is not None
-        return Member(batches, task, job, Item(task.item(job.args), context))
+        return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))
     first = () if context is None else (context,)
-    handle = partial(task.handler, *first, **task.decode(job.args))
+    handle = partial(task.handler, *first, **task.decode(job.args, job.args_version))
     if task.kind is Kind.TRANSACTION:
         assert isinstance(context, TransactionAttemptContext)
         return TransactionCall(places.transactions, task, context, handle)

@@ -232,8 +232,20 @@ class Consumer:
         return jobs
 
     def _take(self, jobs: list[Job]) -> None:
-        registry = self._shared.registry
+        registry, paused = self._shared.registry, self._shared.paused
+        if paused:
+            jobs = self._without(paused, jobs)
         unknown = [job.task for job in jobs if job.task not in registry]
         for name, count in Counter(unknown).items() if unknown else ():
             events.task_unknown(name, self.runner.queue, count)
         self.runner.add(jobs)
+
+    def _without(self, paused: frozenset[str], jobs: list[Job]) -> list[Job]:
+        """The jobs whose task is not paused; the others are given back."""
+        parked = [job for job in jobs if job.task in paused]
+        if not parked:
+            return jobs
+        for name, count in Counter(job.task for job in parked).items():
+            events.jobs_parked(name, self.runner.queue, count)
+        self.runner.park(parked)
+        return [job for job in jobs if job.task not in paused]

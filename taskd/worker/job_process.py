@@ -108,7 +108,7 @@ class JobProcess:
             task = find_task(request.module, request.name)
             if task is None:
                 raise LookupError(f"there is no task {request.module}.{request.name} here")  # noqa: TRY301
-            arguments = task.decode(request.job.args)
+            arguments = task.decode(request.job.args, request.job.args_version)
             self._running = True
             self._say(BEGUN)
             value = task.handler(**arguments)

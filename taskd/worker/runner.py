@@ -56,6 +56,7 @@ class Shared:
         database_key: tells this database from others, for idempotency keys.
         resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a job of the slow lane has ended.
+        paused: tasks whose jobs are not to be run (see controls.py).
     """
 
     registry: Registry
@@ -68,6 +69,7 @@ class Shared:
     database_key: str = ""
     resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
+    paused: frozenset[str] = frozenset()
 
 
 Prepared = tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None, Call | None]
@@ -102,7 +104,8 @@ class Runner:
         self._walking = False
         self._closed = False
         self._moved_at = 0.0
-        self._unknown_since: dict[str, float] = {}
+        # By task, and by the version of its arguments that is newer than this code.
+        self._unknown_since: dict[tuple[str, int], float] = {}
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these, in their order, after those that wait already."""
@@ -219,9 +222,15 @@ class Runner:
     def _prepare(self, job: Job, began: float) -> Prepared | None:
         """The handler's coroutine, ready for its first step; None when the job ends without one."""
         task = self._shared.registry.get(job.task)
+        if job.late:
+            self._settle(job, task, None, outcome.Expired(), began)
+            return None
         if task is None:
-            unknown_for_s = began - self._unknown_since.setdefault(job.task, began)
+            unknown_for_s = began - self._unknown_since.setdefault((job.task, 0), began)
             self._settle(job, None, None, outcome.TaskUnknown(unknown_for_s), began)
+            return None
+        if job.args_version is not None and task.form.is_newer(job.args_version):
+            self._settle(job, task, None, self._newer(job, job.args_version, began), began)
             return None
         running = self._attempts.get(job.id)
         if running is not None and _same_job(running.job, job):
@@ -247,12 +256,19 @@ class Runner:
                 context = self._context(job, task, began)
             if task.kind is Kind.ASYNC:
                 first = () if context is None else (context,)
-                return task, task.handler(*first, **task.decode(job.args)), context, None
+                arguments = task.decode(job.args, job.args_version)
+                return task, task.handler(*first, **arguments), context, None
             call = call_of(job, task, context, self._shared.places, self._batches)
         except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
             self._settle(job, task, context, Raised(error), began)
             return None
         return task, call.run(), context, call
+
+    def _newer(self, job: Job, args_version: int, began: float) -> outcome.ArgsNewer:
+        met = (job.task, args_version)
+        if met not in self._unknown_since:
+            events.task_outdated(job.task, self.queue, args_version)
+        return outcome.ArgsNewer(began - self._unknown_since.setdefault(met, began))
 
     def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
         timeout_s = _timeout_s(job, task)
@@ -334,7 +350,19 @@ class Runner:
         """Give back a job that was claimed and not started."""
         self._settle(job, None, None, outcome.NotStarted(), time.monotonic())
 
+    def park(self, jobs: Iterable[Job]) -> None:
+        """Give back jobs whose task is paused."""
+        now = time.monotonic()
+        for job in jobs:
+            self._settle(job, None, None, outcome.TaskPaused(), now)
+
     # What others ask of it.
+
+    def resize(self, limit: int) -> None:
+        """Run so many at a time from now on; what runs beyond that goes on to its end."""
+        self.limit = limit
+        self._dispatch()
+        self.room.set()
 
     def tick(self, now: float) -> None:
         """Every 50 ms (`now`: time.monotonic()): deadlines, abandoning, what waits too long."""
@@ -407,11 +435,17 @@ class Runner:
         for attempt in list(self._attempts.values()):
             attempt.cancel(why, now)
 
-    def cancel_job(self, job_id: int) -> None:
-        """Somebody asked to cancel this job."""
+    def cancel_job(self, job_id: int, reason: str) -> None:
+        """Somebody asked to cancel this job, if it is here."""
+        now = time.monotonic()
         attempt = self._attempts.get(job_id)
         if attempt is not None:
-            attempt.cancel("cancel", time.monotonic())
+            attempt.cancel_reason = reason
+            attempt.cancel("cancel", now)
+            return
+        for job in [job for job in self._buffer if job.id == job_id]:
+            self._buffer.remove(job)
+            self._settle(job, None, None, outcome.CancelAsked(reason), now)
 
     def abandon_all(self) -> None:
         """Leave everything that still runs behind."""

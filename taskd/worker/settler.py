@@ -24,6 +24,8 @@ COUNTED = (
     "abandoned",
 )
 
+GIVEN_BACK = outcome.TaskUnknown | outcome.IdTaken | outcome.ArgsNewer | outcome.TaskPaused
+
 
 class NotCommitted(Exception):
     """A handler completed its job in a transaction that it then did not commit."""
@@ -78,8 +80,8 @@ class Settler:
             text = f"its outcome could not be described: {type(error).__name__}"
             ack = outcome.settle(job, task, Raised(RuntimeError(text)))
         self._acker.settled(ack)
-        if isinstance(happened, outcome.TaskUnknown | outcome.IdTaken):
-            self.counts["released"] += 1  # said once per batch, in Consumer._take
+        if isinstance(happened, GIVEN_BACK):
+            self.counts["released"] += 1  # said once for many, in Consumer and Runner
         else:
             self._say(job, ack, time.monotonic() - began)
 

@@ -164,6 +164,7 @@ class Worker:
         self.parts.shared.resources = self._resources.made
         self.parts.handler_tasks.watch()
         await self._register()
+        await self.parts.sweeper.look()  # before the first claim: what is paused is not run
         self._beat = BeatThread(self.database, self._lease, self._pulse, self._buried)
         self._beat.start()
         self.parts.supervisor.start()
@@ -303,8 +304,7 @@ class Worker:
         except ConfigError as error:
             events.service_crashed("reload", error, crashes=1, delay_s=0.0)
             return
-        for runner in self.parts.runners:
-            runner.limit = limits.get(runner.queue, runner.limit)
+        self.parts.controls.configure(limits)
         self.settings = settings
         self.parts.shared.cancel_s = settings.cancel_s
         events.configure(

@@ -65,7 +65,7 @@ def test_everybody_can_do_what_the_role_is_for(shells, worker, taskd):
     assert (post["done"], post["failed"]) == (1, 1)
     assert "post" in [row["queue"] for row in observer.json("queues", "list")]
     assert [row["state"] for row in observer.json("workers")] == ["live"]
-    assert "greet" in [row["name"] for row in observer.json("tasks")]
+    assert "greet" in [row["name"] for row in observer.json("tasks", "list")]
     observer("health")
     observer("db", "check")
     shells["worker"]("health")

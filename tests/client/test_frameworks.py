@@ -31,7 +31,8 @@ from sqlalchemy.ext import asyncio as sa_asyncio
 
 from taskd import Client, NewJob
 from taskd.core.registry import Registry
-from taskd.errors import InvalidArgs, UnknownTask
+from taskd.core.unique import Unique
+from taskd.errors import InvalidArgs, KeyHeld, UnknownTask
 from taskd.store.statements import load
 from taskd.workflows import Workflow, chain
 
@@ -231,6 +232,17 @@ def test_a_refused_job_harms_its_savepoint_and_nothing_else(
     caller.run(NOTE)
     caller.commit()
     assert looks() == (["before"], 1)
+
+
+def test_a_key_that_is_held_is_told_by_one_error_whatever_the_driver(
+    client: Client, caller: Caller, looks: Any
+) -> None:
+    held = client.enqueue_sync(NewJob("t", queue="q", unique=Unique("k")), conn=caller.conn)
+    again = NewJob("t", queue="q", unique=Unique("k", on_conflict="raise"))
+    with pytest.raises(KeyHeld, match=f"job {held} of task"), caller.savepoint():
+        client.enqueue_sync(again, conn=caller.conn)
+    caller.commit()
+    assert looks() == (["t"], 0)
 
 
 @pytest.mark.usefixtures("published")

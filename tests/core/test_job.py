@@ -169,10 +169,13 @@ def test_a_finished_job_comes_back_by_hand_only_and_never_when_done() -> None:
         (JobState.FAILED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.BLOCKED),
+        (JobState.FAILED, JobState.SCHEDULED),
+        (JobState.CANCELLED, JobState.SCHEDULED),
     }
 
 
-def test_only_running_jobs_are_done_or_failed() -> None:
+def test_only_running_jobs_are_done_and_no_new_one_is_finished() -> None:
     for before, after in TRANSITIONS:
-        if after in (JobState.DONE, JobState.FAILED):
+        if after is JobState.DONE:
             assert before is JobState.RUNNING
+        assert before is not None or after not in FINISHED

@@ -27,6 +27,7 @@ QUEUED = {
     "serving": 1,
     "knowing": 1,
     "ahead": 0,
+    "args_version": 1,
     "servers": [],
     "parents": [],
     "parents_left": 0,

@@ -247,8 +247,8 @@ async def test_an_outcome_that_cannot_be_stored_writes_nothing_of_its_batch(
 @pytest.mark.parametrize(
     ("state", "ends_as", "reason"),
     [
-        (SCHEDULED, CANCELLED, "cancel asked"),
-        (QUEUED, CANCELLED, "cancel asked"),
+        (SCHEDULED, CANCELLED, "by hand"),
+        (QUEUED, CANCELLED, "by hand"),
         (FAILED, FAILED, "gave up"),
         (CANCELLED, CANCELLED, "gave up"),
         (DONE, DONE, "gave up"),

@@ -188,7 +188,12 @@ BEGIN
     ) AS live ON true
     WHERE live.old_fence IS DISTINCT FROM seen.fence
        OR NOT EXISTS (SELECT 1 FROM judge.allowed AS a
-                      WHERE a.old_state = live.old_state AND a.new_state = seen.new_state);
+                      WHERE a.old_state = live.old_state AND a.new_state = seen.new_state)
+       -- A job that waits fails for one reason, and not before its time.
+       OR seen.new_state = 'failed' AND live.old_state <> 'running'
+          AND NOT EXISTS (SELECT 1 FROM new_rows AS ended
+                          WHERE ended.id = seen.job AND ended.reason = 'expired'
+                            AND ended.deadline < clock_timestamp());
     GET DIAGNOSTICS hits = ROW_COUNT;
     PERFORM judge.object(hits);
     RETURN NULL;

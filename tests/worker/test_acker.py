@@ -142,7 +142,8 @@ async def test_leaving_writes_all_but_what_is_locked_and_closes_the_row(desk: De
         ME,
     )
     jobs = [
-        Job(row[0], 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, None, "q", ME) for row in ids
+        Job(row[0], 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, queue="q", worker_id=ME)
+        for row in ids
     ]
     lease = Lease(30.0)
     lease.worker_id = ME

@@ -204,7 +204,7 @@ async def test_a_cancelled_job_is_marked_and_the_others_go_on(desk: Desk) -> Non
     worker = await desk.start(cancel_s=30.0)
     await begun.wait()
     await jobs.cancel(desk.lane, [one], "by hand")
-    worker.worker.parts.runners[0].cancel_job(one)
+    worker.worker.parts.runners[0].cancel_job(one, "by hand")
     first, second = await desk.settled(one, two)
     assert (first["state"], second["state"]) == ("cancelled", "done")
 

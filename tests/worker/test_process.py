@@ -123,7 +123,7 @@ async def test_a_cancelled_job_is_told_to_stop(desk: Desk, tmp_path: Path) -> No
     worker = await desk.start(app.REGISTRY, process_slots=1, cancel_s=30.0)
     await text(note)
     await jobs.cancel(desk.lane, [job], "by hand")
-    worker.worker.parts.runners[0].cancel_job(job)
+    worker.worker.parts.runners[0].cancel_job(job, "by hand")
     (row,) = await desk.settled(job)
     assert row["state"] == "cancelled"
     assert note.read_text() == "stop"

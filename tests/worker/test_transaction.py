@@ -324,7 +324,7 @@ async def test_a_stop_and_a_cancellation_roll_back(ledger: Desk) -> None:
     worker = await ledger.start()
     await begun.wait()
     await jobs.cancel(ledger.lane, [job], "by hand")
-    worker.worker.parts.runners[0].cancel_job(job)
+    worker.worker.parts.runners[0].cancel_job(job, "by hand")
     (row,) = await ledger.settled(job)
     assert row["state"] == "cancelled"
     begun.clear()
