@@ -130,18 +130,22 @@ class Batches:
 
     Args:
         dispatch: called when a batch is ready and may begin, if there is a place.
+
+    Attributes:
+        ready: batches that wait for a place.
+        begun: batches that run. Attributes and no questions, as each attempt looks at them.
     """
 
     def __init__(self, pulse: Pulse, dispatch: Callable[[], None]) -> None:
         self._pulse, self._dispatch = pulse, dispatch
         self._open: dict[str, Batch] = {}
-        self._ready: deque[Batch] = deque()
-        self._running: set[Batch] = set()
+        self.ready: deque[Batch] = deque()
+        self.begun: set[Batch] = set()
 
     @property
-    def running(self) -> int:
-        """Places that are taken."""
-        return sum(batch.holds_place for batch in self._running) if self._running else 0
+    def places(self) -> int:
+        """Those that are taken."""
+        return sum(batch.holds_place for batch in self.begun)
 
     @property
     def gathered(self) -> int:
@@ -149,18 +153,13 @@ class Batches:
         return sum(len(batch.members) for batch in self._open.values())
 
     @property
-    def ready(self) -> int:
-        """Batches that wait for a place."""
-        return len(self._ready)
-
-    @property
     def suspect_first(self) -> bool:
         """Whether the next batch is a suspect, which has a place of its own."""
-        return bool(self._ready) and self._ready[0].members[0].job.crashes > 0
+        return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
 
     def give_back(self) -> int:
         """Have the jobs that wait for their batch end as not started; how many there are."""
-        batches = (*self._open.values(), *self._ready)
+        batches = (*self._open.values(), *self.ready)
         waiting = [each.attempt for batch in batches for each in batch.members if each.attempt]
         for attempt in waiting:
             attempt.cancel("stop", time.monotonic())
@@ -171,7 +170,7 @@ class Batches:
         if member.job.crashes:
             batch = Batch(task)
             self._join(batch, member)
-            self._ready.appendleft(batch)
+            self.ready.appendleft(batch)
             return
         batch = self._open.get(task.name) or self._new(task)
         self._join(batch, member)
@@ -198,7 +197,7 @@ class Batches:
             batch.timer.cancel()
         if self._open.get(batch.task.name) is batch:
             del self._open[batch.task.name]
-            self._ready.append(batch)
+            self.ready.append(batch)
 
     def leave(self, member: Member) -> None:
         """It is taken out before it began."""
@@ -208,14 +207,14 @@ class Batches:
         batch.members.remove(member)
         if not batch.members:
             self._close(batch)
-            if batch in self._ready:
-                self._ready.remove(batch)
+            if batch in self.ready:
+                self.ready.remove(batch)
 
     def begin(self) -> None:
         """Begin the next batch that is ready."""
-        batch = self._ready.popleft()
+        batch = self.ready.popleft()
         batch.begun = True
-        self._running.add(batch)
+        self.begun.add(batch)
         now = time.monotonic()
         for member in batch.members:
             assert member.attempt is not None
@@ -232,4 +231,4 @@ class Batches:
         """A job of a batch has ended."""
         batch = member.batch
         if batch is not None and all(each.ended.done() for each in batch.members):
-            self._running.discard(batch)
+            self.begun.discard(batch)

@@ -133,7 +133,8 @@ class Runner:
         if (
             self._buffer
             and not self._walking
-            and self._places < self.limit + (self._buffer[0].crashes > 0)
+            and (self._places if self._batches.begun else self._running)
+            < self.limit + (self._buffer[0].crashes > 0)
         ):
             if not self._shared.lease.trusted:
                 return  # tick() tries again
@@ -481,14 +482,14 @@ class Runner:
     @property
     def free(self) -> int:
         """Attempts that could begin now."""
-        free = (self.limit - self._places - self._batches.ready) * self._jobs_per_place
+        free = (self.limit - self._places - len(self._batches.ready)) * self._jobs_per_place
         gathered = self._batches.gathered if self._jobs_per_place > 1 else 0
         return free - gathered - len(self._buffer)
 
     @property
     def _places(self) -> int:
         """Those that are taken, of `limit`."""
-        return self._running + self._batches.running
+        return self._running + self._batches.places
 
     def knows(self, job_id: int) -> bool:
         """Whether a job is here, waiting or running."""
