@@ -57,6 +57,7 @@ CREATE TABLE taskd.job (
     crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
     interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
     cancel_asked boolean NOT NULL DEFAULT false,
+    awaited boolean,                        -- somebody waits for its end, which notifies `taskd:ended`
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',

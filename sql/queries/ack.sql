@@ -11,7 +11,8 @@
 -- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
 -- with cancels (7 runs of 8). The acks' connection has it switched off. How long queues keep what is done is looked
 -- up once for the batch, and only of those that keep it for another time than a week: a probe of the
--- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one.
+-- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one;
+-- whoever waits for its end (results.sql) has marked the row.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -42,8 +43,10 @@ WITH keep AS MATERIALIZED (
     WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
-SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed FROM ended;
+SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed, (SELECT count(*) FROM told) AS told FROM ended;
 
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
 -- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
@@ -93,7 +96,7 @@ WITH held AS MATERIALIZED (
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, held.result, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
-              job.limit_name, job.limit_key, job.follower
+              job.limit_name, job.limit_key, job.follower, job.awaited
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
@@ -133,8 +136,11 @@ WITH held AS MATERIALIZED (
     SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
-SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f;
+SELECT held.id, held.state
+FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM told) AS t;
 
 -- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
 
@@ -199,5 +205,7 @@ WITH ended AS (
     WHERE coalesce(queue.keep_done_s, 604800) > 0
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
-SELECT id FROM ended, (SELECT count(*) FROM followed) AS f;
+SELECT id FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM told) AS t;

@@ -43,8 +43,10 @@ WITH held AS MATERIALIZED (
     RETURNING job.id
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
-SELECT id, 'cancelled' AS state FROM ended, (SELECT count(*) FROM followed) AS f
+SELECT id, 'cancelled' AS state FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM told) AS t
 UNION ALL
 SELECT id, 'running' FROM asked;
 
