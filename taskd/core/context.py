@@ -52,6 +52,18 @@ class Context(Protocol):
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None: no limit."""
 
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far the attempt is, as often as you like; what was said last is written every second.
+
+        Args:
+            done: how much is done, in any unit.
+            total: of how much; None: nobody knows.
+            note: a few words for people, 500 bytes at most.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job in the transaction of `conn`: its effects and `done` commit together.
 

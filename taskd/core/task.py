@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -58,6 +58,9 @@ class Task(Generic[P, R]):
         on_error: exception class -> verdict, or a backoff of its own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
 
+    Attributes:
+        around: in a worker, what the middleware makes of an attempt; see with_middleware().
+
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
             that have no JSON form, a parameter named `conn`); the handler is no plain function;
@@ -65,6 +68,8 @@ class Task(Generic[P, R]):
         InvalidJob: name or queue outside their limits.
         ValueError: attempts or timeout outside their limits.
     """
+
+    around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ class AttemptContext:
 
     __slots__ = (
         "_job",
+        "_progress",
         "completed",
         "deadline",
         "idempotency_key",
@@ -35,8 +36,10 @@ class AttemptContext:
         max_attempts: int,
         deadline: float | None,
         resources: Mapping[str, Any],
+        progress: Callable[[Job, float, float | None, str], None],
     ) -> None:
         self._job = job
+        self._progress = progress
         self.idempotency_key = idempotency_key
         self.max_attempts = max_attempts
         self.deadline = deadline
@@ -72,6 +75,14 @@ class AttemptContext:
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None without one."""
         return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far this attempt is.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+        self._progress(self._job, done, total, note)
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job inside the transaction that is open on `conn`.

@@ -54,6 +54,7 @@ class Shared:
         database_key: tells this database from others, for idempotency keys.
         resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a job of the slow lane has ended.
+        progress: takes what handlers say about how far they are.
     """
 
     registry: Registry
@@ -66,6 +67,7 @@ class Shared:
     database_key: str = ""
     resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
+    progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
 
 
 class Runner:
@@ -236,8 +238,11 @@ class Runner:
                     outcome.attempts_limit(job, task),
                     None if timeout_s is None else began + timeout_s,
                     self._shared.resources,
+                    self._shared.progress,
                 )
                 coro = self._coroutine(task, context, arguments)
+                if task.around is not None:
+                    coro = task.around(context, coro)
             else:
                 coro = self._coroutine(task, None, arguments)
         except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
