@@ -107,7 +107,7 @@ class Buffered:
         return len(self._waiting) + len(self._in_flight)
 
     def enqueue(self, job: NewJob) -> Receipt:
-        """Take a job. Returns at once; who awaits what it returns gets the job's id, as enqueue().
+        """Take a job, at once; whoever awaits what this returns gets the job's id.
 
         Raises:
             BufferFull: there is no room; the job was not taken.

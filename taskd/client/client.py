@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self, TypeVar, Unpack
 
-from taskd import config
 import msgspec
 
+from taskd import config
 from taskd.client.background import BackgroundLoop
 from taskd.client.buffered import Buffered
 from taskd.client.producing import BuiltIns, JobOptions, given, no_built_ins, produce

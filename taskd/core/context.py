@@ -53,7 +53,7 @@ class Context(Protocol):
         """Seconds until the deadline; None: no limit."""
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far the attempt is, as often as you like; what was said last is written every second.
+        """Say how far the attempt is, as often as you like: the last word is written each second.
 
         Args:
             done: how much is done, in any unit.

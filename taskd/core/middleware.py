@@ -34,9 +34,9 @@ def middleware(
     """Register `async def around(ctx, call_next)` for the attempts of all tasks, or of some.
 
     `await call_next()` runs what is inside, in the end the handler, and returns what that returns;
-    what `around` returns is the attempt's result, and what it raises is what the attempt raised. The
-    first that was registered is the outermost one. It runs in the attempt's own context and under its
-    deadline, on the event loop, also around a plain function that runs in a thread.
+    what `around` returns is the attempt's result, and what it raises is what the attempt raised.
+    The first that was registered is the outermost one. It runs in the attempt's own context and
+    under its deadline, on the event loop, also around a plain function that runs in a thread.
 
     Args:
         around: the function.
@@ -55,9 +55,7 @@ def middleware(
     return around
 
 
-async def through(
-    chain: Sequence[Around], ctx: Any, attempt: Coroutine[Any, Any, Any]
-) -> Any:
+async def through(chain: Sequence[Around], ctx: Any, attempt: Coroutine[Any, Any, Any]) -> Any:
     """Run an attempt inside of the chain, its first function outermost."""
     try:
         return await _call(chain, 0, ctx, attempt)

@@ -1,4 +1,4 @@
-"""What jobs have to say: how far running attempts are, and what became of jobs that are waited for."""
+"""What jobs have to say: how far attempts are, and what became of jobs that are waited for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ async def prune_progress(on: Fetches) -> int:
 async def await_jobs(on: Fetches, job_ids: Sequence[int]) -> dict[int, Outcome]:
     """Where these jobs are, and have them notify when they end; unknown ones are missing."""
     rows = await on.fetch("await_jobs", list(job_ids))
-    return {row[0]: Outcome(row[0], JobState(row[1]), bool(row[2]), *tuple(row)[3:]) for row in rows}
+    return {
+        row[0]: Outcome(row[0], JobState(row[1]), bool(row[2]), *tuple(row)[3:]) for row in rows
+    }
 
 
 def ended_channel(

@@ -27,7 +27,7 @@ class ThreadCall:
         self._attempt: Attempt | None = None
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """Its time counts from when it has a thread; middleware may come before it waits for one."""
+        """Its time counts from when it has a thread; before that, middleware may run."""
         self._attempt = attempt
         if self._waits:
             attempt.wait_for_thread()

@@ -1,4 +1,4 @@
-"""client.buffered(): jobs are taken at once, written in batches, and never lost or doubled unsaid."""
+"""client.buffered(): jobs are taken at once, written in batches, and never lost unsaid."""
 
 from __future__ import annotations
 

@@ -153,7 +153,10 @@ async def test_many_who_wait_share_one_connection(
     tasks = [asyncio.create_task(each.result(10.0)) for each in (*ids, ids[0])]
     while await sql.fetchval("SELECT count(*) FROM taskd.job WHERE awaited") < 10:
         await asyncio.sleep(0.01)
-    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'taskd listen' AND datname = current_database()"
+    count = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE application_name = 'taskd listen' AND datname = current_database()"
+    )
     while not any(each._hears for each in client._waiting.values()):
         await asyncio.sleep(0.005)
     assert await sql.fetchval(count) == 1
