@@ -51,6 +51,47 @@ CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
 
+CREATE FUNCTION taskd.await_jobs(ids bigint[]) RETURNS TABLE(id bigint, state text, awaited boolean, reason text, error text, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    queue text;
+BEGIN
+    FOR queue IN
+        WITH held AS MATERIALIZED (
+            SELECT j.id
+            FROM taskd.job AS j
+            WHERE j.id = ANY (ids) AND j.awaited IS NULL
+            ORDER BY j.id
+            FOR NO KEY UPDATE SKIP LOCKED
+        ), marked AS (
+            UPDATE taskd.job AS j
+            SET awaited = true
+            FROM held
+            WHERE j.id = held.id
+            RETURNING j.queue::text AS name, j.state
+        )
+        SELECT DISTINCT marked.name FROM marked WHERE marked.state = 'queued'
+    LOOP
+        PERFORM taskd.ring(queue);
+    END LOOP;
+    RETURN QUERY
+    SELECT asked.id, found.state, found.awaited, found.reason, found.error, found.result
+    FROM (SELECT DISTINCT a.id FROM unnest(ids) AS a (id)) AS asked
+    CROSS JOIN LATERAL (
+        SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
+        FROM taskd.job AS j WHERE j.id = asked.id
+        UNION ALL
+        SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
+        FROM taskd.job_history AS h WHERE h.id = asked.id
+        LIMIT 1
+    ) AS found;
+END
+$$;
+
 CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -778,6 +819,7 @@ CREATE TABLE taskd.job (
     crashes smallint DEFAULT 0 NOT NULL,
     interrupts smallint DEFAULT 0 NOT NULL,
     cancel_asked boolean DEFAULT false NOT NULL,
+    awaited boolean,
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
@@ -962,6 +1004,17 @@ CREATE TABLE taskd.migration (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
+CREATE UNLOGGED TABLE taskd.progress (
+    job_id bigint NOT NULL,
+    fence bigint NOT NULL,
+    done double precision NOT NULL,
+    total double precision,
+    note text NOT NULL,
+    told_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT note_is_bounded CHECK ((octet_length(note) <= 500))
+)
+WITH (fillfactor='50');
+
 CREATE TABLE taskd.queue (
     name taskd.queue_name NOT NULL,
     paused_at timestamp with time zone,
@@ -1065,6 +1118,9 @@ ALTER TABLE ONLY taskd.job
 
 ALTER TABLE ONLY taskd.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
+
+ALTER TABLE ONLY taskd.progress
+    ADD CONSTRAINT progress_pkey PRIMARY KEY (job_id);
 
 ALTER TABLE ONLY taskd.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (name);

@@ -108,7 +108,7 @@ class Database:
                 # No question about the host was asked at connecting: another one is tried first.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():
-                await connection.execute("ROLLBACK")
+                await self.roll_back(connection)
             raise
         await self.commit(connection)
         return rows
@@ -124,6 +124,10 @@ class Database:
     async def commit(self, connection: asyncpg.Connection) -> None:
         """Commit what was begun."""
         await connection.execute("COMMIT")
+
+    async def roll_back(self, connection: asyncpg.Connection) -> None:
+        """Take back what was begun."""
+        await connection.execute("ROLLBACK")
 
     def _settings(self, settings: Mapping[str, str]) -> dict[str, str]:
         return {

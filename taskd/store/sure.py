@@ -8,10 +8,11 @@ from typing import Any, Generic, TypeVar
 import asyncpg
 
 from taskd.errors import StoreUnavailable
+from taskd.store import transactions
 from taskd.store.database import Database, close
 from taskd.store.jobs import Fetches
 from taskd.store.statements import statement
-from taskd.store.translate import ValueRefused, is_gone, translated
+from taskd.store.translate import is_gone, translated
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class SureWriter:
         try:
             with translated():
                 await self._database.begin(connection)
-            xid = (await self.fetch("draw_own_xid"))[0][0]
+            xid = await transactions.own_xid(self)
             made = await work(self)
         except BaseException as error:
             await self._back_out(error)
@@ -92,13 +93,10 @@ class SureWriter:
         """
         await self._ready()
         try:
-            fate: str | None = (await self.fetch("transaction_fate", xid))[0][0]
-        except ValueRefused:
-            return "aborted"  # of the future: the server that answers has never heard of it
+            return await transactions.fate(self, xid)
         except BaseException:
             self.drop()
             raise
-        return fate
 
     def drop(self) -> None:
         """Throw the connection away at once."""
@@ -125,6 +123,6 @@ class SureWriter:
             self.drop()
             return
         try:
-            await connection.execute("ROLLBACK")
+            await self._database.roll_back(connection)
         except Exception:  # noqa: BLE001 - it ends either way
             self.drop()
