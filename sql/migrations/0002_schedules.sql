@@ -213,6 +213,8 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
+DECLARE
+    told bigint;
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
@@ -227,8 +229,10 @@ BEGIN
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
         WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+    ), asked AS (
+        UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running'
     )
-    UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running';
+    SELECT count(pg_notify('taskd:ended', id::text)) INTO told FROM ended WHERE awaited;
 END
 $$;
 
