@@ -178,6 +178,14 @@ GRANT SELECT (
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker TO taskd_observer;
 
+-- How far attempts are, which the worker tells, whoever watches sees.
+GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
+GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
+
+-- What a job has returned may be personal: a producer may ask for the results of its jobs, and so of all others, when
+-- its login is granted this function by itself (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO shop).
+GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO taskd_admin;
+
 -- Admins: cancelling moves a job to the history, retrying moves it back, as it is. To lock a row of the
 -- history for that, PostgreSQL wants the right to change some column of it: the reason.
 GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;

@@ -97,6 +97,47 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.await_jobs(ids bigint[]) RETURNS TABLE(id bigint, state text, awaited boolean, reason text, error text, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    queue text;
+BEGIN
+    FOR queue IN
+        WITH held AS MATERIALIZED (
+            SELECT j.id
+            FROM taskd.job AS j
+            WHERE j.id = ANY (ids) AND j.awaited IS NULL
+            ORDER BY j.id
+            FOR NO KEY UPDATE SKIP LOCKED
+        ), marked AS (
+            UPDATE taskd.job AS j
+            SET awaited = true
+            FROM held
+            WHERE j.id = held.id
+            RETURNING j.queue::text AS name, j.state
+        )
+        SELECT DISTINCT marked.name FROM marked WHERE marked.state = 'queued'
+    LOOP
+        PERFORM taskd.ring(queue);
+    END LOOP;
+    RETURN QUERY
+    SELECT asked.id, found.state, found.awaited, found.reason, found.error, found.result
+    FROM (SELECT DISTINCT a.id FROM unnest(ids) AS a (id)) AS asked
+    CROSS JOIN LATERAL (
+        SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
+        FROM taskd.job AS j WHERE j.id = asked.id
+        UNION ALL
+        SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
+        FROM taskd.job_history AS h WHERE h.id = asked.id
+        LIMIT 1
+    ) AS found;
+END
+$$;
+
 CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -117,6 +158,7 @@ CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
 #variable_conflict use_variable
 DECLARE
     freed bigint;                           -- asked for, so that it is done
+    told bigint;
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
@@ -141,7 +183,8 @@ BEGIN
         FROM held
         WHERE job.id = held.id AND held.state = 'running'
     )
-    SELECT count(*) INTO freed FROM unblocked;
+    SELECT (SELECT count(*) FROM unblocked), (SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited)
+    INTO freed, told;
     PERFORM pg_notify('taskd', worker_id::text)
     FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END
@@ -280,22 +323,24 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
     AS $$
     WITH ended AS (
         DELETE FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL RETURNING *
+    ), kept AS (
+        INSERT INTO taskd.job_history (
+            id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+            state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+            key_scope, unique_key, version,
+            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+        )
+        SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+               now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
+               ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
+               ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
+               ended.key_scope, ended.unique_key, ended.version,
+               ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+               ended.limit_name, ended.limit_key
+        FROM ended
+        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     )
-    INSERT INTO taskd.job_history (
-        id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
-        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
-        key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
-    )
-    SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
-           now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
-           ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
-           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
-           ended.key_scope, ended.unique_key, ended.version,
-           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
-           ended.limit_name, ended.limit_key
-    FROM ended
-    LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+    SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
 CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean) RETURNS bigint
@@ -1530,6 +1575,7 @@ CREATE TABLE taskd.job (
     interrupts smallint DEFAULT 0 NOT NULL,
     waits_for integer,
     parked boolean DEFAULT false NOT NULL,
+    awaited boolean,
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
@@ -1715,6 +1761,17 @@ CREATE TABLE taskd.migration (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
+CREATE UNLOGGED TABLE taskd.progress (
+    job_id bigint NOT NULL,
+    fence bigint NOT NULL,
+    done double precision NOT NULL,
+    total double precision,
+    note text NOT NULL,
+    told_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT note_is_bounded CHECK ((octet_length(note) <= 500))
+)
+WITH (fillfactor='50');
+
 CREATE TABLE taskd.queue (
     name taskd.queue_name NOT NULL,
     paused_at timestamp with time zone,
@@ -1863,6 +1920,9 @@ ALTER TABLE ONLY taskd.job
 
 ALTER TABLE ONLY taskd.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
+
+ALTER TABLE ONLY taskd.progress
+    ADD CONSTRAINT progress_pkey PRIMARY KEY (job_id);
 
 ALTER TABLE ONLY taskd.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (name);

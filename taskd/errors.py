@@ -19,6 +19,10 @@ TaskdError                       1
 │   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
 │   ├── InvalidWorkflow             circles, unknown or doubled names, stages that do not fit
 │   └── KeyHeld                     another job holds the unique key, and that was to be said
+├── NotEnqueued                  1  what a buffer could not write, job by job
+├── BufferFull                   1  a buffer holds as many jobs as it may
+├── JobFailed                    1  a job whose result was waited for failed
+├── JobCancelled                 1  it was cancelled
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
@@ -32,7 +36,8 @@ A message says what is wrong, why, and what to do next.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class TaskdError(Exception):
@@ -121,6 +126,58 @@ class InvalidWorkflow(EnqueueError):
 
 class KeyHeld(EnqueueError):
     """Another job holds the unique key of a job that is to fail then; nothing was written."""
+
+
+class BufferFull(TaskdError):
+    """The buffer holds as many jobs as it may; this one was not taken."""
+
+
+class NotEnqueued(TaskdError):
+    """What a buffer could not write; nothing else of it is missing.
+
+    Attributes:
+        jobs: NewJobs that were surely not written: keep them, enqueue them later.
+        refused: (NewJob, error) of those that the database or the task's arguments do not allow.
+        unsure: NewJobs that may have been written: the COMMIT was not answered.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        jobs: Sequence[Any] = (),
+        refused: Sequence[tuple[Any, Exception]] = (),
+        unsure: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(message)
+        self.jobs = list(jobs)
+        self.refused = list(refused)
+        self.unsure = list(unsure)
+
+
+class JobFailed(TaskdError):
+    """A job whose result was waited for failed.
+
+    Attributes:
+        job_id: which.
+        reason: why, in a word or a sentence.
+        error: its last attempt's error: `type`, `message`, `traceback` and more; None without one.
+    """
+
+    def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"job {job_id} failed: {reason}")
+        self.job_id, self.reason, self.error = job_id, reason, error
+
+
+class JobCancelled(TaskdError):
+    """A job whose result was waited for was cancelled.
+
+    Attributes:
+        job_id, reason, error: as in JobFailed.
+    """
+
+    def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"job {job_id} was cancelled: {reason}")
+        self.job_id, self.reason, self.error = job_id, reason, error
 
 
 class JobNotFound(TaskdError):

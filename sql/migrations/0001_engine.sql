@@ -58,6 +58,7 @@ CREATE TABLE taskd.job (
     interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
     waits_for integer,                      -- while blocked: how many jobs hold it up
     parked boolean NOT NULL DEFAULT false,  -- given back because its task is paused
+    awaited boolean,                        -- somebody waits for its end, which notifies `taskd:ended`
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',

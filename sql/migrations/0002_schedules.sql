@@ -217,6 +217,7 @@ AS $$
 #variable_conflict use_variable
 DECLARE
     freed bigint;                           -- asked for, so that it is done
+    told bigint;
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
@@ -241,7 +242,8 @@ BEGIN
         FROM held
         WHERE job.id = held.id AND held.state = 'running'
     )
-    SELECT count(*) INTO freed FROM unblocked;
+    SELECT (SELECT count(*) FROM unblocked), (SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited)
+    INTO freed, told;
     PERFORM pg_notify('taskd', worker_id::text)
     FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END

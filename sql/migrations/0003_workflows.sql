@@ -87,22 +87,24 @@ SET enable_seqscan = off
 AS $$
     WITH ended AS (
         DELETE FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL RETURNING *
+    ), kept AS (
+        INSERT INTO taskd.job_history (
+            id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+            state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+            key_scope, unique_key, version,
+            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+        )
+        SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+               now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
+               ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
+               ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
+               ended.key_scope, ended.unique_key, ended.version,
+               ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+               ended.limit_name, ended.limit_key
+        FROM ended
+        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     )
-    INSERT INTO taskd.job_history (
-        id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
-        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
-        key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
-    )
-    SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
-           now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
-           ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
-           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
-           ended.key_scope, ended.unique_key, ended.version,
-           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
-           ended.limit_name, ended.limit_key
-    FROM ended
-    LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+    SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
 -- What the end of jobs does to those that wait for them; how many these are. Called by whatever ends jobs, in the same

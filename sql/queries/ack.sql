@@ -11,7 +11,8 @@
 -- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
 -- with cancels (7 runs of 8). The acks' connection has it switched off. How long queues keep what is done is looked
 -- up once for the batch, and only of those that keep it for another time than a week: a probe of the
--- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one.
+-- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one;
+-- whoever waits for its end (results.sql) has marked the row.
 -- Of a job that is part of a workflow more is looked at (workflows.sql); the others pay for a test of a column.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
@@ -47,8 +48,11 @@ WITH keep AS MATERIALIZED (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
-SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed, (SELECT count(*) FROM unblocked) AS unblocked
+SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed, (SELECT count(*) FROM unblocked) AS unblocked,
+       (SELECT count(*) FROM told) AS told
 FROM ended;
 
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
@@ -109,7 +113,7 @@ WITH held AS MATERIALIZED (
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, held.result, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
-              job.limit_name, job.limit_key, job.follower, held.step
+              job.limit_name, job.limit_key, job.follower, job.awaited, held.step
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
@@ -157,10 +161,12 @@ WITH held AS MATERIALIZED (
     SELECT taskd.advance(id, workflow_id, step)
     FROM ended
     WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
 SELECT held.id, held.state
 FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM advanced) AS a;
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t;
 
 -- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
 
@@ -233,7 +239,9 @@ WITH ended AS (
     SELECT taskd.advance(id, workflow_id, taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb))
     FROM ended
     WHERE (workflow_id IS NOT NULL OR $5 IS NOT NULL) AND (SELECT count(*) FROM unblocked) >= 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
 SELECT id
 FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u,
-     (SELECT count(*) FROM advanced) AS a;
+     (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t;

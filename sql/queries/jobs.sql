@@ -54,9 +54,11 @@ WITH locked AS MATERIALIZED (
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
     FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
 SELECT id, 'cancelled' AS state
-FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u
+FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t
 UNION ALL
 SELECT id, 'running' FROM asked, (SELECT count(*) FROM called) AS c;
 

@@ -179,7 +179,7 @@ WITH RECURSIVE owner AS (
               job.crashes + 1 AS crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
-              job.limit_name, job.limit_key, job.follower
+              job.limit_name, job.limit_key, job.follower, job.awaited
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
@@ -216,10 +216,12 @@ WITH RECURSIVE owner AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
 )
 SELECT held.id, held.state
 FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
-     (SELECT count(*) FROM unblocked) AS u;
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t;
 
 -- name: forget_workers(after_s double precision)
 -- roles: worker

@@ -56,9 +56,15 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
        job.finished_at, job.deadline, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
-       job.result::text AS result, job.unique_key, job.key_scope, job.version
+       job.result::text AS result, job.unique_key, job.key_scope, job.version,
+       CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
+           'done', progress.done, 'total', progress.total, 'note', progress.note,
+           'told_s', date_part('epoch', clock_timestamp() - progress.told_at)
+       )::text END AS progress
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+LEFT JOIN taskd.progress AS progress
+    ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
 WHERE job.id = $1
 LIMIT 1;
 

@@ -130,11 +130,22 @@ def _print_job(row: dict[str, Any]) -> None:
             continue
         if name in ("args", "result"):
             shown[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
+        elif name == "progress":
+            shown[name] = _progress(value)
         else:
             shown[name] = text(value)
     print_fields({name: printable(said) for name, said in shown.items()})
     for error in errors:
         _print_error(error)
+
+
+def _progress(told: Row) -> str:
+    """`37 of 120 (31 %): importing, 2s ago`."""
+    done, total, note = told["done"], told["total"], told["note"]
+    said = f"{done:,.10g}"
+    if total is not None:
+        said += f" of {total:,.10g}" + (f" ({done / total:.0%})" if total > 0 else "")
+    return f"{said}{f': {note}' if note else ''}, {span(told['told_s'])} ago"
 
 
 def _print_error(error: dict[str, Any]) -> None:

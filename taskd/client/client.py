@@ -11,24 +11,29 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Self, TypeVar, Unpack
 
+import msgspec
+
 from taskd import config
 from taskd.client import changing
 from taskd.client.background import BackgroundLoop
+from taskd.client.buffered import Buffered
 from taskd.client.producing import BuiltIns, JobOptions, given, no_built_ins, produce
 from taskd.client.schedules import Schedules
 from taskd.client.target import Target, open_target
+from taskd.client.waiting import Waiting
 from taskd.config import Settings
 from taskd.core.change import Change, ChangeOutcome, Changes
 from taskd.core.checks import check_int
 from taskd.core.job import CONCURRENCY_MAX, JobState, NewJob, check_queue
 from taskd.core.outcome import clean_reason
 from taskd.core.task import encode_args
-from taskd.core.unique import Enqueued
-from taskd.errors import InvalidJob
+from taskd.core.unique import RESULT_TIMEOUT_S, Enqueued
+from taskd.errors import InvalidJob, JobCancelled, JobFailed
 from taskd.store import jobs as stored_jobs
 from taskd.store import queues as stored_queues
 from taskd.store import tasks as stored_tasks
 from taskd.store.connections import fetches, fetches_sync, finished
+from taskd.store.database import Database
 from taskd.store.jobs import Fetches
 from taskd.store.pool import Pool
 
@@ -73,13 +78,14 @@ class Client:
     def _begin(self) -> None:
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self._closers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self._waiting: dict[asyncio.AbstractEventLoop, Waiting] = {}
         self._background: BackgroundLoop | None = None
         self._background_lock = threading.Lock()
 
     def _leave_to_parent(self) -> None:
         # Nobody reads this: it keeps them alive, for their destructors would act on sockets and an
         # epoll set that are still the parent's.
-        self._inherited = (self._pools, self._closers, self._background)
+        self._inherited = (self._pools, self._closers, self._waiting, self._background)
         self._begin()
 
     async def __aenter__(self) -> Self:
@@ -142,7 +148,7 @@ class Client:
             SchemaMissing: the database has no schema taskd.
             TypeError: conn is no connection that taskd knows.
         """
-        return (await produce(await self._on(conn), [job], self._built_ins))[0]
+        return self._mine(await produce(await self._on(conn), [job], self._built_ins))[0]
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.
@@ -155,7 +161,7 @@ class Client:
         Raises:
             As enqueue().
         """
-        return await produce(await self._on(conn), jobs, self._built_ins)
+        return self._mine(await produce(await self._on(conn), jobs, self._built_ins))
 
     async def enqueue_named(
         self,
@@ -200,7 +206,7 @@ class Client:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
         """
         if conn is not None:
-            return finished(produce(fetches_sync(conn), jobs, self._built_ins))
+            return self._mine(finished(produce(fetches_sync(conn), jobs, self._built_ins)))
         self._refuse_in_loop("enqueue() or enqueue_many()")
         return self._in_background(self.enqueue_many(jobs))
 
@@ -241,6 +247,74 @@ class Client:
             return finished(work(fetches_sync(conn), self._built_ins))
         self._refuse_in_loop("the method without _sync")
         return self._in_background(self.using(work))
+
+    def buffered(
+        self,
+        *,
+        max_jobs: int = 10_000,
+        max_bytes: int = 64 * 1024 * 1024,
+        max_wait_s: float = 0.05,
+        flush_s: float = 10.0,
+    ) -> Buffered:
+        """A buffer for busy producers: `async with client.buffered() as b: b.enqueue(job)`.
+
+        Args:
+            max_jobs: how many jobs it holds at most.
+            max_bytes: how many bytes their arguments take at most.
+            max_wait_s: how long a job waits for others, to be written with them.
+            flush_s: how long the end of the block may take to write what is left.
+
+        Raises:
+            InvalidJob: a limit is not above zero.
+        """
+        return Buffered(
+            self._opened,
+            self._mine,
+            self._built_ins,
+            max_jobs=max_jobs,
+            max_bytes=max_bytes,
+            max_wait_s=max_wait_s,
+            flush_s=flush_s,
+        )
+
+    # Results.
+
+    async def result(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+        """Wait until a job has ended; what its handler returned.
+
+        Args:
+            job_id: which.
+            timeout_s: seconds to wait; None: as long as it takes. Outages are waited for.
+
+        Raises:
+            JobFailed, JobCancelled: it ended so; with its reason and error.
+            JobNotFound: nobody knows it: it was never committed, or is kept no longer.
+            TimeoutError: it has not ended in time. It goes on.
+            PermissionDenied: this user may not read results.
+        """
+        await self._pool()
+        outcome = await self._waiting[asyncio.get_running_loop()].ended(job_id, timeout_s)
+        error = None if outcome.error is None else msgspec.json.decode(outcome.error)
+        if outcome.state is JobState.FAILED:
+            raise JobFailed(job_id, outcome.reason or "", error)
+        if outcome.state is JobState.CANCELLED:
+            raise JobCancelled(job_id, outcome.reason or "", error)
+        return None if outcome.result is None else msgspec.json.decode(outcome.result)
+
+    def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+        """As result(), for code without an event loop.
+
+        Raises:
+            RuntimeError: called in an event loop, which it would block.
+        """
+        self._refuse_in_loop("result()")
+        return self._in_background(self.result(job_id, timeout_s))
+
+    def _mine(self, enqueued: list[Enqueued]) -> list[Enqueued]:
+        """The same, which can now be asked for their results."""
+        for each in enqueued:
+            each.client = self
+        return enqueued
 
     # By hand.
 
@@ -366,6 +440,7 @@ class Client:
         if pool is None:
             self._drop_closed_loops()
             pool = self._pools[loop] = Pool(target.database, size_max=self._pool_max)
+            self._waiting[loop] = Waiting(pool, self._listening(target))
             self._closers[loop] = closer = self._close_with(loop)
             await anext(closer)
         return pool
@@ -373,7 +448,7 @@ class Client:
     def _drop_closed_loops(self) -> None:
         # Only loops that were closed without closing their async generators are still here.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
-            del self._pools[loop], self._closers[loop]
+            del self._pools[loop], self._closers[loop], self._waiting[loop]
 
     async def _close_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
         # A loop tells nobody that it ends, but whoever runs it well (asyncio.run, uvloop, pytest)
@@ -382,6 +457,9 @@ class Client:
             yield
         finally:
             self._closers.pop(loop, None)
+            waiting = self._waiting.pop(loop, None)
+            if waiting is not None:
+                await waiting.close()
             pool = self._pools.pop(loop, None)
             if pool is not None:
                 await pool.close()
@@ -396,6 +474,11 @@ class Client:
             target.close()
         self._target = kept
         return kept
+
+    def _listening(self, target: Target) -> Database:
+        """Where results are heard of: the server itself, if the DSN leads to a pooler."""
+        direct = self._settings and self._settings.listen_dsn
+        return Database({"dsn": direct}) if direct else target.database
 
     def _refuse_in_loop(self, instead: str) -> None:
         try:

@@ -70,6 +70,18 @@ class Context(Protocol):
             ResultsTooLarge, StoreUnavailable: as results().
         """
 
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far the attempt is, as often as you like: the last word is written each second.
+
+        Args:
+            done: how much is done, in any unit.
+            total: of how much; None: nobody knows.
+            note: a few words for people, 500 bytes at most.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job in the transaction of `conn`: its effects and `done` commit together.
 

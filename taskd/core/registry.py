@@ -5,11 +5,15 @@ The only way from a row to code; nothing is ever imported by a name that stands 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from taskd.core.schedule import Schedule
 from taskd.core.task import Task
+
+if TYPE_CHECKING:
+    from taskd.core.middleware import Middleware
 
 
 class Registry:
@@ -18,12 +22,14 @@ class Registry:
     Attributes:
         resources: generator functions by name; see taskd.core.resource.
         schedules: those that the app declares, by name.
+        middleware: what goes around attempts, outermost first; see taskd.core.middleware.
     """
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
+        self.middleware: list[Middleware] = []
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
@@ -65,6 +71,20 @@ class Registry:
         if self.schedules.get(schedule.name, schedule) != schedule:
             raise ValueError(f"two schedules are named {schedule.name!r}; rename one of them")
         self.schedules[schedule.name] = schedule
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Register what goes around attempts; a reloaded module's in place of the same one."""
+        for place, known in enumerate(self.middleware):
+            if _place(known.around) == _place(middleware.around):
+                self.middleware[place] = middleware
+                return
+        self.middleware.append(middleware)
+
+    def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
+        """One with these tasks in place of its own, and all else as it is."""
+        made = copy.copy(self)
+        made._tasks = {task.name: task for task in tasks}  # noqa: SLF001 - one of ours
+        return made
 
     def get(self, name: str) -> Task[..., Any] | None:
         """The task of that name, or of that former name, if known."""

@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -72,6 +72,9 @@ class Task(Generic[P, R]):
         aliases: its former names; jobs that bear one are run, too.
         redact: arguments that are shown as `***` by the command line and in errors.
 
+    Attributes:
+        around: in a worker, what the middleware makes of an attempt; see with_middleware().
+
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
             that have no JSON form, a parameter named `conn`); the handler is no plain function, or
@@ -80,6 +83,8 @@ class Task(Generic[P, R]):
         InvalidJob: name or queue outside their limits.
         ValueError: attempts, timeout, versions, batch or isolation outside their limits.
     """
+
+    around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
 
     def __init__(
         self,

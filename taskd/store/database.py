@@ -116,11 +116,8 @@ class Database:
         args: tuple[Any, ...],
         settings: dict[str, str],
     ) -> list[asyncpg.Record]:
-        """In a transaction that says all that the session would remember: it may be anybody's."""
-        words = "".join(
-            f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
-        )
-        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{words}")
+        """In a transaction of its own."""
+        await self.begin(connection, **settings)
         try:
             rows: list[asyncpg.Record] = await connection.fetch(text, *args)
         except TimeoutError:
@@ -130,10 +127,26 @@ class Database:
                 # No question about the host was asked at connecting: another one is tried first.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():
-                await connection.execute("ROLLBACK")
+                await self.roll_back(connection)
             raise
-        await connection.execute("COMMIT")
+        await self.commit(connection)
         return rows
+
+    async def begin(self, connection: asyncpg.Connection, **settings: str) -> None:
+        """Begin a transaction; through a pooler one that says all that a session would remember."""
+        words = "".join(
+            f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
+        )
+        spoken = words if self.pooled else ""
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{spoken}")
+
+    async def commit(self, connection: asyncpg.Connection) -> None:
+        """Commit what was begun."""
+        await connection.execute("COMMIT")
+
+    async def roll_back(self, connection: asyncpg.Connection) -> None:
+        """Take back what was begun."""
+        await connection.execute("ROLLBACK")
 
     def _settings(self, settings: Mapping[str, str]) -> dict[str, str]:
         return {

@@ -78,11 +78,7 @@ class Run:
         self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._died = False
-        self._registry = Registry()
-        self._registry.resources = registry.resources
-        self._registry.schedules = registry.schedules
-        for task in registry:
-            self._registry.add(self._watched(task))
+        self._registry = registry.with_tasks(map(self._watched, registry))
 
     async def until_nothing_is_due(self, timeout_s: float) -> None:
         """Run all that is due, and what becomes due by that.

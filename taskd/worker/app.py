@@ -68,8 +68,9 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
     """
     if not len(registry):
         raise ConfigError(
-            "there are no tasks to run: name your module with --app (or TASKD_APP), or set "
-            "TASKD_SMTP_HOST to turn the built-in send_email on"
+            "there are no tasks to run: name your module with --app (or TASKD_APP), or turn a "
+            "built-in one on: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
+            "TASKD_HTTP_HOSTS for http_request"
         )
     limits: dict[str, int] = {}
     rooms = {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from taskd.config import Settings
+from taskd.core.job import Job
 from taskd.core.registry import Registry
 from taskd.store.database import Database, Lane
 from taskd.store.transactions import Transactions
@@ -23,6 +24,7 @@ from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
 from taskd.worker.notify import Notifier, Notify
+from taskd.worker.progress import ProgressWriter
 from taskd.worker.promoter import Promoter
 from taskd.worker.runner import Runner, Shared
 from taskd.worker.scout import Scout
@@ -90,7 +92,9 @@ class Assembly:
             reads=Reads(self.upkeep),
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
-        self.handler_tasks = HandlerTasks(pulse, lambda job: any(r.runs(job) for r in self.runners))
+        self.handler_tasks = HandlerTasks(pulse, self._runs)
+        self.progress = ProgressWriter(self.upkeep, self._runs)
+        self.shared.progress = self.progress.tell
         self.leaving = Leaving(database, lease, self.acker, self.runners, LoopWatch(pulse))
         self.reconciler = Reconciler(
             self.claims, lease, self.acker, self.runners, settings.statement_timeout_s
@@ -115,6 +119,7 @@ class Assembly:
             *firers,
             self.reconciler,
             self.scout,
+            self.progress,
             Historian(database),
         ]
         notifiers = [Notifier(notify, self.runners, self.counts, lease)] if notify.active else []
@@ -126,6 +131,10 @@ class Assembly:
                 [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
             ]
         )
+
+    def _runs(self, job: Job) -> bool:
+        """Whether an attempt of this very claim waits for something here."""
+        return any(runner.runs(job) for runner in self.runners)
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
         """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""

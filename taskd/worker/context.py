@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -38,6 +38,7 @@ class AttemptContext:
 
     __slots__ = (
         "_job",
+        "_progress",
         "_reads",
         "committed",
         "completed",
@@ -56,9 +57,11 @@ class AttemptContext:
         deadline: float | None,
         resources: Mapping[str, Any],
         reads: Reads,
+        progress: Callable[[Job, float, float | None, str], None],
     ) -> None:
         self._job = job
         self._reads = reads
+        self._progress = progress
         self.idempotency_key = idempotency_key
         self.max_attempts = max_attempts
         self.deadline = deadline
@@ -117,6 +120,14 @@ class AttemptContext:
             ResultsTooLarge, StoreUnavailable: as results().
         """
         return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far this attempt is.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+        self._progress(self._job, done, total, note)
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job inside the transaction that is open on `conn`.

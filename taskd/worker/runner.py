@@ -57,6 +57,7 @@ class Shared:
         resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a job of the slow lane has ended.
         paused: tasks whose jobs are not to be run (see controls.py).
+        progress: takes what handlers say about how far they are.
     """
 
     registry: Registry
@@ -70,6 +71,7 @@ class Shared:
     resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
     paused: frozenset[str] = frozenset()
+    progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
 
 
 Prepared = tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None, Call | None]
@@ -255,21 +257,29 @@ class Runner:
         try:
             if task.takes_context:
                 context = self._context(job, task, began)
-            if task.kind is Kind.ASYNC:
-                first = () if context is None else (context,)
-                arguments = task.decode(job.args, job.args_version)
-                return task, task.handler(*first, **arguments), context, None
-            call = call_of(job, task, context, self._shared.places, self._batches)
+            coro, call = self._coroutine(job, task, context)
         except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
             self._settle(job, task, context, Raised(error), began)
             return None
-        return task, call.run(), context, call
+        return task, coro, context, call
 
     def _newer(self, job: Job, args_version: int, began: float) -> outcome.ArgsNewer:
         met = (job.task, args_version)
         if met not in self._unknown_since:
             events.task_outdated(job.task, self.queue, args_version)
         return outcome.ArgsNewer(began - self._unknown_since.setdefault(met, began))
+
+    def _coroutine(
+        self, job: Job, task: Task[..., Any], context: AttemptContext | None
+    ) -> tuple[Coroutine[Any, Any, Any], Call | None]:
+        call: Call | None = None
+        if task.kind is Kind.ASYNC:
+            first = () if context is None else (context,)
+            coro = task.handler(*first, **task.decode(job.args, job.args_version))
+        else:
+            call = call_of(job, task, context, self._shared.places, self._batches)
+            coro = call.run()
+        return coro if task.around is None else task.around(context, coro), call
 
     def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
         timeout_s = _timeout_s(job, task)
@@ -281,6 +291,7 @@ class Runner:
             None if timeout_s is None else began + timeout_s,
             self._shared.resources,
             self._shared.reads,
+            self._shared.progress,
         )
 
     def _suspended(

@@ -23,13 +23,13 @@ class ThreadCall:
 
     def __init__(self, call: Callable[[], Any], pool: Executor, slots: asyncio.Semaphore) -> None:
         self._call, self._pool, self._slots = call, pool, slots
-        self._begun = False
+        self._waits = False
         self._attempt: Attempt | None = None
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """Its time counts from when it has a thread."""
+        """Its time counts from when it has a thread; before that, middleware may run."""
         self._attempt = attempt
-        if not self._begun:
+        if self._waits:
             attempt.wait_for_room()
 
     async def run(self) -> Any:
@@ -38,8 +38,11 @@ class ThreadCall:
         A thread cannot be cancelled, so this does not end before it: to return early would let the
         job run elsewhere while it still runs here. Who waits too long abandons the attempt.
         """
+        self._waits = True
+        if self._attempt is not None:
+            self._attempt.wait_for_room()
         async with self._slots:
-            self._begun = True
+            self._waits = False
             if self._attempt is not None:
                 self._attempt.begin(time.monotonic())
             # In the job's own context: what a function sets is not there for the thread's next job.

@@ -12,7 +12,7 @@ from taskd import events
 from taskd.core.job import JobState
 from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
-from taskd.store import control, history, jobs, workers, workflows
+from taskd.store import control, history, jobs, results, workers, workflows
 from taskd.store.database import Database, Lane
 from taskd.store.jobs import DueIn
 from taskd.store.schedules import TicksIn
@@ -272,6 +272,7 @@ class Historian(Loop):
             await history.prune_default(lane)
             await history.prune_keys(lane)
             await workflows.prune(lane)
+            await results.prune_progress(lane)
             await workers.forget(lane, FORGET_WORKERS_AFTER_S)
         except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
             events.upkeep_postponed("history", str(error))

@@ -24,6 +24,7 @@ from taskd.worker.assembly import Assembly
 from taskd.worker.job_processes import check_found
 from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
 from taskd.worker.lifeline import Place
+from taskd.worker.middleware import with_middleware
 from taskd.worker.notify import Notify
 from taskd.worker.report import Report
 from taskd.worker.resources import Resources
@@ -72,7 +73,7 @@ class Worker:
         last: bool = False,
     ) -> None:
         self.settings = settings
-        self.registry = registry
+        self.registry = registry = with_middleware(registry)
         self.database = database
         self.report = Report()
         self.limits = queue_limits(settings, registry)
