@@ -196,7 +196,7 @@ def test_why_tells_of_deadlines_newer_arguments_and_keys(taskd):
     two = taskd.enqueue("send_report", "to=ada", "--unique-key", "k")
     assert f"Job {two} holds its unique key now" in taskd("why", one).stdout
     refused = taskd("jobs", "retry", one, code=1).stderr
-    assert "another job holds its unique key" in refused
+    assert "another one holds its unique key" in refused
 
 
 def test_hidden_arguments_are_shown_only_to_who_says_so(taskd):

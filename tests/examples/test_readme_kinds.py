@@ -49,7 +49,7 @@ async def test_each_kind_of_handler_does_what_the_readme_says(
         ("done", None, None),
     ]
     assert await sql.fetchval("SELECT balance FROM account") == 750
-    told = map(json.loads, (await run(tmp_path, dsn, "tasks", "--json")).splitlines())
+    told = map(json.loads, (await run(tmp_path, dsn, "tasks", "list", "--json")).splitlines())
     assert {each["name"]: each["kind"] for each in told} == {
         "count_primes": "process",
         "index": "batch",

@@ -136,11 +136,12 @@ class Transaction:
         await held.rollback()
 
 
-# Nobody rings for a queue that no worker serves.
-SERVE = """
+# Nobody rings for a queue that no worker serves: this one does.
+SERVES = 9001
+SERVE = f"""
 INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version,
                           app, queues, tasks)
-VALUES (9001, now() + interval '1 h', 1, 1, '', '', '', '', '', $1::text[], '{}')
+VALUES ({SERVES}, now() + interval '1 h', 1, 1, '', '', '', '', '', $1::text[], '{{}}')
 ON CONFLICT (id) DO UPDATE SET queues = worker.queues || excluded.queues
 """
 
