@@ -7,8 +7,8 @@
 --   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules and declares those of its app. What its
 --                   handlers enqueue needs taskd_producer.
 --   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
---   taskd_admin     reads everything; cancels and retries jobs; pauses, resumes and keeps queues; makes, changes, pauses,
---                   runs and deletes schedules.
+--   taskd_admin     reads everything; cancels and retries jobs; pauses, resumes, limits and keeps queues; sets limits;
+--                   makes, changes, pauses, runs and deletes schedules.
 --
 -- May be run again at any time, and must be after a migration (`taskd db migrate` does it by itself): all is
 -- taken from the four and granted anew in one transaction, so nobody notices. Roles belong to the whole
@@ -76,17 +76,21 @@ GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer,
 
 -- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
 -- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraints of
--- the table leave `queued` and `scheduled` only. What they may read tells which ids there are.
-GRANT INSERT (queue, task, args, priority, state, run_at, max_attempts, timeout_s) ON taskd.job TO taskd_producer;
+-- the table leave those that wait only. What they may read tells which ids there are.
+GRANT INSERT (queue, task, args, priority, state, run_at, max_attempts, timeout_s, limit_name, limit_key)
+    ON taskd.job TO taskd_producer;
 GRANT SELECT (id) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
+GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean, text, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, boolean, boolean),
+                         text, double precision, text, double precision, bigint, boolean, boolean, text, jsonb),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean),
-    taskd.refuse(text, text, jsonb, text[], text[])
+    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
+    taskd.has_room(text, integer, bigint)
     TO taskd_producer;
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
@@ -98,7 +102,7 @@ GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
 -- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
-GRANT UPDATE (state, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, errors) ON taskd.job TO taskd_worker;
+GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, errors) ON taskd.job TO taskd_worker;
 GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT, INSERT, UPDATE ON taskd.task TO taskd_worker;
@@ -110,6 +114,19 @@ GRANT EXECUTE ON FUNCTION
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
     taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;
+
+-- Whatever ends a job or gives it back admits the next ones of its limit, by functions that lock and count.
+GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]), taskd.leave_opening(text, text) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION
+    taskd.admit_due(bigint), taskd.queue_room(text, bigint),
+    taskd.claim_limited(bigint, text, bigint, bigint), taskd.return_tokens(text, bigint), taskd.count_depths()
+    TO taskd_worker;
+-- They publish limits, but set none by hand.
+GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, declared),
+    UPDATE (concurrency, concurrency_in_all, rate, burst, app, declared)
+    ON taskd.job_limit TO taskd_worker;
+GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
+GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 
 -- The one job that they do make: that of a newer version, when the job that it has followed ends.
 GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
@@ -139,18 +156,18 @@ GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 -- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
-    id, worker_id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt, max_attempts,
-    crashes, interrupts, cancel_asked, queue, task, errors
+    id, worker_id, enqueued_at, run_at, started_at, timeout_s, fence, state, gate, priority, attempt, max_attempts,
+    crashes, interrupts, cancel_asked, queue, task, errors, limit_name, limit_key
 ) ON taskd.job TO taskd_observer;
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence, state, priority,
-    attempt, max_attempts, crashes, interrupts, queue, task, reason, errors
+    attempt, max_attempts, crashes, interrupts, queue, task, reason, errors, limit_name, limit_key
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
-    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors
+    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, limit_name, limit_key
 ) ON taskd.jobs TO taskd_observer;
-GRANT SELECT ON taskd.queue, taskd.task, taskd.worker TO taskd_observer;
+GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening TO taskd_observer;
 
 -- Admins: cancelling moves a job to the history, retrying moves it back, as it is. To lock a row of the
 -- history for that, PostgreSQL wants the right to change some column of it: the reason.
@@ -158,14 +175,18 @@ GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.q
 GRANT INSERT, DELETE, UPDATE (cancel_asked) ON taskd.job TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
+GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
+GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 -- A queue that shall keep its jobs for another time gets the partitions for it at once.
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean, text, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, boolean, boolean),
+                         text, double precision, text, double precision, bigint, boolean, boolean, text, jsonb),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean),
-    taskd.refuse(text, text, jsonb, text[], text[])
+    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
+    taskd.has_room(text, integer, bigint)
     TO taskd_admin;
 
 COMMIT;

@@ -227,6 +227,11 @@ BEGIN
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
         WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+    ), opened AS (
+        -- The next ones of their limits may have their places.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT limit_name, limit_key FROM ended
+        WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
     )
     UPDATE taskd.job AS job SET cancel_asked = true FROM held WHERE job.id = held.id AND held.state = 'running';
 END
@@ -263,8 +268,8 @@ BEGIN
     IF def.overlap = 'cancel' THEN
         PERFORM taskd.cancel_scheduled_jobs(schedule);
     END IF;
+    SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
     IF argses IS NOT NULL THEN
-        SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
         SELECT def.args || a INTO odd FROM unnest(argses) AS a
         WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
         LIMIT 1;
@@ -280,11 +285,15 @@ BEGIN
         FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
     ), born AS (
         INSERT INTO taskd.job AS j (
-            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick
+            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
+            limit_name, limit_key
         )
         SELECT def.queue, def.task, args, def.priority,
-               CASE WHEN due > moment THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
-               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick
+               CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
+               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
+               known.limit_name,
+               CASE WHEN known.limit_name IS NOT NULL
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END
         FROM asked
         ORDER BY n
         RETURNING j.id

@@ -11,7 +11,8 @@
 -- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
 -- with cancels (7 runs of 8). The acks' connection has it switched off. How long queues keep what is done is looked
 -- up once for the batch, and only of those that keep it for another time than a week: a probe of the
--- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one.
+-- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one,
+-- and the next jobs of its limit are admitted (limits.sql); both look when all rows are gone.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -42,8 +43,13 @@ WITH keep AS MATERIALIZED (
     WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM ended WHERE limit_name IS NOT NULL HAVING count(*) > 0
 )
-SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed FROM ended;
+SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed,
+       (SELECT count(*) FROM opened) AS opened
+FROM ended;
 
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
 -- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
@@ -54,12 +60,13 @@ SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed FROM end
 
 -- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[])
 -- roles: worker
--- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued
+-- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, running -> blocked
 WITH held AS MATERIALIZED (
     SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result,
            CASE WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
                 WHEN job.cancel_asked THEN 'cancelled'
                 WHEN ack.delay_s > 0 OR job.crashes > 0 THEN 'scheduled'
+                WHEN job.limit_name IS NOT NULL THEN 'blocked'
                 ELSE 'queued' END AS state,
            CASE WHEN job.cancel_asked AND ack.state IN ('scheduled', 'queued') THEN 'cancel asked'
                 ELSE ack.reason END AS reason,
@@ -127,14 +134,20 @@ WITH held AS MATERIALIZED (
         worker_id = NULL,
         errors = held.errors
     FROM held
-    WHERE job.id = held.id AND held.state IN ('scheduled', 'queued')
-    RETURNING job.queue::text
+    WHERE job.id = held.id AND held.state IN ('blocked', 'scheduled', 'queued')
+    RETURNING job.queue::text, job.limit_name, job.limit_key
 ), rung AS (
     SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM (
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM back
+    ) AS gone WHERE limit_name IS NOT NULL HAVING count(*) > 0
 )
-SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f;
+SELECT held.id, held.state
+FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM opened) AS o;
 
 -- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
 
@@ -199,5 +212,9 @@ WITH ended AS (
     WHERE coalesce(queue.keep_done_s, 604800) > 0
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), opened AS (
+    -- No lock of the limit here: the transaction is the handler's own, and may stay open for long.
+    SELECT taskd.leave_opening(limit_name, limit_key), pg_notify('taskd_' || queue, '')
+    FROM ended WHERE limit_name IS NOT NULL
 )
-SELECT id FROM ended, (SELECT count(*) FROM followed) AS f;
+SELECT id FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM opened) AS o;

@@ -6,7 +6,7 @@
 
 -- name: cancel_jobs(ids bigint[], reason text)
 -- roles: admin
--- moves: scheduled -> cancelled, queued -> cancelled
+-- moves: blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 WITH held AS MATERIALIZED (
     SELECT id, state
     FROM taskd.job
@@ -43,8 +43,14 @@ WITH held AS MATERIALIZED (
     RETURNING job.id
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM ended
+    WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
+    HAVING count(*) > 0
 )
-SELECT id, 'cancelled' AS state FROM ended, (SELECT count(*) FROM followed) AS f
+SELECT id, 'cancelled' AS state
+FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM opened) AS o
 UNION ALL
 SELECT id, 'running' FROM asked;
 
@@ -56,7 +62,7 @@ SELECT id, 'running' FROM asked;
 
 -- name: retry_jobs(ids bigint[])
 -- roles: admin
--- moves: failed -> queued, cancelled -> queued
+-- moves: failed -> queued, cancelled -> queued, failed -> blocked, cancelled -> blocked
 WITH held AS MATERIALIZED (
     SELECT id
     FROM taskd.job_history
@@ -94,7 +100,7 @@ WITH held AS MATERIALIZED (
         args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     ) OVERRIDING SYSTEM VALUE
     SELECT past.id, past.enqueued_at, clock_timestamp(), past.started_at, past.timeout_s, past.fence,
-           'queued', past.priority, past.attempt,
+           CASE WHEN past.limit_name IS NULL THEN 'queued' ELSE 'blocked' END::taskd.job_state, past.priority, past.attempt,
            CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                 ELSE past.max_attempts END,
            0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,

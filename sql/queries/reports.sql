@@ -26,7 +26,7 @@ FROM (
      WHERE ($1::text IS NULL OR queue = $1)
        AND ($2::text IS NULL OR task = $2)
        AND ($3::text[] IS NULL OR state = ANY ($3::text[]::taskd.job_state[]))
-       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['scheduled', 'queued', 'running'])
+       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['blocked', 'scheduled', 'queued', 'running'])
        AND ($4::double precision IS NULL OR enqueued_at > now() - make_interval(secs => $4))
      ORDER BY id DESC
      LIMIT $5)
@@ -71,7 +71,7 @@ LIMIT 1;
 -- roles: observer, admin
 WITH found AS MATERIALIZED (
     SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked,
-           worker_id, started_at, finished_at, reason, errors -> -1 AS error
+           worker_id, started_at, finished_at, reason, errors -> -1 AS error, limit_name, limit_key
     FROM taskd.jobs
     WHERE id = $1
     LIMIT 1
@@ -99,6 +99,31 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
        owner.state AS worker_state,
        date_part('epoch', clock_timestamp() - owner.beat_at) AS worker_beat_ago_s,
+       found.limit_name, rule.known AS limit_known, rule.concurrency AS limit_concurrency,
+       rule.concurrency_in_all AS limit_in_all, rule.rate AS limit_rate,
+       (SELECT gate::text FROM taskd.job WHERE id = found.id) AS gate,
+       CASE WHEN found.state = 'blocked' THEN (
+           SELECT array_agg(id)
+           FROM (
+               SELECT other.id
+               FROM taskd.job AS other
+               WHERE other.limit_name = found.limit_name AND other.limit_name IS NOT NULL
+                 AND (other.state IN ('queued', 'running') OR other.gate IN ('next', 'admitted'))
+                 AND other.state <> 'blocked'
+                 AND (other.limit_key = found.limit_key OR rule.concurrency IS NULL AND rule.rate IS NULL)
+               ORDER BY other.started_at
+               LIMIT $3
+           ) AS holder
+       ) END AS limit_holders,
+       CASE WHEN found.state = 'blocked' THEN (
+           SELECT date_part('epoch', min(at) - clock_timestamp())
+           FROM taskd.opening
+           WHERE limit_name = found.limit_name AND limit_key = found.limit_key
+       ) END AS limit_opens_s,
+       bounded.max_running AS queue_max_running, bounded.rate AS queue_rate,
+       CASE WHEN found.state = 'queued' AND bounded.max_running IS NOT NULL THEN (
+           SELECT count(*) FROM taskd.job AS other WHERE other.worker_id IS NOT NULL AND other.queue = found.queue
+       ) END AS queue_running,
        (SELECT count(*) FROM peer WHERE state = 'live') AS living,
        (SELECT count(*) FROM peer WHERE state = 'live' AND serves) AS serving,
        (SELECT count(*) FROM peer WHERE state = 'live' AND serves AND knows) AS knowing,
@@ -141,6 +166,10 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
 FROM found
 LEFT JOIN peer AS owner ON owner.id = found.worker_id
 LEFT JOIN taskd.task AS published ON published.name = found.task
+LEFT JOIN (
+    SELECT *, declared IS NOT NULL OR by_hand AS known FROM taskd.job_limit
+) AS rule ON rule.name = found.limit_name
+LEFT JOIN taskd.queue AS bounded ON bounded.name = found.queue
 LEFT JOIN taskd.queue AS pause
        ON pause.name = found.queue AND pause.paused_at IS NOT NULL
       AND (pause.paused_until IS NULL OR pause.paused_until > clock_timestamp());
@@ -149,7 +178,7 @@ LEFT JOIN taskd.queue AS pause
 -- roles: observer, admin
 SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
 
--- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled over the
+-- Counts by queue: queued by job_claim alone (index only), blocked by job_blocked, running by job_running, scheduled over the
 -- live table, failed by job_history_not_done. A queue is listed when anything speaks of it: a job, a pause, a
 -- retention of its own, or a worker, living or dead for less than the week that its row is kept. Its own
 -- row alone says nothing: one that was paused by a wrong name would be listed for ever.
@@ -159,6 +188,9 @@ SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
 WITH queued AS (
     SELECT queue::text, count(*) AS jobs, min(run_at::timestamptz) AS oldest
     FROM taskd.job WHERE state = 'queued' GROUP BY queue
+), blocked AS (
+    SELECT queue::text, count(*) AS jobs
+    FROM taskd.job WHERE state = 'blocked' AND queue > '' GROUP BY queue
 ), scheduled AS (
     SELECT queue::text, count(*) AS jobs, min(run_at::timestamptz) AS oldest
     FROM taskd.job WHERE state = 'scheduled' GROUP BY queue
@@ -179,12 +211,14 @@ WITH queued AS (
     SELECT name::text AS queue FROM taskd.queue AS queue
     WHERE (paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true))
        OR (keep_done_s, keep_failed_s) <> (604800, 2592000)
+       OR coalesce(max_running, max_depth, rate) IS NOT NULL
        OR EXISTS (SELECT 1 FROM taskd.worker WHERE queue.name = ANY (queues))
-    UNION SELECT queue FROM queued UNION SELECT queue FROM scheduled
+    UNION SELECT queue FROM queued UNION SELECT queue FROM blocked UNION SELECT queue FROM scheduled
     UNION SELECT queue FROM running UNION SELECT queue FROM failed UNION SELECT queue FROM serving
 )
 SELECT named.queue,
        coalesce(queued.jobs, 0) AS queued,
+       coalesce(blocked.jobs, 0) AS blocked,
        coalesce(scheduled.jobs, 0) AS scheduled,
        coalesce(running.jobs, 0) AS running,
        coalesce(failed.jobs, 0) AS failed_last_day,
@@ -196,9 +230,11 @@ SELECT named.queue,
        paused.paused_until, paused.pause_reason,
        coalesce(serving.workers, 0) AS workers,
        coalesce(kept.keep_done_s, 604800) AS keep_done_s,
-       coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s
+       coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s,
+       kept.max_running, kept.max_depth, kept.rate, kept.burst
 FROM named
 LEFT JOIN queued USING (queue)
+LEFT JOIN blocked USING (queue)
 LEFT JOIN scheduled USING (queue)
 LEFT JOIN running USING (queue)
 LEFT JOIN failed USING (queue)

@@ -54,13 +54,14 @@ COMMANDS = {
     "queues": Lazy(
         "queues",
         "queues",
-        "List, pause and resume queues, and say how long they keep finished jobs.",
+        "List, pause, limit and resume queues, and say how long they keep finished jobs.",
     ),
     "schedules": Lazy(
         "schedules",
         "schedules",
         "List, make, pause, run and delete schedules, and say when they come.",
     ),
+    "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
     "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
     "tasks": Lazy("tasks", "tasks", "List the tasks that workers have published."),
     "stats": Lazy("stats", "stats", "Outcomes, waits, running times and errors of late."),

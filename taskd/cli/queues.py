@@ -1,4 +1,4 @@
-"""`taskd queues`: see them, pause them, say how long finished jobs are kept."""
+"""`taskd queues`: see them, pause them, limit them, say how long finished jobs are kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskd.cli.limits import bounds, burst_option, number, rate_option, rate_text
 from taskd.cli.output import Row, moment, print_json, print_rows, span, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
 from taskd.errors import StoreUnavailable
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 # 10 years, as the column's CHECK has it.
 KEEP_S_MAX = 315_360_000
+# As the columns' CHECKs have them.
+RUNNING_MAX = 100_000
+DEPTH_MAX = 100_000_000
 
 
 def _paused(row: Row) -> str:
@@ -25,21 +29,32 @@ def _paused(row: Row) -> str:
     return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
 
 
+def _limits(row: Row) -> str:
+    said = [
+        f"{row[name]:,} {words}"
+        for name, words in (("max_running", "running"), ("max_depth", "deep"))
+        if row[name] is not None
+    ]
+    return "; ".join([*said, *filter(None, [rate_text(row["rate"], row["burst"])])])
+
+
 COLUMNS = {
     "QUEUE": text_of("queue"),
     "QUEUED": text_of("queued"),
+    "BLOCKED": text_of("blocked"),
     "SCHEDULED": text_of("scheduled"),
     "RUNNING": text_of("running"),
     "FAILED 24H": text_of("failed_last_day"),
     "OLDEST DUE": span_of("oldest_due_s"),
     "WORKERS": text_of("workers"),
+    "LIMITS": _limits,
     "PAUSED": _paused,
 }
 
 
 @click.group()
 def queues() -> None:
-    """List, pause and resume queues, and say how long they keep finished jobs."""
+    """List, pause, limit and resume queues, and say how long they keep finished jobs."""
 
 
 @queues.command("list")
@@ -103,6 +118,37 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         return
     for name in dict.fromkeys(names):
         session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
+
+
+@queues.command("set")
+@click.argument("name", type=QUEUE)
+@click.option("--max-running", type=number(RUNNING_MAX), help="Running at the same time; or none.")
+@click.option("--max-depth", type=number(DEPTH_MAX), help="Waiting, then enqueuing fails; or none.")
+@rate_option
+@burst_option
+@json_option
+@pass_session
+def set_(
+    session: Session,
+    name: str,
+    max_running: int | str | None,
+    max_depth: int | str | None,
+    rate: float | str | None,
+    burst: int | None,
+    as_json: bool,
+) -> None:
+    """Limit a queue, for all workers together. What is not given stays as it is.
+
+    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000`.
+    """
+    from taskd.store import limits
+
+    given, without = bounds(max_running=max_running, max_depth=max_depth, rate=rate, burst=burst)
+    row = session.ask(lambda lane: limits.limit_queue(lane, name, **given, without=without))
+    if as_json:
+        print_json(row)
+        return
+    print_rows([row], {"QUEUE": text_of("name"), "LIMITS": _limits}, as_json=False)
 
 
 @queues.command()

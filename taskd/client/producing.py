@@ -110,6 +110,7 @@ async def _placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[
 def _place(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) -> NewJob:
     if not job.checked:
         _check_args(job, task.args_schema)
+        job = replace(job, limit=task.limit_of(job.args))
     return job if job.queue is not None else replace(job, queue=task.queue)
 
 

@@ -14,6 +14,7 @@ from taskd.core import registry as registries
 from taskd.core import task as core
 from taskd.core.context import Context
 from taskd.core.job import NewJob
+from taskd.core.limit import Limit
 from taskd.core.unique import Enqueued, Unique
 
 P = ParamSpec("P")
@@ -166,6 +167,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    limit: Limit | None = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> Decorator: ...
 
@@ -183,7 +185,7 @@ def task(
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
-        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique: see
+        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit: see
             taskd.core.task.Task.
 
     Raises:

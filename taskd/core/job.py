@@ -11,6 +11,7 @@ from typing import Self
 import msgspec
 
 from taskd.core.checks import check_int, check_seconds
+from taskd.core.limit import LimitOf
 from taskd.core.unique import Unique
 from taskd.errors import InvalidArgs, InvalidJob
 
@@ -28,8 +29,9 @@ QUEUE_NAME = re.compile(r"[a-z0-9_.-]{1,48}")
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. The first three are live, the others finished."""
+    """Where a job is in its life. The first four are live, the others finished."""
 
+    BLOCKED = "blocked"
     SCHEDULED = "scheduled"
     QUEUED = "queued"
     RUNNING = "running"
@@ -38,7 +40,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-LIVE = frozenset({JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
+LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
 FINISHED = frozenset(JobState) - LIVE
 
 # The only list of moves. `None` is where jobs come from. The statements in sql/queries say the
@@ -47,6 +49,15 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
         (None, JobState.SCHEDULED),
+        (None, JobState.BLOCKED),  # due, and its limit has yet to admit it
+        (JobState.BLOCKED, JobState.QUEUED),  # admitted; a suspect becomes scheduled
+        (JobState.BLOCKED, JobState.SCHEDULED),
+        (JobState.SCHEDULED, JobState.BLOCKED),  # due
+        (JobState.QUEUED, JobState.BLOCKED),  # new arguments for the holder of a key
+        (JobState.RUNNING, JobState.BLOCKED),  # release
+        (JobState.BLOCKED, JobState.CANCELLED),  # cancel by hand
+        (JobState.FAILED, JobState.BLOCKED),  # retry by hand
+        (JobState.CANCELLED, JobState.BLOCKED),
         (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time for the holder of a key
         (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
@@ -138,6 +149,7 @@ class NewJob:
         checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
             they are checked against the published task when they are enqueued.
         unique: its unique key; None: it is one of any number.
+        limit: the limit that it counts for, and the values that make its key within it.
 
     Raises:
         InvalidJob: an option is outside its limits.
@@ -154,6 +166,7 @@ class NewJob:
     timeout_s: float | None = None
     checked: bool = False
     unique: Unique | None = None
+    limit: LimitOf | None = None
 
     def __post_init__(self) -> None:
         check_task_name(self.task)

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Protocol
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
+from taskd.errors import TaskdError
 from taskd.store.pool import Pool
-from taskd.store.translate import key_held
+from taskd.store.translate import refusal
 
 # priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
-_URGENCY = itemgetter(7, 10, 0)
+URGENCY = itemgetter(7, 10, 0)
 
 
 class Fetches(Protocol):
@@ -64,10 +65,19 @@ ALL = Read()
 
 
 class DueIn(NamedTuple):
-    """Seconds until the next scheduled job and the next suspect are due; None: there is none."""
+    """What next_due says: seconds until something is due; None: there is none.
+
+    Attributes:
+        job_s: the next scheduled job.
+        suspect_s: the next suspect.
+        gate_s: a look at the limits.
+        limited: the queues that an operator has limited; None: nobody has looked.
+    """
 
     job_s: float | None
     suspect_s: float | None
+    gate_s: float | None = None
+    limited: Sequence[str] | None = None
 
 
 def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
@@ -81,14 +91,25 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [_float(job.delay_s) for job in jobs],
         [job.max_attempts for job in jobs],
         [_float(job.timeout_s) for job in jobs],
+        *_limit_args(jobs),
     )
 
 
 def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
     return (
         job.task, job.queue, job.args, job.priority, job.run_at, _float(job.delay_s),
-        job.max_attempts, _float(job.timeout_s),
+        job.max_attempts, _float(job.timeout_s), *(job.limit or (None, None)),
     )  # fmt: skip
+
+
+def _limit_args(jobs: Sequence[NewJob]) -> tuple[Any, Any]:
+    # None in place of a column of nothing: most batches have no limits.
+    if all(job.limit is None for job in jobs):
+        return None, None
+    return (
+        [job.limit and job.limit.name for job in jobs],
+        [job.limit and job.limit.values for job in jobs],
+    )
 
 
 def _float(seconds: float | None) -> float | None:
@@ -101,21 +122,27 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
 
     Raises:
         KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
+        QueueFull: a queue has no room for them; nothing was written.
     """
-    if not jobs:
-        return []
-    if any(job.unique is not None for job in jobs):
-        with key_held():
+    try:
+        if any(job.unique is not None for job in jobs):
             # Over the client's own connections nothing else is in the transaction.
             args = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             told = await on.fetch("enqueue_unique_jobs", *args)
-        return [
-            Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
-            for _, job_id, outcome in sorted(tuple(row) for row in told)
-        ]
-    if len(jobs) == 1:
-        return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
-    rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
+            return [
+                Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
+                for _, job_id, outcome in sorted(tuple(row) for row in told)
+            ]
+        if len(jobs) == 1:
+            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
+        rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs)) if jobs else []
+    except TaskdError:
+        raise
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        raise refused from error
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return sorted(Enqueued(row[0]) for row in rows)
 
@@ -140,7 +167,7 @@ async def claim(
     Their fences grow by `stride`: see Lane.stride.
     """
     rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride)
-    rows.sort(key=_URGENCY)
+    rows.sort(key=URGENCY)
     return [Job(*(*row, queue, worker_id)) for row in rows]
 
 

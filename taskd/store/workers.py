@@ -40,10 +40,12 @@ class Surroundings(NamedTuple):
     Attributes:
         others: the other workers that count as alive.
         orphans: a running job has no living owner.
+        uncounted: the depth of a queue that has a limit is to be counted.
     """
 
     others: list[Other]
     orphans: bool
+    uncounted: bool
     due: DueIn
     ticks: TicksIn
 
@@ -115,9 +117,10 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
     """The other workers, whether jobs are to be rescued, and what is due next, ticks as well."""
     rows = await on.fetch("look_around", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
-    orphans, job_s, suspect_s, tick_s, query_tick_s, *_ = rows[0]
-    others = [Other(*row[5:]) for row in rows if row[5] is not None]
-    return Surroundings(others, orphans, DueIn(job_s, suspect_s), TicksIn(tick_s, query_tick_s))
+    orphans, job_s, suspect_s, gate_s, limited, uncounted, tick_s, query_tick_s, *_ = rows[0]
+    others = [Other(*row[8:]) for row in rows if row[8] is not None]
+    due = DueIn(job_s, suspect_s, gate_s, limited)
+    return Surroundings(others, orphans, uncounted, due, TicksIn(tick_s, query_tick_s))
 
 
 async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:

@@ -168,6 +168,9 @@ def test_a_finished_job_comes_back_by_hand_only_and_never_when_done() -> None:
     assert {(b, a) for b, a in TRANSITIONS if b in FINISHED} == {
         (JobState.FAILED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.QUEUED),
+        # To the gate of its limit.
+        (JobState.FAILED, JobState.BLOCKED),
+        (JobState.CANCELLED, JobState.BLOCKED),
     }
 
 
