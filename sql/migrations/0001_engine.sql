@@ -520,18 +520,20 @@ BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, limit_name, limit_key
     )
-    SELECT queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
-           limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END
-    -- Refuses, by raising, what a full queue has no room for.
-    WHERE coalesce(
-        (SELECT taskd.has_room(q.name, q.max_depth, 1)
-         FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL AND due <= now()),
-        true
+    VALUES (
+        queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
+        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END
     )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
+    -- What a full queue has no room for, has_room() refuses by raising; it stands here as one more expression cost 30 us.
     IF due < moment + interval '60 s' AND (
-        current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+        EXISTS (
+            SELECT 1 FROM taskd.queue AS q
+            WHERE q.name = queue AND q.max_depth IS NOT NULL AND due <= now()
+              AND NOT taskd.has_room(q.name, q.max_depth, 0)
+        )
+        OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
         OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
             AND NOT EXISTS (
                 SELECT 1 FROM taskd.attendance AS a

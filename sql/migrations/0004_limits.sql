@@ -563,7 +563,7 @@ BEGIN
 END
 $$;
 
--- Whether a queue has room for so many more jobs; raises when it has not. Workers count how many wait every few seconds
+-- Whether a queue has room for so many more jobs, or (0) for one that was just inserted; raises when it has not. Workers count how many wait every few seconds
 -- (count_depths); since then no more can have been enqueued than ids were drawn, and as long as that is not too many
 -- nobody counts. Otherwise it counts what it sees: jobs of transactions that are still open are not among them.
 -- It runs with its owner's rights, for producers may not read what waits.
@@ -579,13 +579,13 @@ BEGIN
     SELECT q.depth + (s.last_value - q.depth_id) INTO at_most
     FROM taskd.queue AS q CROSS JOIN taskd.job_id_seq AS s
     WHERE q.name = has_room.queue;
-    IF wanted = 0 OR at_most + wanted <= max_depth THEN
+    IF at_most + wanted <= max_depth THEN
         RETURN true;
     END IF;
-    depth := taskd.queue_depth(has_room.queue, max_depth);
+    depth := taskd.queue_depth(has_room.queue, max_depth + 1);
     IF depth + wanted > max_depth THEN
         RAISE EXCEPTION 'the queue "%" is full: % jobs wait in it, no more than % may, and % would come',
-            has_room.queue, depth, max_depth, wanted
+            has_room.queue, CASE WHEN wanted = 0 THEN depth - 1 ELSE depth END, max_depth, greatest(wanted, 1)
             USING ERRCODE = 'configuration_limit_exceeded', CONSTRAINT = 'queue_has_room',
                   HINT = 'Wait until workers have caught up, or allow more: taskd queues set '
                          || has_room.queue || ' --max-depth N';

@@ -17,9 +17,10 @@ WITH asked AS (
         WITH ORDINALITY AS a (
             task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, limit_name, limit_values, n)
 ), room AS (
-    SELECT taskd.has_room(name, max_depth, (SELECT count(*) FROM asked WHERE queue = name AND due <= now()))
+    SELECT taskd.has_room(name, max_depth, wanted)
     FROM taskd.queue
-    WHERE max_depth IS NOT NULL
+    CROSS JOIN LATERAL (SELECT count(*) AS wanted FROM asked WHERE queue = name AND due <= now()) AS those
+    WHERE max_depth IS NOT NULL AND wanted > 0
 ), born AS (
     INSERT INTO taskd.job (
         task, queue, args, priority, state, run_at, max_attempts, timeout_s, limit_name, limit_key
