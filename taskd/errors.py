@@ -18,7 +18,8 @@ TaskdError                       1
 │   ├── InvalidJob                  queue, priority, time or attempts outside their limits
 │   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
 │   ├── InvalidWorkflow             circles, unknown or doubled names, stages that do not fit
-│   └── KeyHeld                     another job holds the unique key, and that was to be said
+│   ├── KeyHeld                     another job holds the unique key, and that was to be said
+│   └── QueueFull                1  as many jobs wait in the queue as may
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
@@ -121,6 +122,12 @@ class InvalidWorkflow(EnqueueError):
 
 class KeyHeld(EnqueueError):
     """Another job holds the unique key of a job that is to fail then; nothing was written."""
+
+
+class QueueFull(EnqueueError):
+    """As many jobs wait in the queue as its max_depth allows; nothing was written."""
+
+    exit_code = 1
 
 
 class JobNotFound(TaskdError):

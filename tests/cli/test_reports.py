@@ -138,7 +138,7 @@ def test_tasks(taskd):
         "any: any = ...",
     ):
         assert part in line[-1].split(", ")
-    assert line[6].startswith("to: string, whom: Person, ")
+    assert line[-1].startswith("to: string, whom: Person, ")
 
 
 def test_stats(taskd):
