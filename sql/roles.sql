@@ -8,7 +8,7 @@
 --                   handlers enqueue needs taskd_producer.
 --   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
 --   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; keeps and
---                   limits queues; makes, changes, pauses, runs and deletes schedules.
+--                   limits queues; sets limits; makes, changes, pauses, runs and deletes schedules.
 --
 -- May be run again at any time, and must be after a migration (`taskd db migrate` does it by itself): all is
 -- taken from the four and granted anew in one transaction, so nobody notices. Roles belong to the whole
@@ -77,8 +77,8 @@ GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer,
 -- Workflows: producers make them, workers move them on, by functions alone; a handler may read what those before it returned.
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
-                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[],
-                           integer[], integer[], bigint[], text[], bigint),
+                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
+                           text[], integer[], integer[], bigint[], text[], bigint),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text)
     TO taskd_producer, taskd_admin;
@@ -94,21 +94,26 @@ GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 
 -- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
 -- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraints of
--- the table leave `queued` and `scheduled` only. What they may read tells which ids there are.
-GRANT INSERT (queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version)
+-- the table leave those that wait only. What they may read tells which ids there are.
+GRANT INSERT (
+    queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+)
     ON taskd.job TO taskd_producer;
 GRANT SELECT (id) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
+GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
                   double precision),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean),
+                      double precision, integer, boolean, text, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
-                         boolean, boolean),
+                         boolean, boolean, text, jsonb),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean),
-    taskd.refuse(text, text, jsonb, text[], text[])
+    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
+    taskd.has_room(text, integer, bigint)
     TO taskd_producer;
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
@@ -120,12 +125,14 @@ GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
 -- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
-GRANT UPDATE (state, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, errors) ON taskd.job TO taskd_worker;
+GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, errors)
+    ON taskd.job TO taskd_worker;
 GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
       INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at),
-      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at)
+      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at,
+              limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL wants the right to change some column of it.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
@@ -135,6 +142,20 @@ GRANT EXECUTE ON FUNCTION
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
     taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;
+
+-- Whatever ends a job or gives it back admits the next ones of its limit, by functions that lock and count.
+GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]), taskd.leave_opening(text, text) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.admit_due(bigint), taskd.queue_room(text, bigint),
+    taskd.claim_limited(bigint, text, bigint, bigint), taskd.return_tokens(text, bigint), taskd.count_depths()
+    TO taskd_worker;
+-- They publish limits, but set none by hand.
+GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, declared),
+    UPDATE (concurrency, concurrency_in_all, rate, burst, app, declared)
+    ON taskd.job_limit TO taskd_worker;
+GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
+GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 
 -- The one job that they do make: that of a newer version, when the job that it has followed ends.
 GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
@@ -164,19 +185,21 @@ GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 -- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
-    id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, priority, attempt, max_attempts,
-    args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node, waits_for
+    id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, gate, priority, attempt,
+    max_attempts, args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node,
+    waits_for, limit_name, limit_key
 ) ON taskd.job TO taskd_observer;
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, deadline, fence, state, priority,
-    attempt, max_attempts, args_version, crashes, interrupts, queue, task, reason, errors, workflow_id, node
+    attempt, max_attempts, args_version, crashes, interrupts, queue, task, reason, errors, workflow_id, node, limit_name,
+    limit_key
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
     interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
-    workflow_id, node
+    workflow_id, node, limit_name, limit_key
 ) ON taskd.jobs TO taskd_observer;
-GRANT SELECT ON taskd.queue, taskd.task, taskd.worker TO taskd_observer;
+GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening TO taskd_observer;
 
 -- How far attempts are, which the worker tells, whoever watches sees.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
@@ -200,16 +223,20 @@ GRANT EXECUTE ON FUNCTION
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
                  timestamptz, double precision)
     TO taskd_admin;
+GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
+GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 -- A queue that shall keep its jobs for another time gets the partitions for it at once.
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean),
+                      double precision, integer, boolean, text, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
-                         boolean, boolean),
+                         boolean, boolean, text, jsonb),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean),
-    taskd.refuse(text, text, jsonb, text[], text[])
+    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
+    taskd.has_room(text, integer, bigint)
     TO taskd_admin;
 
 COMMIT;

@@ -7,6 +7,12 @@ CREATE SCHEMA taskd;
 CREATE DOMAIN taskd.attempts AS smallint
 	CONSTRAINT attempts_are_1_to_1000 CHECK (((VALUE >= 1) AND (VALUE <= 1000)));
 
+CREATE TYPE taskd.gate AS ENUM (
+    'parked',
+    'next',
+    'admitted'
+);
+
 CREATE TYPE taskd.job_state AS ENUM (
     'blocked',
     'scheduled',
@@ -63,6 +69,256 @@ CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
 
+CREATE FUNCTION taskd.admit_due(batch bigint, OUT looked integer, OUT queues text[]) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+DECLARE
+    names text[];
+    one text;
+    arrived bigint[];
+    keys text[];
+    opened record;
+BEGIN
+    looked := 0;
+    queues := '{}';
+    SELECT array_agg(u.name ORDER BY u.name) INTO names
+    FROM (
+        SELECT a.limit_name AS name
+        FROM (
+            SELECT j.limit_name FROM taskd.job AS j
+            WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
+            LIMIT batch
+        ) AS a
+        UNION
+        SELECT s.limit_name
+        FROM (
+            SELECT j.limit_name FROM taskd.job AS j
+            WHERE j.state = 'scheduled' AND j.crashes > 0 AND j.run_at <= now() AND j.limit_name IS NOT NULL
+              AND j.gate IS NULL
+            ORDER BY j.run_at LIMIT batch
+        ) AS s
+        UNION
+        SELECT o.limit_name
+        FROM (
+            SELECT p.limit_name FROM taskd.opening AS p WHERE p.at <= clock_timestamp() ORDER BY p.at LIMIT batch
+        ) AS o
+    ) AS u;
+    -- One that nobody has published yet gets a row, for its lock.
+    INSERT INTO taskd.job_limit (name)
+    SELECT n FROM unnest(names) AS n WHERE NOT EXISTS (SELECT FROM taskd.job_limit AS r WHERE r.name = n)
+    ON CONFLICT (name) DO NOTHING;
+    FOREACH one IN ARRAY coalesce(names, '{}') LOOP
+        CONTINUE WHEN NOT taskd.lock_limit(one);
+        UPDATE taskd.job AS j
+        SET state = 'blocked'
+        WHERE j.ctid = ANY (ARRAY(
+            SELECT s.ctid FROM taskd.job AS s
+            WHERE s.state = 'scheduled' AND s.crashes > 0 AND s.run_at <= now() AND s.limit_name = one
+              AND s.gate IS NULL
+            ORDER BY s.run_at LIMIT batch FOR UPDATE SKIP LOCKED
+        ));
+        SELECT array_agg(a.id), array_agg(DISTINCT a.limit_key) INTO arrived, keys
+        FROM (
+            SELECT j.id, j.limit_key FROM taskd.job AS j
+            WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
+              AND j.limit_name = one
+            LIMIT batch
+        ) AS a;
+        looked := looked + coalesce(cardinality(arrived), 0);
+        FOR opened IN
+            DELETE FROM taskd.opening AS o
+            WHERE o.ctid = ANY (ARRAY(
+                SELECT p.ctid FROM taskd.opening AS p
+                WHERE p.at <= clock_timestamp() AND p.limit_name = one
+                ORDER BY p.at LIMIT batch FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING o.limit_key, o.after_key
+        LOOP
+            looked := looked + 1;
+            keys := keys || CASE WHEN opened.limit_key IS NULL THEN taskd.keys_in_line(one, opened.after_key, batch)
+                                 ELSE ARRAY[opened.limit_key] END;
+        END LOOP;
+        CONTINUE WHEN keys IS NULL;
+        queues := queues || taskd.admit_keys(one, keys);
+        UPDATE taskd.job AS j
+        SET gate = 'parked'
+        WHERE j.ctid = ANY (ARRAY(
+            SELECT p.ctid FROM taskd.job AS p
+            WHERE p.id = ANY (arrived) AND p.state = 'blocked' AND p.gate IS NULL AND p.waits_for IS NULL
+            FOR UPDATE SKIP LOCKED
+        ));
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION taskd.admit_keys(limit_name text, keys text[]) RETURNS text[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'on'
+    AS $$
+#variable_conflict use_column
+<<looked>>
+DECLARE
+    rule taskd.job_limit;
+    moment timestamptz := clock_timestamp();
+    key text[];
+    free bigint[];
+    tokens double precision[];
+    waiting bigint[];
+    taken bigint[];
+    went text[];
+    went_on text[];
+    suspects text[];
+    room bigint;
+BEGIN
+    SELECT * INTO rule FROM taskd.job_limit AS r WHERE r.name = admit_keys.limit_name;
+    IF rule.declared IS NULL AND NOT rule.by_hand THEN
+        RETURN '{}';
+    END IF;
+    WITH line AS MATERIALIZED (
+        SELECT k.key,
+               CASE WHEN rule.concurrency IS NOT NULL THEN rule.concurrency - (
+                   SELECT count(*)
+                   FROM (
+                       SELECT FROM taskd.job AS j
+                       WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
+                         AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                       LIMIT rule.concurrency
+                   ) AS place
+               ) END AS free,
+               CASE WHEN rule.rate IS NOT NULL THEN coalesce((
+                   SELECT least(rule.burst, b.tokens + rule.rate * greatest(0, date_part('epoch', moment - b.filled_at)))
+                   FROM taskd.bucket AS b
+                   WHERE b.limit_name = rule.name AND b.limit_key = k.key
+               ), rule.burst) END AS tokens,
+               CASE WHEN rule.rate IS NOT NULL THEN (
+                   SELECT count(*)
+                   FROM (
+                       SELECT FROM taskd.job AS j
+                       WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
+                         AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                         AND j.state <> 'running'
+                       LIMIT rule.burst
+                   ) AS place
+               ) END AS waiting
+        FROM (SELECT DISTINCT unnest(admit_keys.keys) AS key) AS k
+    ), picked AS MATERIALIZED (
+        SELECT first.ctid
+        FROM line
+        CROSS JOIN LATERAL (
+            SELECT j.ctid
+            FROM taskd.job AS j
+            WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
+              AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = '=' || line.key
+            ORDER BY j.priority, j.run_at, j.id
+            LIMIT greatest(0, least(line.free, floor(line.tokens)::bigint, rule.burst - line.waiting, 1000))
+            FOR UPDATE SKIP LOCKED
+        ) AS first
+        LIMIT 1000
+    ), moved AS (
+        UPDATE taskd.job AS j
+        SET state = (CASE WHEN rule.concurrency_in_all IS NOT NULL THEN 'blocked'
+                          WHEN j.crashes > 0 THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
+            gate = (CASE WHEN rule.concurrency_in_all IS NOT NULL THEN 'next'
+                         WHEN j.crashes > 0 THEN 'admitted' END)::taskd.gate
+        WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM picked))
+        RETURNING j.limit_key, j.queue::text AS queue, j.gate
+    )
+    SELECT array_agg(line.key), array_agg(line.free), array_agg(line.tokens), array_agg(line.waiting),
+           array_agg(coalesce(m.jobs, 0)),
+           (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate IS NULL),
+           (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate = 'admitted')
+    INTO looked.key, looked.free, looked.tokens, looked.waiting, looked.taken, looked.went, looked.suspects
+    FROM line
+    LEFT JOIN (SELECT limit_key, count(*) AS jobs FROM moved GROUP BY limit_key) AS m ON m.limit_key = line.key;
+    IF rule.rate IS NOT NULL THEN
+        INSERT INTO taskd.bucket (limit_name, limit_key, tokens, filled_at)
+        SELECT rule.name, u.key, u.tokens - u.taken, moment
+        FROM unnest(looked.key, looked.tokens, looked.taken) AS u (key, tokens, taken)
+        WHERE u.taken > 0
+        ON CONFLICT (limit_name, limit_key) DO UPDATE SET tokens = excluded.tokens, filled_at = excluded.filled_at;
+    END IF;
+    INSERT INTO taskd.opening (limit_name, limit_key, at)
+    SELECT rule.name, u.key, w.at
+    FROM unnest(looked.key, looked.free, looked.tokens, looked.waiting, looked.taken)
+        AS u (key, free, tokens, waiting, taken)
+    CROSS JOIN LATERAL (
+        SELECT moment + make_interval(secs => CASE
+                   WHEN u.tokens - u.taken < 1 THEN (1 - (u.tokens - u.taken)) / rule.rate
+                   WHEN u.waiting + u.taken >= rule.burst THEN greatest(0.2, 1 / rule.rate)
+                   ELSE 0.1 END) AS at
+    ) AS w
+    WHERE (u.free IS NULL OR u.free > u.taken)
+      AND EXISTS (
+          SELECT FROM taskd.job AS j
+          WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
+            AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = '=' || u.key
+      )
+      AND NOT EXISTS (
+          SELECT FROM taskd.opening AS o
+          WHERE o.limit_name = rule.name AND o.limit_key = u.key AND o.at > moment AND o.at <= w.at
+      );
+    -- From the places of the keys to those in all.
+    IF EXISTS (
+        SELECT FROM taskd.job AS j
+        WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
+          AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = ''
+    ) THEN
+        room := 1000;
+        IF rule.concurrency_in_all IS NOT NULL THEN
+            room := rule.concurrency_in_all - (
+                SELECT count(*)
+                FROM (
+                    SELECT FROM taskd.job AS j
+                    WHERE j.limit_name = rule.name AND j.limit_name IS NOT NULL
+                      AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                      AND j.state <> 'blocked'
+                    LIMIT rule.concurrency_in_all
+                ) AS place
+            );
+        END IF;
+        WITH moved AS (
+            UPDATE taskd.job AS j
+            SET state = (CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
+                gate = (CASE WHEN j.crashes > 0 THEN 'admitted' END)::taskd.gate
+            WHERE j.ctid = ANY (ARRAY(
+                SELECT n.ctid
+                FROM taskd.job AS n
+                WHERE n.limit_name = rule.name AND n.limit_key IS NOT NULL AND n.state = 'blocked'
+                  AND n.waits_for IS NULL
+                  AND (CASE WHEN n.gate = 'next' THEN '' ELSE '=' || n.limit_key END) = ''
+                ORDER BY n.priority, n.run_at, n.id
+                LIMIT least(room, 1000)
+                FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING j.queue::text AS queue, j.gate
+        )
+        SELECT coalesce(array_agg(queue) FILTER (WHERE gate IS NULL), '{}'),
+               suspects || coalesce(array_agg(queue) FILTER (WHERE gate = 'admitted'), '{}')
+        INTO looked.went_on, looked.suspects
+        FROM moved;
+        went := went || went_on;
+        IF cardinality(went_on) < room THEN
+            INSERT INTO taskd.opening (limit_name, limit_key, at)
+            SELECT n.limit_name, n.limit_key, moment + interval '100 ms'
+            FROM taskd.job AS n
+            WHERE n.limit_name = rule.name AND n.limit_key IS NOT NULL AND n.state = 'blocked' AND n.waits_for IS NULL
+              AND (CASE WHEN n.gate = 'next' THEN '' ELSE '=' || n.limit_key END) = ''
+            LIMIT 1;
+        END IF;
+    END IF;
+    PERFORM taskd.ring(q) FROM (SELECT DISTINCT unnest(went) AS q) AS each_queue;
+    -- Whoever attends the queue may have its slow lane taken.
+    PERFORM pg_notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(suspects) AS q) AS each_queue;
+    RETURN went || suspects;
+END
+$$;
+
 CREATE FUNCTION taskd.advance(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -84,11 +340,16 @@ BEGIN
         RETURN NULL;
     END IF;
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, run_at, max_attempts, timeout_s, args_version, workflow_id, node
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
+        limit_name, limit_key
     )
-    VALUES (stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint, due,
-            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
-            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name')
+    SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
+           taskd.state_when_due(t.limit_name, due), due,
+           (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
+           (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
+           CASE WHEN t.limit_name IS NOT NULL
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END
+    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO born;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
     VALUES (parent_id, born, workflow_id, 'cancel', true);
@@ -177,6 +438,11 @@ BEGIN
     ), unblocked AS (
         SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
         FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    ), opened AS (
+        -- The next ones of their limits may have their places.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT limit_name, limit_key FROM ended
+        WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
     ), asked AS (
         UPDATE taskd.job AS job
         SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
@@ -243,27 +509,53 @@ BEGIN
             PERFORM taskd.refuse(odd.task, '', odd.args, odd.required, odd.accepted);
         END IF;
     END IF;
-    WITH moved AS (
+    WITH wanted AS MATERIALIZED (
+        SELECT j.id, new.args, goes.by, goes.as_key,
+               -- What waits for other jobs comes to the gate of its limit when it is free of them.
+               j.waits_for IS NULL
+               AND (due IS NOT NULL OR (goes.by, goes.as_key) IS DISTINCT FROM (j.limit_name, j.limit_key)) AS moves
+        FROM taskd.job AS j
+        CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
+        LEFT JOIN taskd.task AS t ON t.name = j.task AND (change.args IS NOT NULL OR update_args IS NOT NULL)
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN t.name IS NULL THEN j.limit_name ELSE t.limit_name END AS by,
+                   CASE WHEN t.name IS NULL THEN j.limit_key
+                        WHEN t.limit_name IS NOT NULL
+                        THEN taskd.limit_key(taskd.limit_values(new.args, t.limit_by, t.limit_defaults)) END AS as_key
+        ) AS goes
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+    ), opened AS (
+        -- What was admitted, or stood next, comes to the gate again; others may have its place.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT j.limit_name, j.limit_key
+        FROM wanted
+        JOIN taskd.job AS j ON j.id = wanted.id
+        WHERE wanted.moves AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'))
+    ), moved AS (
         UPDATE taskd.job AS j
         SET priority = coalesce(change.priority, j.priority),
             queue = coalesce(change.queue, j.queue),
             run_at = coalesce(due, j.run_at),
-            state = CASE WHEN due IS NULL OR j.state NOT IN ('queued', 'scheduled') THEN j.state
-                         WHEN due > now() OR j.crashes > 0 THEN 'scheduled'
-                         ELSE 'queued' END,
+            state = CASE WHEN NOT wanted.moves OR due IS NULL AND j.state = 'scheduled' THEN j.state
+                         WHEN j.crashes > 0 THEN 'scheduled'
+                         ELSE taskd.state_when_due(wanted.by, coalesce(due, now())) END,
+            gate = CASE WHEN NOT wanted.moves THEN j.gate END,
+            limit_name = wanted.by,
+            limit_key = wanted.as_key,
             parked = j.parked AND due IS NULL,
-            args = coalesce(change.args, j.args) || coalesce(update_args, '{}'),
+            args = wanted.args,
             args_version = CASE WHEN change.args IS NULL THEN j.args_version
                                 ELSE (SELECT nullif(t.args_version, 1) FROM taskd.task AS t WHERE t.name = j.task) END,
             max_attempts = coalesce(change.max_attempts, j.max_attempts),
             timeout_s = coalesce(change.timeout_s, j.timeout_s),
             deadline = CASE WHEN ends_at IS NULL THEN j.deadline ELSE nullif(ends_at, 'infinity') END
-        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
-        RETURNING j.id, j.queue, j.run_at, j.state
+        FROM wanted
+        WHERE j.id = wanted.id
+        RETURNING j.id, j.queue, j.run_at, j.state, wanted.moves AND j.limit_name IS NOT NULL AS came
     )
     SELECT array_agg(id),
            array_agg(DISTINCT queue) FILTER (
-               WHERE state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
+               WHERE came OR state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
     INTO changed, called
     FROM moved;
     PERFORM taskd.ring(c.queue) FROM unnest(called) AS c (queue);
@@ -274,6 +566,120 @@ BEGIN
                           ELSE 'unknown' END
         FROM (SELECT DISTINCT unnest(ids) AS id) AS i
         ORDER BY i.id;
+END
+$$;
+
+CREATE TABLE taskd.job (
+    id bigint NOT NULL,
+    worker_id bigint,
+    enqueued_at timestamp with time zone DEFAULT now() NOT NULL,
+    run_at taskd.moment DEFAULT now() NOT NULL,
+    started_at timestamp with time zone,
+    timeout_s taskd.timeout_s,
+    deadline taskd.moment,
+    tick timestamp with time zone,
+    workflow_id bigint,
+    fence bigint DEFAULT 0 NOT NULL,
+    state taskd.job_state DEFAULT 'queued'::taskd.job_state NOT NULL,
+    gate taskd.gate,
+    priority smallint DEFAULT 100 NOT NULL,
+    attempt smallint DEFAULT 0 NOT NULL,
+    max_attempts taskd.attempts,
+    args_version smallint,
+    crashes smallint DEFAULT 0 NOT NULL,
+    interrupts smallint DEFAULT 0 NOT NULL,
+    waits_for integer,
+    parked boolean DEFAULT false NOT NULL,
+    awaited boolean,
+    queue taskd.queue_name NOT NULL,
+    task taskd.task_name NOT NULL,
+    args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
+    errors jsonb DEFAULT '[]'::jsonb NOT NULL,
+    key_scope taskd.key_scope,
+    unique_key taskd.unique_key,
+    version bigint,
+    follower jsonb,
+    cancel_reason text,
+    node text,
+    limit_name text,
+    limit_key text,
+    schedule text,
+    CONSTRAINT job_is_live CHECK (((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state])) OR ((state = 'blocked'::taskd.job_state) AND ((waits_for IS NOT NULL) OR (limit_name IS NOT NULL))))),
+    CONSTRAINT job_running_is_owned CHECK (((state = 'running'::taskd.job_state) = (worker_id IS NOT NULL))),
+    CONSTRAINT job_suspect_is_not_queued CHECK (((state <> 'queued'::taskd.job_state) OR (crashes = 0)))
+)
+WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.02');
+
+CREATE FUNCTION taskd.claim_limited(worker_id bigint, queue text, batch bigint, stride bigint) RETURNS TABLE(opens_s double precision, job taskd.job)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    room bigint;
+    in_s double precision;
+    claimed bigint;
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM taskd.worker AS w
+        WHERE w.id = claim_limited.worker_id AND w.died_at IS NULL AND w.lease_until > clock_timestamp()
+    ) OR EXISTS (
+        SELECT FROM taskd.queue AS q
+        WHERE q.name = claim_limited.queue AND q.paused_at IS NOT NULL
+          AND (q.paused_until IS NULL OR q.paused_until > clock_timestamp())
+    ) OR NOT EXISTS (
+        SELECT FROM taskd.job AS j WHERE j.queue = claim_limited.queue AND j.state = 'queued'
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT r.room, r.opens_s INTO room, in_s FROM taskd.queue_room(claim_limited.queue, batch) AS r;
+    RETURN QUERY
+    UPDATE taskd.job AS j
+    SET state = 'running',
+        worker_id = claim_limited.worker_id,
+        fence = j.fence + stride,
+        attempt = j.attempt + 1,
+        started_at = clock_timestamp()
+    WHERE j.ctid = ANY (ARRAY(
+        SELECT n.ctid
+        FROM taskd.job AS n
+        WHERE n.queue = claim_limited.queue AND n.state = 'queued'
+        ORDER BY n.priority, n.run_at, n.id
+        LIMIT greatest(room, 0)
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING NULL::double precision, j;
+    GET DIAGNOSTICS claimed = ROW_COUNT;
+    IF claimed < room THEN
+        PERFORM taskd.return_tokens(claim_limited.queue, room - claimed);
+        in_s := NULL;
+    END IF;
+    IF in_s IS NOT NULL THEN
+        RETURN QUERY SELECT in_s, NULL::taskd.job;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION taskd.count_depths() RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    bounded record;
+    last_id bigint;
+BEGIN
+    FOR bounded IN
+        SELECT q.name, q.max_depth FROM taskd.queue AS q
+        WHERE q.max_depth IS NOT NULL AND coalesce(q.depth_at < clock_timestamp() - interval '4 s', true)
+        FOR NO KEY UPDATE SKIP LOCKED
+    LOOP
+        SELECT s.last_value INTO last_id FROM taskd.job_id_seq AS s;
+        UPDATE taskd.queue AS q
+        SET depth = taskd.queue_depth(bounded.name, bounded.max_depth), depth_id = last_id, depth_at = clock_timestamp()
+        WHERE q.name = bounded.name;
+    END LOOP;
 END
 $$;
 
@@ -343,7 +749,7 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
     SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
-CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -354,11 +760,14 @@ DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     required text[];
     accepted text[];
+    limit_by text[];
+    limit_defaults jsonb;
     job_id bigint;
 BEGIN
     IF NOT checked THEN
-        SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
-        INTO queue, required, accepted, args_version
+        SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1),
+               t.limit_name, t.limit_by, t.limit_defaults
+        INTO queue, required, accepted, args_version, limit_name, limit_by, limit_defaults
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
         -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
@@ -367,17 +776,27 @@ BEGIN
         THEN
             PERFORM taskd.refuse(task, queue, args, required, accepted);
         END IF;
+        IF limit_name IS NOT NULL THEN
+            limit_values := taskd.limit_values(args, limit_by, limit_defaults);
+        END IF;
     END IF;
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
     ) VALUES (
-        queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
-        due, max_attempts, timeout_s, coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version
+        queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
+        coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
+        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END
     )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
+    -- What a full queue has no room for, has_room() refuses by raising; it stands here as one more expression cost 30 us.
     IF due < moment + interval '60 s' AND (
-        current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+        EXISTS (
+            SELECT 1 FROM taskd.queue AS q
+            WHERE q.name = queue AND q.max_depth IS NOT NULL AND due <= now()
+              AND NOT taskd.has_room(q.name, q.max_depth, 0)
+        )
+        OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
         OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
             AND NOT EXISTS (
                 SELECT 1 FROM taskd.attendance AS a
@@ -406,14 +825,17 @@ DECLARE
     required text[];
     accepted text[];
     args_version integer;
+    limit_name text;
+    limit_values jsonb;
     run_id bigint;
 BEGIN
     IF parents = '{}' OR cardinality(parents) > 10000 OR coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
         RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
-    INTO goes_to, required, accepted, args_version
+    SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
+    INTO goes_to, required, accepted, args_version, limit_name, limit_values
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
        OR NOT args ?& required OR args - accepted <> '{}'
@@ -434,14 +856,15 @@ BEGIN
     RETURN (taskd.enqueue_workflow(
         left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[goes_to], ARRAY[args::text], ARRAY[priority]::smallint[],
         ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
-        ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[], ARRAY[node],
+        ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
+        ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
         array_fill(on_failed, ARRAY[cardinality(parents)]), run_id
     ))[2];
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
+CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, OUT job_id bigint, OUT outcome text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -455,6 +878,8 @@ DECLARE
     goes_to text := queue;
     required text[];
     accepted text[];
+    goes_by text := limit_name;             -- its limit, and its key within that
+    goes_as text;
     held_for_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
     mine bigint;
     holder record;
@@ -472,14 +897,18 @@ BEGIN
         RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT checked THEN
-        SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
-        INTO goes_to, asked.required, asked.accepted, form
+        SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
+        INTO goes_to, asked.required, asked.accepted, form, goes_by, limit_values
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
         IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
         THEN
             PERFORM taskd.refuse(enqueue_unique.task, goes_to, enqueue_unique.args, asked.required, asked.accepted);
         END IF;
+    END IF;
+    IF goes_by IS NOT NULL THEN
+        goes_as := taskd.limit_key(limit_values);
     END IF;
     LOOP
         SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
@@ -496,13 +925,16 @@ BEGIN
         IF NOT FOUND AND mine IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version, deadline, args_version
-            ) VALUES (
-                goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
-                CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
-                due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
-                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
-                ends_at, form
+                version, deadline, args_version, limit_name, limit_key
+            )
+            SELECT goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
+                   taskd.state_when_due(goes_by, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
+                   enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
+                   ends_at, form, goes_by, goes_as
+            WHERE coalesce(
+                (SELECT taskd.has_room(q.name, q.max_depth, 1)
+                 FROM taskd.queue AS q WHERE q.name = goes_to AND q.max_depth IS NOT NULL AND due <= now()),
+                true
             )
             ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
             DO NOTHING
@@ -545,7 +977,8 @@ BEGIN
             SET follower = jsonb_build_object(
                 'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form
+                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form,
+                'limit_name', goes_by, 'limit_key', goes_as
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -564,9 +997,14 @@ BEGIN
         IF holder.tries > 0 THEN
             due := greatest(due, holder.run_at);
         END IF;
+        -- What was admitted, or stood next, comes to the gate again; others may have its place.
+        PERFORM taskd.leave_opening(j.limit_name, j.limit_key)
+        FROM taskd.job AS j
+        WHERE j.id = holder.id AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'));
         UPDATE taskd.job AS j
         SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
-            state = CASE WHEN due > now() OR j.crashes > 0 THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+            state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(goes_by, due) END,
+            gate = NULL, limit_name = goes_by, limit_key = goes_as,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
             version = enqueue_unique.version, follower = NULL, deadline = ends_at, args_version = form, parked = false
         WHERE j.id = holder.id;
@@ -588,7 +1026,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint) RETURNS bigint[]
+CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -604,6 +1042,16 @@ BEGIN
     IF existing <> '{}' THEN
         PERFORM taskd.lock_parents(existing);
     END IF;
+    -- Jobs that wait for others come later: they neither count nor fail.
+    PERFORM taskd.has_room(q.name, q.max_depth, those.wanted)
+    FROM taskd.queue AS q
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS wanted
+        FROM unnest(queues, run_ats, delays_s) WITH ORDINALITY AS a (queue, run_at, delay_s, n)
+        WHERE a.queue = q.name AND coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) <= now()
+          AND a.n NOT IN (SELECT unnest(places))
+    ) AS those
+    WHERE q.max_depth IS NOT NULL AND those.wanted > 0;
     IF run_id IS NULL THEN
         INSERT INTO taskd.workflow (name, kind, stages)
         VALUES (enqueue_workflow.name, enqueue_workflow.kind, enqueue_workflow.stages)
@@ -618,28 +1066,29 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS job (
             task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
-            node, waits_for
+            node, waits_for, limit_name, limit_key
         )
         SELECT new.task, new.queue, new.args::jsonb, new.priority,
-               CASE WHEN waits.parents > 0 THEN 'blocked' WHEN new.due > now() THEN 'scheduled' ELSE 'queued' END
-                   ::taskd.job_state,
+               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(new.limit_name, new.due) END,
                new.due, new.max_attempts, new.timeout_s,
                coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
-               waits.parents
+               waits.parents, new.limit_name,
+               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
             FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
-                        timeouts_s, deadlines, deadlines_s, args_versions, nodes)
+                        timeouts_s, deadlines, deadlines_s, args_versions, limit_names, enqueue_workflow.limit_values,
+                        nodes)
                 WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
-                                      deadline_s, args_version, node, n)
+                                      deadline_s, args_version, limit_name, limit_values, node, n)
         ) AS new
         LEFT JOIN waits ON waits.place = new.n
         ORDER BY new.n
-        RETURNING job.id, job.queue, job.state, job.run_at
+        RETURNING job.id, job.queue, job.waits_for, job.run_at
     )
     SELECT array_agg(born.id ORDER BY born.id),
            array_agg(DISTINCT born.queue::text) FILTER (
-               WHERE born.state <> 'blocked' AND born.run_at < clock_timestamp() + interval '60 s')
+               WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s')
     INTO asked.ids, asked.ring_for
     FROM born;
     INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
@@ -721,13 +1170,14 @@ DECLARE
 BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
-        deadline, args_version
+        deadline, args_version, limit_name, limit_key
     ) VALUES (
         follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
-        CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
+        taskd.state_when_due(follower ->> 'limit_name', due), due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
         'live', follow.unique_key, (follower ->> 'version')::bigint,
-        (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint
+        (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
+        follower ->> 'limit_name', follower ->> 'limit_key'
     )
     RETURNING j.id INTO born;
     UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;
@@ -735,6 +1185,58 @@ BEGIN
         PERFORM taskd.ring(follower ->> 'queue');
     END IF;
     RETURN born;
+END
+$$;
+
+CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    each record;
+    left_open integer := 0;
+BEGIN
+    FOR each IN
+        SELECT u.name, array_agg(DISTINCT u.key) AS keys
+        FROM unnest(limit_names, limit_keys) AS u (name, key)
+        GROUP BY u.name
+        ORDER BY u.name
+    LOOP
+        IF current_setting('transaction_isolation') = 'read committed' AND taskd.lock_limit(each.name) THEN
+            PERFORM taskd.admit_keys(each.name, each.keys);
+        ELSE
+            INSERT INTO taskd.opening (limit_name, limit_key) SELECT each.name, unnest(each.keys);
+            left_open := left_open + 1;
+        END IF;
+    END LOOP;
+    RETURN left_open;
+END
+$$;
+
+CREATE FUNCTION taskd.has_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    at_most bigint;
+    depth bigint;
+BEGIN
+    SELECT q.depth + (s.last_value - q.depth_id) INTO at_most
+    FROM taskd.queue AS q CROSS JOIN taskd.job_id_seq AS s
+    WHERE q.name = has_room.queue;
+    IF at_most + wanted <= max_depth THEN
+        RETURN true;
+    END IF;
+    depth := taskd.queue_depth(has_room.queue, max_depth + 1);
+    IF depth + wanted > max_depth THEN
+        RAISE EXCEPTION 'the queue "%" is full: % jobs wait in it, no more than % may, and % would come',
+            has_room.queue, CASE WHEN wanted = 0 THEN depth - 1 ELSE depth END, max_depth, greatest(wanted, 1)
+            USING ERRCODE = 'configuration_limit_exceeded', CONSTRAINT = 'queue_has_room',
+                  HINT = 'Wait until workers have caught up, or allow more: taskd queues set '
+                         || has_room.queue || ' --max-depth N';
+    END IF;
+    RETURN true;
 END
 $$;
 
@@ -749,6 +1251,74 @@ CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
      AND (holder.key_scope = 'live' OR holder.fence = 0)
     WHERE past.id = job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
     LIMIT 1
+$$;
+
+CREATE FUNCTION taskd.keys_in_line(limit_name text, after_key text, batch bigint) RETURNS text[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+<<mine>>
+DECLARE
+    found_keys text[];
+BEGIN
+    WITH RECURSIVE line AS (
+        (SELECT CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END AS name
+         FROM taskd.job AS j
+         WHERE j.limit_name = keys_in_line.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
+           AND j.waits_for IS NULL
+           AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) > keys_in_line.after_key
+         ORDER BY CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
+         LIMIT 1)
+        UNION ALL
+        SELECT (SELECT CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
+                FROM taskd.job AS j
+                WHERE j.limit_name = keys_in_line.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
+                  AND j.waits_for IS NULL
+                  AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) > line.name
+                ORDER BY CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
+                LIMIT 1)
+        FROM line
+        WHERE line.name IS NOT NULL
+    )
+    SELECT coalesce(array_agg(substr(few.name, 2)), '{}') INTO mine.found_keys
+    FROM (SELECT name FROM line WHERE name IS NOT NULL LIMIT batch) AS few;
+    IF cardinality(found_keys) = batch THEN
+        INSERT INTO taskd.opening (limit_name, after_key) VALUES (limit_name, '=' || found_keys[batch]);
+    END IF;
+    -- There may be a line of those that wait for a place in all, and no other one.
+    RETURN CASE WHEN found_keys = '{}' THEN ARRAY[''] ELSE found_keys END;
+END
+$$;
+
+CREATE FUNCTION taskd.leave_opening(limit_name text, limit_key text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$ INSERT INTO taskd.opening (limit_name, limit_key) VALUES (limit_name, limit_key) $$;
+
+CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT CASE WHEN octet_length(key) > 200 OR key ~ '[\u0001-\u001f\u007f-\u009f]'
+                THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
+    FROM (
+        SELECT CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
+                    WHEN jsonb_array_length(limit_values) > 1 THEN limit_values::text
+                    WHEN jsonb_typeof(limit_values -> 0) = 'number'
+                    THEN trim_scale((limit_values ->> 0)::numeric)::text
+                    ELSE coalesce(limit_values ->> 0, 'null') END AS key
+    ) AS made
+$$;
+
+CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT coalesce(jsonb_agg(coalesce(args -> name, defaults -> name) ORDER BY place), '[]')
+    FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
 $$;
 
 CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean) RETURNS void
@@ -796,6 +1366,20 @@ BEGIN
             NULL;
         END;
     END LOOP;
+END
+$$;
+
+CREATE FUNCTION taskd.lock_limit(limit_name text) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET lock_timeout TO '100ms'
+    AS $$
+BEGIN
+    PERFORM FROM taskd.job_limit AS rule WHERE rule.name = limit_name FOR NO KEY UPDATE;
+    RETURN FOUND;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
 END
 $$;
 
@@ -906,10 +1490,9 @@ BEGIN
     IF def.overlap = 'cancel' THEN
         PERFORM taskd.cancel_scheduled_jobs(schedule);
     END IF;
-    IF argses IS NOT NULL THEN
-        -- What was set for an older form is lifted by the worker, and checked there.
-        SELECT * INTO known FROM taskd.task AS t
-        WHERE t.name = def.task AND t.args_version = coalesce(def.args_version, 1);
+    SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
+    -- What was set for an older form is lifted by the worker, and checked there.
+    IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
         SELECT def.args || a INTO odd FROM unnest(argses) AS a
         WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
         LIMIT 1;
@@ -926,12 +1509,14 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS j (
             queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
-            args_version
+            args_version, limit_name, limit_key
         )
         SELECT def.queue, def.task, args, def.priority,
-               CASE WHEN due > moment THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
+               CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
                def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
-               def.args_version
+               def.args_version, known.limit_name,
+               CASE WHEN known.limit_name IS NOT NULL
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END
         FROM asked
         ORDER BY n
         RETURNING j.id
@@ -1101,6 +1686,57 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.queue_depth(queue text, up_to bigint) RETURNS bigint
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+    SELECT count(*)
+    FROM (
+        SELECT FROM (
+            SELECT FROM taskd.job AS j WHERE j.queue = queue_depth.queue AND j.state = 'queued'
+            UNION ALL
+            SELECT FROM taskd.job AS j
+            WHERE j.queue = queue_depth.queue AND j.state = 'blocked' AND j.waits_for IS NULL
+        ) AS waiting
+        LIMIT up_to
+    ) AS few
+$$;
+
+CREATE FUNCTION taskd.queue_room(queue text, wanted bigint, OUT room bigint, OUT opens_s double precision) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    its taskd.queue;
+    moment timestamptz;
+    full_of double precision;
+BEGIN
+    room := wanted;
+    SELECT * INTO its FROM taskd.queue AS q WHERE q.name = queue_room.queue FOR NO KEY UPDATE;
+    IF its.max_running IS NOT NULL THEN
+        room := least(room, its.max_running - (
+            SELECT count(*)
+            FROM (
+                SELECT FROM taskd.job AS j WHERE j.worker_id IS NOT NULL AND j.queue = queue_room.queue
+                LIMIT its.max_running
+            ) AS place
+        ));
+    END IF;
+    IF its.rate IS NOT NULL AND room > 0 THEN
+        moment := clock_timestamp();
+        full_of := least(its.burst, coalesce(
+            its.tokens + its.rate * greatest(0, date_part('epoch', moment - its.filled_at)), its.burst));
+        room := least(room, floor(full_of)::bigint);
+        opens_s := CASE WHEN room < wanted THEN greatest(0, (1 - (full_of - room)) / its.rate) END;
+        UPDATE taskd.queue AS q SET tokens = full_of - room, filled_at = moment WHERE q.name = queue_room.queue;
+    END IF;
+END
+$$;
+
 CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1235,7 +1871,7 @@ BEGIN
             args_version, schedule, tick, workflow_id, node, limit_name, limit_key
         ) OVERRIDING SYSTEM VALUE
         SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
-               CASE WHEN waits.parents > 0 THEN 'blocked' WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
                nullif(waits.parents, 0), past.priority, past.attempt,
                CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                     ELSE past.max_attempts END,
@@ -1254,10 +1890,10 @@ BEGIN
         ) AS waits
         -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
         ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
-        RETURNING j.id, j.state, j.queue::text AS queue, j.run_at
+        RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
     ), rung AS (
         SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
-        WHERE born.state = 'queued' OR born.state = 'scheduled' AND born.run_at < clock_timestamp() + interval '60 s') AS q
+        WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
     )
     SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
     UPDATE taskd.workflow AS w
@@ -1265,6 +1901,14 @@ BEGIN
     WHERE w.stopped_at IS NOT NULL
       AND w.id IN (SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (back));
 END
+$$;
+
+CREATE FUNCTION taskd.return_tokens(queue text, unused bigint) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    UPDATE taskd.queue AS q SET tokens = least(q.burst, q.tokens + unused)
+    WHERE q.name = return_tokens.queue AND q.rate IS NOT NULL
 $$;
 
 CREATE FUNCTION taskd.ring(queue text) RETURNS void
@@ -1420,6 +2064,10 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamp with time zone) RETURNS taskd.job_state
+    LANGUAGE sql STABLE
+    RETURN CASE WHEN (due > now()) THEN 'scheduled'::taskd.job_state WHEN (limit_name IS NULL) THEN 'queued'::taskd.job_state ELSE 'blocked'::taskd.job_state END;
+
 CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1514,7 +2162,7 @@ BEGIN
                 run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
                 state = CASE WHEN NOT less.free THEN 'blocked'
                              WHEN job.run_at > clock_timestamp() THEN 'scheduled'
-                             ELSE 'queued' END::taskd.job_state
+                             ELSE taskd.state_when_due(job.limit_name, now()) END
             FROM (
                 SELECT less.*, less.begins OR held.waits_for = less.parents AND NOT less.only_then AS free
                 FROM less
@@ -1545,6 +2193,13 @@ CREATE UNLOGGED TABLE taskd.attendance (
     until timestamp with time zone NOT NULL
 );
 
+CREATE TABLE taskd.bucket (
+    limit_name text NOT NULL,
+    limit_key text NOT NULL,
+    tokens double precision NOT NULL,
+    filled_at timestamp with time zone NOT NULL
+);
+
 CREATE TABLE taskd.dependency (
     parent_id bigint NOT NULL,
     job_id bigint NOT NULL,
@@ -1554,46 +2209,6 @@ CREATE TABLE taskd.dependency (
     CONSTRAINT dependency_is_on_an_older_job CHECK ((parent_id < job_id))
 )
 WITH (fillfactor='70');
-
-CREATE TABLE taskd.job (
-    id bigint NOT NULL,
-    worker_id bigint,
-    enqueued_at timestamp with time zone DEFAULT now() NOT NULL,
-    run_at taskd.moment DEFAULT now() NOT NULL,
-    started_at timestamp with time zone,
-    timeout_s taskd.timeout_s,
-    deadline taskd.moment,
-    tick timestamp with time zone,
-    workflow_id bigint,
-    fence bigint DEFAULT 0 NOT NULL,
-    state taskd.job_state DEFAULT 'queued'::taskd.job_state NOT NULL,
-    priority smallint DEFAULT 100 NOT NULL,
-    attempt smallint DEFAULT 0 NOT NULL,
-    max_attempts taskd.attempts,
-    args_version smallint,
-    crashes smallint DEFAULT 0 NOT NULL,
-    interrupts smallint DEFAULT 0 NOT NULL,
-    waits_for integer,
-    parked boolean DEFAULT false NOT NULL,
-    awaited boolean,
-    queue taskd.queue_name NOT NULL,
-    task taskd.task_name NOT NULL,
-    args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
-    errors jsonb DEFAULT '[]'::jsonb NOT NULL,
-    key_scope taskd.key_scope,
-    unique_key taskd.unique_key,
-    version bigint,
-    follower jsonb,
-    cancel_reason text,
-    node text,
-    limit_name text,
-    limit_key text,
-    schedule text,
-    CONSTRAINT job_is_live CHECK (((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state])) OR ((state = 'blocked'::taskd.job_state) AND (waits_for IS NOT NULL)))),
-    CONSTRAINT job_running_is_owned CHECK (((state = 'running'::taskd.job_state) = (worker_id IS NOT NULL))),
-    CONSTRAINT job_suspect_is_not_queued CHECK (((state <> 'queued'::taskd.job_state) OR (crashes = 0)))
-)
-WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.02');
 
 CREATE TABLE taskd.job_history (
     id bigint NOT NULL,
@@ -1685,6 +2300,22 @@ CREATE TABLE taskd.job_key (
     until timestamp with time zone NOT NULL
 );
 
+CREATE TABLE taskd.job_limit (
+    name taskd.task_name NOT NULL,
+    concurrency integer,
+    concurrency_in_all integer,
+    rate double precision,
+    burst integer,
+    app text,
+    declared jsonb,
+    by_hand boolean DEFAULT false NOT NULL,
+    CONSTRAINT concurrency_in_all_is_1_to_10000 CHECK (((concurrency_in_all >= 1) AND (concurrency_in_all <= 10000))),
+    CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
+    CONSTRAINT limit_burst_is_1_to_10000 CHECK (((burst >= 1) AND (burst <= 10000))),
+    CONSTRAINT limit_rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
+    CONSTRAINT limit_rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
+);
+
 CREATE VIEW taskd.jobs AS
  SELECT job.id,
     (job.queue)::text AS queue,
@@ -1761,6 +2392,13 @@ CREATE TABLE taskd.migration (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
+CREATE TABLE taskd.opening (
+    limit_name text NOT NULL,
+    limit_key text,
+    after_key text DEFAULT ''::text NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
 CREATE UNLOGGED TABLE taskd.progress (
     job_id bigint NOT NULL,
     fence bigint NOT NULL,
@@ -1780,10 +2418,24 @@ CREATE TABLE taskd.queue (
     keep_done_s integer DEFAULT 604800 NOT NULL,
     keep_failed_s integer DEFAULT 2592000 NOT NULL,
     concurrency integer,
+    max_running integer,
+    max_depth integer,
+    rate double precision,
+    burst integer,
+    tokens double precision,
+    filled_at timestamp with time zone,
+    depth integer,
+    depth_id bigint,
+    depth_at timestamp with time zone,
+    CONSTRAINT burst_is_1_to_10000 CHECK (((burst >= 1) AND (burst <= 10000))),
     CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
+    CONSTRAINT max_depth_is_1_to_100000000 CHECK (((max_depth >= 1) AND (max_depth <= 100000000))),
+    CONSTRAINT max_running_is_1_to_100000 CHECK (((max_running >= 1) AND (max_running <= 100000))),
     CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
     CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
-    CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000)))
+    CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000))),
+    CONSTRAINT rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
+    CONSTRAINT rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
 );
 
 CREATE TABLE taskd.schedule (
@@ -1849,6 +2501,9 @@ CREATE TABLE taskd.task (
     paused_until timestamp with time zone,
     pause_reason text,
     published_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    limit_name text,
+    limit_by text[],
+    limit_defaults jsonb,
     required text[] GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED NOT NULL,
     accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL,
     CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500))
@@ -1909,11 +2564,17 @@ ALTER TABLE ONLY taskd.job_history ATTACH PARTITION taskd.job_history_default DE
 ALTER TABLE ONLY taskd.attendance
     ADD CONSTRAINT attendance_pkey PRIMARY KEY (queue, worker_id);
 
+ALTER TABLE ONLY taskd.bucket
+    ADD CONSTRAINT bucket_pkey PRIMARY KEY (limit_name, limit_key);
+
 ALTER TABLE ONLY taskd.dependency
     ADD CONSTRAINT dependency_pkey PRIMARY KEY (parent_id, job_id);
 
 ALTER TABLE ONLY taskd.job_key
     ADD CONSTRAINT job_key_pkey PRIMARY KEY (task, unique_key);
+
+ALTER TABLE ONLY taskd.job_limit
+    ADD CONSTRAINT job_limit_pkey PRIMARY KEY (name);
 
 ALTER TABLE ONLY taskd.job
     ADD CONSTRAINT job_pkey PRIMARY KEY (id);
@@ -1943,6 +2604,10 @@ CREATE INDEX attendance_until ON taskd.attendance USING btree (queue, until);
 
 CREATE INDEX dependency_of ON taskd.dependency USING btree (workflow_id, job_id);
 
+CREATE INDEX job_arrived ON taskd.job USING btree (id) WHERE ((limit_name IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (gate IS NULL) AND (waits_for IS NULL));
+
+CREATE INDEX job_blocked ON taskd.job USING btree (queue) WHERE ((queue IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (waits_for IS NULL));
+
 CREATE INDEX job_claim ON taskd.job USING btree (queue, priority, run_at, id) WHERE (state = 'queued'::taskd.job_state);
 
 CREATE INDEX job_deadline ON taskd.job USING btree (deadline) WHERE ((deadline IS NOT NULL) AND (worker_id IS NULL));
@@ -1967,7 +2632,15 @@ CREATE UNIQUE INDEX job_holds_key ON taskd.job USING btree (task, unique_key) WH
 
 CREATE INDEX job_key_until ON taskd.job_key USING btree (until);
 
+CREATE INDEX job_line ON taskd.job USING btree (limit_name, (
+CASE
+    WHEN (gate = 'next'::taskd.gate) THEN ''::text
+    ELSE ('='::text || limit_key)
+END), priority, run_at, id) WHERE ((limit_key IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (waits_for IS NULL));
+
 CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE (parked AND (state = 'scheduled'::taskd.job_state));
+
+CREATE INDEX job_place ON taskd.job USING btree (limit_name, limit_key, state) WHERE ((limit_name IS NOT NULL) AND ((state = ANY (ARRAY['queued'::taskd.job_state, 'running'::taskd.job_state])) OR (gate = ANY (ARRAY['next'::taskd.gate, 'admitted'::taskd.gate]))));
 
 CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
 
@@ -1976,6 +2649,12 @@ CREATE INDEX job_schedule ON taskd.job USING btree (schedule) WHERE (schedule IS
 CREATE INDEX job_suspect ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes > 0));
 
 CREATE INDEX job_workflow ON taskd.job USING btree (workflow_id) WHERE (workflow_id IS NOT NULL);
+
+CREATE INDEX opening_at ON taskd.opening USING btree (at);
+
+CREATE INDEX opening_key ON taskd.opening USING btree (limit_name, limit_key, at);
+
+CREATE INDEX queue_bounded ON taskd.queue USING btree (name) WHERE (max_depth IS NOT NULL);
 
 CREATE INDEX queue_keeps ON taskd.queue USING btree (name) WHERE (keep_done_s <> 604800);
 

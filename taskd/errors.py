@@ -18,7 +18,8 @@ TaskdError                       1
 │   ├── InvalidJob                  queue, priority, time or attempts outside their limits
 │   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
 │   ├── InvalidWorkflow             circles, unknown or doubled names, stages that do not fit
-│   └── KeyHeld                     another job holds the unique key, and that was to be said
+│   ├── KeyHeld                     another job holds the unique key, and that was to be said
+│   └── QueueFull                1  as many jobs wait in the queue as may
 ├── NotEnqueued                  1  what a buffer could not write, job by job
 ├── BufferFull                   1  a buffer holds as many jobs as it may
 ├── JobFailed                    1  a job whose result was waited for failed
@@ -126,6 +127,12 @@ class InvalidWorkflow(EnqueueError):
 
 class KeyHeld(EnqueueError):
     """Another job holds the unique key of a job that is to fail then; nothing was written."""
+
+
+class QueueFull(EnqueueError):
+    """As many jobs wait in the queue as its max_depth allows; nothing was written."""
+
+    exit_code = 1
 
 
 class BufferFull(TaskdError):

@@ -526,6 +526,12 @@ def schedule_stalled(schedule: str, error: str) -> None:
     _emit("schedule.stalled", "error", schedule=schedule, error=error)
 
 
+def jobs_admitted(queues: Mapping[str, int]) -> None:
+    """Jobs that their limits had blocked were admitted."""
+    if _subscribers or _log_level <= LEVELS["debug"]:
+        _emit("jobs.admitted", "debug", queues=dict(queues))
+
+
 def partitions_made(count: int) -> None:
     """History partitions for the days to come were made."""
     _emit("partitions.made", "debug", count=count)

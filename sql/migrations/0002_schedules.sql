@@ -236,6 +236,11 @@ BEGIN
     ), unblocked AS (
         SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
         FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    ), opened AS (
+        -- The next ones of their limits may have their places.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT limit_name, limit_key FROM ended
+        WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
     ), asked AS (
         UPDATE taskd.job AS job
         SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
@@ -280,10 +285,9 @@ BEGIN
     IF def.overlap = 'cancel' THEN
         PERFORM taskd.cancel_scheduled_jobs(schedule);
     END IF;
-    IF argses IS NOT NULL THEN
-        -- What was set for an older form is lifted by the worker, and checked there.
-        SELECT * INTO known FROM taskd.task AS t
-        WHERE t.name = def.task AND t.args_version = coalesce(def.args_version, 1);
+    SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
+    -- What was set for an older form is lifted by the worker, and checked there.
+    IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
         SELECT def.args || a INTO odd FROM unnest(argses) AS a
         WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
         LIMIT 1;
@@ -300,12 +304,14 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS j (
             queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
-            args_version
+            args_version, limit_name, limit_key
         )
         SELECT def.queue, def.task, args, def.priority,
-               CASE WHEN due > moment THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
+               CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
                def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
-               def.args_version
+               def.args_version, known.limit_name,
+               CASE WHEN known.limit_name IS NOT NULL
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END
         FROM asked
         ORDER BY n
         RETURNING j.id

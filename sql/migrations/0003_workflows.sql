@@ -111,7 +111,8 @@ $$;
 -- statement, once for all, when it holds their rows: nobody can begin to wait for them any more.
 --
 -- Each dependency is counted once. A job that nothing holds up any more is queued, or scheduled when its time is
--- still to come. One that cannot begin any more is cancelled, with all that cannot be without it, and that is an
+-- still to come, or comes to the gate of its limit: so whatever also frees places of limits calls this first, and takes
+-- their locks behind it. One that cannot begin any more is cancelled, with all that cannot be without it, and that is an
 -- end like any other: hence the waves. With its owner's rights: workers and people may end jobs, but not write who waits.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -183,7 +184,7 @@ BEGIN
                 run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
                 state = CASE WHEN NOT less.free THEN 'blocked'
                              WHEN job.run_at > clock_timestamp() THEN 'scheduled'
-                             ELSE 'queued' END::taskd.job_state
+                             ELSE taskd.state_when_due(job.limit_name, now()) END
             FROM (
                 SELECT less.*, less.begins OR held.waits_for = less.parents AND NOT less.only_then AS free
                 FROM less
@@ -293,6 +294,8 @@ CREATE FUNCTION taskd.enqueue_workflow(
     deadlines timestamptz[],
     deadlines_s double precision[],
     args_versions smallint[],
+    limit_names text[],
+    limit_values text[],
     nodes text[],
     places integer[],
     parent_places integer[],
@@ -316,6 +319,16 @@ BEGIN
     IF existing <> '{}' THEN
         PERFORM taskd.lock_parents(existing);
     END IF;
+    -- Jobs that wait for others come later: they neither count nor fail.
+    PERFORM taskd.has_room(q.name, q.max_depth, those.wanted)
+    FROM taskd.queue AS q
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS wanted
+        FROM unnest(queues, run_ats, delays_s) WITH ORDINALITY AS a (queue, run_at, delay_s, n)
+        WHERE a.queue = q.name AND coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) <= now()
+          AND a.n NOT IN (SELECT unnest(places))
+    ) AS those
+    WHERE q.max_depth IS NOT NULL AND those.wanted > 0;
     IF run_id IS NULL THEN
         INSERT INTO taskd.workflow (name, kind, stages)
         VALUES (enqueue_workflow.name, enqueue_workflow.kind, enqueue_workflow.stages)
@@ -330,28 +343,29 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS job (
             task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
-            node, waits_for
+            node, waits_for, limit_name, limit_key
         )
         SELECT new.task, new.queue, new.args::jsonb, new.priority,
-               CASE WHEN waits.parents > 0 THEN 'blocked' WHEN new.due > now() THEN 'scheduled' ELSE 'queued' END
-                   ::taskd.job_state,
+               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(new.limit_name, new.due) END,
                new.due, new.max_attempts, new.timeout_s,
                coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
-               waits.parents
+               waits.parents, new.limit_name,
+               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
             FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
-                        timeouts_s, deadlines, deadlines_s, args_versions, nodes)
+                        timeouts_s, deadlines, deadlines_s, args_versions, limit_names, enqueue_workflow.limit_values,
+                        nodes)
                 WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
-                                      deadline_s, args_version, node, n)
+                                      deadline_s, args_version, limit_name, limit_values, node, n)
         ) AS new
         LEFT JOIN waits ON waits.place = new.n
         ORDER BY new.n
-        RETURNING job.id, job.queue, job.state, job.run_at
+        RETURNING job.id, job.queue, job.waits_for, job.run_at
     )
     SELECT array_agg(born.id ORDER BY born.id),
            array_agg(DISTINCT born.queue::text) FILTER (
-               WHERE born.state <> 'blocked' AND born.run_at < clock_timestamp() + interval '60 s')
+               WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s')
     INTO asked.ids, asked.ring_for
     FROM born;
     INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
@@ -408,14 +422,17 @@ DECLARE
     required text[];
     accepted text[];
     args_version integer;
+    limit_name text;
+    limit_values jsonb;
     run_id bigint;
 BEGIN
     IF parents = '{}' OR cardinality(parents) > 10000 OR coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
         RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1)
-    INTO goes_to, required, accepted, args_version
+    SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
+    INTO goes_to, required, accepted, args_version, limit_name, limit_values
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
        OR NOT args ?& required OR args - accepted <> '{}'
@@ -436,7 +453,8 @@ BEGIN
     RETURN (taskd.enqueue_workflow(
         left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[goes_to], ARRAY[args::text], ARRAY[priority]::smallint[],
         ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
-        ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[], ARRAY[node],
+        ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
+        ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
         array_fill(on_failed, ARRAY[cardinality(parents)]), run_id
     ))[2];
@@ -526,11 +544,16 @@ BEGIN
         RETURN NULL;
     END IF;
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, run_at, max_attempts, timeout_s, args_version, workflow_id, node
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
+        limit_name, limit_key
     )
-    VALUES (stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint, due,
-            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
-            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name')
+    SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
+           taskd.state_when_due(t.limit_name, due), due,
+           (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
+           (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
+           CASE WHEN t.limit_name IS NOT NULL
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END
+    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO born;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
     VALUES (parent_id, born, workflow_id, 'cancel', true);
@@ -657,7 +680,7 @@ BEGIN
             args_version, schedule, tick, workflow_id, node, limit_name, limit_key
         ) OVERRIDING SYSTEM VALUE
         SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
-               CASE WHEN waits.parents > 0 THEN 'blocked' WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
                nullif(waits.parents, 0), past.priority, past.attempt,
                CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                     ELSE past.max_attempts END,
@@ -676,10 +699,10 @@ BEGIN
         ) AS waits
         -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
         ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
-        RETURNING j.id, j.state, j.queue::text AS queue, j.run_at
+        RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
     ), rung AS (
         SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
-        WHERE born.state = 'queued' OR born.state = 'scheduled' AND born.run_at < clock_timestamp() + interval '60 s') AS q
+        WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
     )
     SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
     UPDATE taskd.workflow AS w
@@ -749,8 +772,8 @@ REVOKE ALL ON FUNCTION
     taskd.dependants(bigint[], text[]), taskd.end_blocked(bigint[], text), taskd.unblock(bigint[], text[]),
     taskd.lock_jobs(bigint[]), taskd.lock_parents(bigint[]),
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
-                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[],
-                           integer[], integer[], bigint[], text[], bigint),
+                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
+                           text[], integer[], integer[], bigint[], text[], bigint),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text),
     taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),

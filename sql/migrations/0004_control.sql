@@ -39,7 +39,8 @@ $$;
 --
 -- args: all arguments, in the form of today; update_args: some of them, of a job whose arguments have that form.
 -- Both are checked against what workers have published, as by taskd.enqueue(). A deadline of 'infinity' takes the deadline
--- away. A unique key stays what it is. One refused job refuses all. It runs with its owner's rights, for nobody else may
+-- away. A unique key stays what it is; a limit's key follows the arguments. A job that has a limit, and gets another time, comes
+-- to its gate again. One refused job refuses all. It runs with its owner's rights, for nobody else may
 -- change what a job is.
 CREATE FUNCTION taskd.change(
     ids bigint[],
@@ -90,27 +91,53 @@ BEGIN
             PERFORM taskd.refuse(odd.task, '', odd.args, odd.required, odd.accepted);
         END IF;
     END IF;
-    WITH moved AS (
+    WITH wanted AS MATERIALIZED (
+        SELECT j.id, new.args, goes.by, goes.as_key,
+               -- What waits for other jobs comes to the gate of its limit when it is free of them.
+               j.waits_for IS NULL
+               AND (due IS NOT NULL OR (goes.by, goes.as_key) IS DISTINCT FROM (j.limit_name, j.limit_key)) AS moves
+        FROM taskd.job AS j
+        CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
+        LEFT JOIN taskd.task AS t ON t.name = j.task AND (change.args IS NOT NULL OR update_args IS NOT NULL)
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN t.name IS NULL THEN j.limit_name ELSE t.limit_name END AS by,
+                   CASE WHEN t.name IS NULL THEN j.limit_key
+                        WHEN t.limit_name IS NOT NULL
+                        THEN taskd.limit_key(taskd.limit_values(new.args, t.limit_by, t.limit_defaults)) END AS as_key
+        ) AS goes
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+    ), opened AS (
+        -- What was admitted, or stood next, comes to the gate again; others may have its place.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT j.limit_name, j.limit_key
+        FROM wanted
+        JOIN taskd.job AS j ON j.id = wanted.id
+        WHERE wanted.moves AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'))
+    ), moved AS (
         UPDATE taskd.job AS j
         SET priority = coalesce(change.priority, j.priority),
             queue = coalesce(change.queue, j.queue),
             run_at = coalesce(due, j.run_at),
-            state = CASE WHEN due IS NULL OR j.state NOT IN ('queued', 'scheduled') THEN j.state
-                         WHEN due > now() OR j.crashes > 0 THEN 'scheduled'
-                         ELSE 'queued' END,
+            state = CASE WHEN NOT wanted.moves OR due IS NULL AND j.state = 'scheduled' THEN j.state
+                         WHEN j.crashes > 0 THEN 'scheduled'
+                         ELSE taskd.state_when_due(wanted.by, coalesce(due, now())) END,
+            gate = CASE WHEN NOT wanted.moves THEN j.gate END,
+            limit_name = wanted.by,
+            limit_key = wanted.as_key,
             parked = j.parked AND due IS NULL,
-            args = coalesce(change.args, j.args) || coalesce(update_args, '{}'),
+            args = wanted.args,
             args_version = CASE WHEN change.args IS NULL THEN j.args_version
                                 ELSE (SELECT nullif(t.args_version, 1) FROM taskd.task AS t WHERE t.name = j.task) END,
             max_attempts = coalesce(change.max_attempts, j.max_attempts),
             timeout_s = coalesce(change.timeout_s, j.timeout_s),
             deadline = CASE WHEN ends_at IS NULL THEN j.deadline ELSE nullif(ends_at, 'infinity') END
-        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
-        RETURNING j.id, j.queue, j.run_at, j.state
+        FROM wanted
+        WHERE j.id = wanted.id
+        RETURNING j.id, j.queue, j.run_at, j.state, wanted.moves AND j.limit_name IS NOT NULL AS came
     )
     SELECT array_agg(id),
            array_agg(DISTINCT queue) FILTER (
-               WHERE state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
+               WHERE came OR state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
     INTO changed, called
     FROM moved;
     PERFORM taskd.ring(c.queue) FROM unnest(called) AS c (queue);

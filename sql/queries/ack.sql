@@ -11,9 +11,10 @@
 -- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
 -- with cancels (7 runs of 8). The acks' connection has it switched off. How long queues keep what is done is looked
 -- up once for the batch, and only of those that keep it for another time than a week: a probe of the
--- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one;
--- whoever waits for its end (results.sql) has marked the row.
--- Of a job that is part of a workflow more is looked at (workflows.sql); the others pay for a test of a column.
+-- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one,
+-- and the next jobs of its limit are admitted (limits.sql); both look when all rows are gone. Whoever waits for its
+-- end (results.sql) has marked the row. Of a job that is part of a workflow more is looked at (workflows.sql); the
+-- others pay for a test of a column. The limits come last, here and below: who has their locks waits for no job any more.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -50,9 +51,15 @@ WITH keep AS MATERIALIZED (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
     SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM ended
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    HAVING count(*) > 0
 )
 SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed, (SELECT count(*) FROM unblocked) AS unblocked,
-       (SELECT count(*) FROM told) AS told
+       (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS opened
 FROM ended;
 
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
@@ -67,13 +74,14 @@ FROM ended;
 
 -- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
--- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, blocked -> queued, blocked -> scheduled, blocked -> cancelled
+-- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, running -> blocked, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH held AS MATERIALIZED (
     SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, ack.parked, stage.step,
            CASE WHEN stage.step ? 'fault' THEN 'failed'
                 WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
                 WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN ack.delay_s > 0 OR job.crashes > 0 THEN 'scheduled'
+                WHEN job.limit_name IS NOT NULL THEN 'blocked'
                 ELSE 'queued' END AS state,
            CASE WHEN stage.step ? 'fault' THEN left(stage.step ->> 'fault', 500)
                 WHEN ack.state IN ('scheduled', 'queued') THEN job.cancel_reason
@@ -149,8 +157,8 @@ WITH held AS MATERIALIZED (
         parked = held.parked,
         errors = held.errors
     FROM held
-    WHERE job.id = held.id AND held.state IN ('scheduled', 'queued')
-    RETURNING job.queue::text
+    WHERE job.id = held.id AND held.state IN ('blocked', 'scheduled', 'queued')
+    RETURNING job.queue::text, job.limit_name, job.limit_key
 ), rung AS (
     SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
@@ -163,10 +171,19 @@ WITH held AS MATERIALIZED (
     WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
 ), told AS (
     SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM (
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM back
+    ) AS gone
+    WHERE limit_name IS NOT NULL
+      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) + (SELECT count(*) FROM advanced) >= 0
+    HAVING count(*) > 0
 )
 SELECT held.id, held.state
 FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t;
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o;
 
 -- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
 
@@ -241,7 +258,12 @@ WITH ended AS (
     WHERE (workflow_id IS NOT NULL OR $5 IS NOT NULL) AND (SELECT count(*) FROM unblocked) >= 0
 ), told AS (
     SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    -- No lock of the limit here: the transaction is the handler's own, and may stay open for long.
+    SELECT taskd.leave_opening(limit_name, limit_key), pg_notify('taskd_' || queue, '')
+    FROM ended WHERE limit_name IS NOT NULL
 )
 SELECT id
 FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u,
-     (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t;
+     (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o;

@@ -39,10 +39,12 @@ WHERE job.ctid = ANY (ARRAY(
             SELECT 1 FROM taskd.worker
             WHERE id = $1 AND died_at IS NULL AND lease_until > clock_timestamp()
         )
+        -- What an operator has limited is claimed by claim_limited_jobs (limits.sql).
         AND NOT EXISTS (
             SELECT 1 FROM taskd.queue
-            WHERE name = $2 AND paused_at IS NOT NULL
-              AND (paused_until IS NULL OR paused_until > clock_timestamp())
+            WHERE name = $2
+              AND (paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > clock_timestamp())
+                   OR max_running IS NOT NULL OR rate IS NOT NULL)
         )
       ORDER BY priority, run_at, id
       LIMIT $3
@@ -87,11 +89,13 @@ SET state = 'running',
     worker_id = $1,
     fence = job.fence + $4,
     attempt = job.attempt + 1,
+    gate = NULL,
     started_at = clock_timestamp()
 WHERE job.ctid = ANY (ARRAY(
       SELECT ctid
       FROM taskd.job
       WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now()
+        AND (limit_name IS NULL OR gate = 'admitted')
         AND queue = ANY ($2::text[]) AND task = ANY ($3::text[])
         AND EXISTS (
             SELECT 1 FROM taskd.worker
@@ -101,6 +105,11 @@ WHERE job.ctid = ANY (ARRAY(
             SELECT 1 FROM taskd.queue
             WHERE name = job.queue AND paused_at IS NOT NULL
               AND (paused_until IS NULL OR paused_until > clock_timestamp())
+        )
+        AND NOT EXISTS (
+            SELECT 1 FROM taskd.queue
+            WHERE name = job.queue AND (max_running IS NOT NULL OR rate IS NOT NULL)
+              AND (SELECT room FROM taskd.queue_room(job.queue, 1)) < 1
         )
       ORDER BY run_at
       LIMIT 1

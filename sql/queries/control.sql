@@ -8,7 +8,7 @@
 
 -- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean)
 -- roles: admin
--- moves: queued -> scheduled, scheduled -> queued
+-- moves: queued -> scheduled, scheduled -> queued, queued -> blocked, scheduled -> blocked, blocked -> queued, blocked -> scheduled
 SELECT job_id AS id, outcome
 FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8::smallint, $9,
                   CASE WHEN $12 THEN timestamptz 'infinity' ELSE $10 END, $11);
@@ -62,14 +62,14 @@ WITH held AS MATERIALIZED (
 SELECT name FROM resumed, (SELECT count(*) FROM called) AS c;
 
 -- Brings parked jobs back when their task is paused no longer: any worker that sees it does so, a batch at a time, also
--- those that a worker has parked late. A suspect goes back to the slow lane.
+-- those that a worker has parked late. A suspect goes back to the slow lane, a job with a limit to its gate.
 
 -- name: unpark_jobs(tasks text[], batch bigint)
 -- roles: worker
--- moves: scheduled -> queued
+-- moves: scheduled -> queued, scheduled -> blocked
 WITH moved AS (
     UPDATE taskd.job AS job
-    SET state = (CASE WHEN job.crashes > 0 THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
+    SET state = CASE WHEN job.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(job.limit_name, now()) END,
         run_at = now(),
         parked = false
     WHERE job.ctid = ANY (ARRAY(
@@ -87,12 +87,12 @@ WITH moved AS (
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 
--- Ends jobs that wait, for whatever, and whose deadline is over. Most are met by a worker that claims them too late; these
+-- Ends jobs that wait, be it for their limit, and whose deadline is over; those that wait for other jobs when they are free. Most are met by a worker that claims them too late; these
 -- nobody claims. In the order of the deadlines, over job_deadline alone, and past those that somebody holds.
 
 -- name: expire_jobs(batch bigint)
 -- roles: worker
--- moves: scheduled -> failed, queued -> failed, blocked -> queued, blocked -> scheduled, blocked -> cancelled
+-- moves: scheduled -> failed, queued -> failed, blocked -> failed, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH ended AS (
     DELETE FROM taskd.job AS job
     WHERE job.ctid = ANY (ARRAY(
@@ -128,9 +128,16 @@ WITH ended AS (
     SELECT taskd.unblock(array_agg(id), array_agg('failed'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
     SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM ended
+    WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
+      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    HAVING count(*) > 0
 )
 SELECT ended.task::text AS task, count(*) AS jobs
-FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t
+FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o
 GROUP BY ended.task;
 
 -- Finding jobs by what they are, for changes in bulk. It walks: each statement reads no more than `read_max` rows behind

@@ -56,17 +56,24 @@ WITH locked AS MATERIALIZED (
     FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
     SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM ended
+    WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
+      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    HAVING count(*) > 0
 )
 SELECT id, 'cancelled' AS state
-FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t
+FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o
 UNION ALL
 SELECT id, 'running' FROM asked, (SELECT count(*) FROM called) AS c;
 
 -- Retrying finished jobs, now or at the time that is said: see the function. `blocked`: the job waits again for others
--- that it needs, and that come back with it or are on their way.
+-- that it needs, and that come back with it or are on their way; or for its limit.
 
 -- name: retry_jobs(ids bigint[], run_at timestamptz, delay_s double precision)
 -- roles: admin
--- moves: failed -> queued, cancelled -> queued, failed -> scheduled, cancelled -> scheduled, cancelled -> blocked
+-- moves: failed -> queued, cancelled -> queued, failed -> scheduled, cancelled -> scheduled, failed -> blocked, cancelled -> blocked
 SELECT job_id AS id, state
 FROM taskd.retry($1::bigint[], coalesce($2::timestamptz, now() + make_interval(secs => $3)));

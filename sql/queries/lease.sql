@@ -43,8 +43,9 @@ WHERE worker_id = $1;
 -- All that a worker without work asks every few seconds, in one statement.
 --
 -- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something
--- (the owners by skipping along job_running, as there). `job_s` and `suspect_s`: as next_due says them
--- (promote.sql); `tick_s` and `query_tick_s`: as next_ticks says them (schedules.sql). All stand in each row, beside one of the other workers that count as alive; a worker that is
+-- (the owners by skipping along job_running, as there). `job_s` to `limited`: as next_due says them (promote.sql);
+-- `tick_s` and `query_tick_s`: as next_ticks says them (schedules.sql). `uncounted`: count_depths has something to
+-- do. All stand in each row, beside one of the other workers that count as alive; a worker that is
 -- alone gets one row without any. The workers are read once: there may be thousands of dead ones among them.
 -- `expired`: whether expire_jobs would find something; `paused`: the tasks that are paused; `resumed`: those that are not,
 -- and of which jobs are parked all the same, found by skipping along job_parked; `limits`: the concurrency of queues, as
@@ -98,10 +99,25 @@ WITH RECURSIVE owner AS (
            ) AS expired,
            ARRAY(SELECT task FROM paused) AS paused,
            ARRAY(SELECT task FROM parked WHERE task IS NOT NULL AND task NOT IN (SELECT task FROM paused)) AS resumed,
-           (SELECT jsonb_object_agg(name, concurrency)::text FROM taskd.queue WHERE concurrency IS NOT NULL) AS limits
+           (SELECT jsonb_object_agg(name, concurrency)::text FROM taskd.queue WHERE concurrency IS NOT NULL) AS limits,
+           (SELECT CASE WHEN EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL
+                    ) OR EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() AND limit_name IS NOT NULL
+                          AND gate IS NULL
+                    ) THEN 0.0
+                    ELSE (SELECT date_part('epoch', at - clock_timestamp()) FROM taskd.opening ORDER BY at LIMIT 1)
+               END) AS gate_s,
+           ARRAY(SELECT name::text FROM taskd.queue WHERE max_running IS NOT NULL OR rate IS NOT NULL) AS limited,
+           EXISTS (
+               SELECT FROM taskd.queue
+               WHERE max_depth IS NOT NULL AND coalesce(depth_at < clock_timestamp() - interval '4 s', true)
+           ) AS uncounted
 )
-SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.tick_s, seen.query_tick_s, seen.expired, seen.paused, seen.resumed,
-       seen.limits, other.id, other.pid, other.pid_started,
+SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
+       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.limits, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent
@@ -209,7 +225,7 @@ WITH RECURSIVE owner AS (
         errors = held.errors
     FROM held
     WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
-    RETURNING job.queue::text
+    RETURNING job.queue::text, job.limit_name, job.limit_key
 ), rung AS (
     SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
@@ -218,10 +234,18 @@ WITH RECURSIVE owner AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
     SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM (
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM back
+    ) AS gone
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    HAVING count(*) > 0
 )
 SELECT held.id, held.state
 FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t;
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o;
 
 -- name: forget_workers(after_s double precision)
 -- roles: worker

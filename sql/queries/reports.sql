@@ -80,7 +80,7 @@ LIMIT 1;
 WITH found AS MATERIALIZED (
     SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked, deadline,
            args_version,
-           worker_id, started_at, finished_at, reason, errors -> -1 AS error
+           worker_id, started_at, finished_at, reason, errors -> -1 AS error, limit_name, limit_key
     FROM taskd.jobs
     WHERE id = $1
     LIMIT 1
@@ -115,6 +115,31 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
        owner.state AS worker_state,
        date_part('epoch', clock_timestamp() - owner.beat_at) AS worker_beat_ago_s,
+       found.limit_name, rule.known AS limit_known, rule.concurrency AS limit_concurrency,
+       rule.concurrency_in_all AS limit_in_all, rule.rate AS limit_rate,
+       (SELECT gate::text FROM taskd.job WHERE id = found.id) AS gate,
+       CASE WHEN found.state = 'blocked' THEN (
+           SELECT array_agg(id)
+           FROM (
+               SELECT other.id
+               FROM taskd.job AS other
+               WHERE other.limit_name = found.limit_name AND other.limit_name IS NOT NULL
+                 AND (other.state IN ('queued', 'running') OR other.gate IN ('next', 'admitted'))
+                 AND other.state <> 'blocked'
+                 AND (other.limit_key = found.limit_key OR rule.concurrency IS NULL AND rule.rate IS NULL)
+               ORDER BY other.started_at
+               LIMIT $3
+           ) AS holder
+       ) END AS limit_holders,
+       CASE WHEN found.state = 'blocked' THEN (
+           SELECT date_part('epoch', min(at) - clock_timestamp())
+           FROM taskd.opening
+           WHERE limit_name = found.limit_name AND limit_key = found.limit_key
+       ) END AS limit_opens_s,
+       bounded.max_running AS queue_max_running, bounded.rate AS queue_rate,
+       CASE WHEN found.state = 'queued' AND bounded.max_running IS NOT NULL THEN (
+           SELECT count(*) FROM taskd.job AS other WHERE other.worker_id IS NOT NULL AND other.queue = found.queue
+       ) END AS queue_running,
        (SELECT count(*) FROM peer WHERE state = 'live') AS living,
        (SELECT count(*) FROM peer WHERE state = 'live' AND serves) AS serving,
        (SELECT count(*) FROM peer WHERE state = 'live' AND serves AND knows) AS knowing,
@@ -160,6 +185,10 @@ LEFT JOIN taskd.task AS published ON published.name = found.task
 LEFT JOIN taskd.task AS halt
        ON halt.name = found.task AND halt.paused_at IS NOT NULL
       AND (halt.paused_until IS NULL OR halt.paused_until > clock_timestamp())
+LEFT JOIN (
+    SELECT *, declared IS NOT NULL OR by_hand AS known FROM taskd.job_limit
+) AS rule ON rule.name = found.limit_name
+LEFT JOIN taskd.queue AS bounded ON bounded.name = found.queue
 LEFT JOIN taskd.queue AS pause
        ON pause.name = found.queue AND pause.paused_at IS NOT NULL
       AND (pause.paused_until IS NULL OR pause.paused_until > clock_timestamp());
@@ -202,6 +231,7 @@ WITH queued AS (
     WHERE (paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true))
        OR concurrency IS NOT NULL
        OR (keep_done_s, keep_failed_s) <> (604800, 2592000)
+       OR coalesce(max_running, max_depth, rate) IS NOT NULL
        OR EXISTS (SELECT 1 FROM taskd.worker WHERE queue.name = ANY (queues))
     UNION SELECT queue FROM queued UNION SELECT queue FROM scheduled
     UNION SELECT queue FROM blocked UNION SELECT queue FROM running UNION SELECT queue FROM failed UNION SELECT queue FROM serving
@@ -220,7 +250,8 @@ SELECT named.queue,
        paused.paused_until, paused.pause_reason,
        coalesce(serving.workers, 0) AS workers, kept.concurrency,
        coalesce(kept.keep_done_s, 604800) AS keep_done_s,
-       coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s
+       coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s,
+       kept.max_running, kept.max_depth, kept.rate, kept.burst
 FROM named
 LEFT JOIN queued USING (queue)
 LEFT JOIN scheduled USING (queue)

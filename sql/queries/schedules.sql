@@ -64,7 +64,7 @@ RETURNING name::text;
 
 -- name: run_schedule(name text)
 -- roles: admin
--- moves: - -> queued, - -> scheduled, scheduled -> cancelled, queued -> cancelled
+-- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, ids FROM taskd.run_schedule($1);
 
 -- What is due, with a query or without, by the user who asks: a query runs as its own user. One that has no next tick
@@ -83,7 +83,7 @@ LIMIT $2;
 
 -- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz)
 -- roles: worker
--- moves: - -> queued, - -> scheduled, scheduled -> cancelled, queued -> cancelled
+-- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5);
 
 -- A schedule whose next tick nobody can tell (it was made by SQL with a cron that is none) pauses, and says why.

@@ -36,7 +36,8 @@ WHERE mine.name NOT IN (SELECT name FROM published);
 
 -- name: find_tasks(names text[])
 -- roles: producer, worker, observer, admin
-SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, args_version, redact, published_at
+SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, args_version, redact, published_at,
+       limit_name, limit_by, limit_defaults::text
 FROM taskd.task
 WHERE name = ANY ($1::text[]);
 

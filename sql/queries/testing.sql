@@ -20,7 +20,7 @@ SELECT job.queue::text AS queue
 FROM taskd.job AS job
 LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
 WHERE job.state = 'running'
-   OR (job.task = ANY ($1::text[]) AND job.state <> 'blocked'
+   OR (job.task = ANY ($1::text[]) AND job.waits_for IS NULL
        AND job.run_at <= clock_timestamp() + interval '100 ms'
        AND NOT (queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)))
 UNION
@@ -31,7 +31,8 @@ WHERE task = ANY ($1::text[]) AND paused_at IS NULL AND (query_user IS NULL OR q
 ORDER BY 1;
 
 -- Travels in time. The clock stays as it is; all that is to come moves towards it instead: due times and deadlines, ticks
--- of schedules, pauses, and windows of unique keys. With the due times go the moments that they are reckoned from. No state is changed: what
+-- of schedules, pauses, tokens of limits, and windows of unique keys. With the due times go the moments that they are
+-- reckoned from. No state is changed: what
 -- has become due is promoted by the next worker, as ever.
 
 -- name: travel(seconds double precision)
@@ -52,8 +53,16 @@ WITH moved AS (
         last_tick = last_tick - make_interval(secs => $1)
 ), pauses AS (
     UPDATE taskd.queue
-    SET paused_at = paused_at - make_interval(secs => $1),
+    SET filled_at = filled_at - make_interval(secs => $1),
+        paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)
     WHERE paused_at IS NOT NULL
+), tokens AS (
+    UPDATE taskd.bucket SET filled_at = filled_at - make_interval(secs => $1)
+), queue_tokens AS (
+    UPDATE taskd.queue SET filled_at = filled_at - make_interval(secs => $1)
+    WHERE filled_at IS NOT NULL AND paused_at IS NULL
+), openings AS (
+    UPDATE taskd.opening SET at = at - make_interval(secs => $1)
 )
 SELECT count(*) AS moved FROM moved;

@@ -6,13 +6,13 @@
 -- All jobs of a workflow, or the first one of a pipeline: the id of the workflow, then theirs in their order. One statement
 -- whatever their number, so all of them are born or none; see the function for what the arrays of dependencies say.
 
--- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
+-- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
 -- roles: producer, admin
 -- moves: - -> blocked, - -> queued, - -> scheduled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 SELECT taskd.enqueue_workflow(
     $1, $2, $3::text::jsonb, $4::text[], $5::text[], $6::text[], $7::smallint[], $8::timestamptz[], $9::double precision[],
     $10::smallint[], $11::double precision[], $12::timestamptz[], $13::double precision[], $14::smallint[], $15::text[],
-    $16::integer[], $17::integer[], $18::bigint[], $19::text[]
+    $16::text[], $17::text[], $18::integer[], $19::integer[], $20::bigint[], $21::text[]
 ) AS ids;
 
 -- What the jobs before this one have returned, for its handler; nothing of it when that is too much.
@@ -117,7 +117,7 @@ SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER 
 -- roles: observer, admin
 SELECT parent.id, parent.node, parent.task, parent.state, d.on_failed::text AS on_failed,
        count(*) OVER () AS parents
-FROM (SELECT id, workflow_id FROM taskd.job WHERE id = $1) AS held
+FROM (SELECT id, workflow_id FROM taskd.job WHERE id = $1 AND waits_for IS NOT NULL) AS held
 JOIN taskd.dependency AS d ON d.workflow_id = held.workflow_id AND d.job_id = held.id AND NOT d.counted
 LEFT JOIN LATERAL (
     SELECT d.parent_id AS id, max(node) AS node, max(task) AS task, coalesce(max(state), 'gone') AS state

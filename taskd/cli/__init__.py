@@ -57,13 +57,14 @@ COMMANDS = {
     "queues": Lazy(
         "queues",
         "queues",
-        "List, pause, resume and set queues, and say how long they keep finished jobs.",
+        "List, pause, resume and limit queues, and say how long they keep finished jobs.",
     ),
     "schedules": Lazy(
         "schedules",
         "schedules",
         "List, make, pause, run and delete schedules, and say when they come.",
     ),
+    "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
     "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
     "tasks": Lazy(
         "tasks", "tasks", "List, pause and resume the tasks that workers have published."

@@ -1,4 +1,4 @@
-"""`taskd queues`: see them, pause them, say how long finished jobs are kept."""
+"""`taskd queues`: see them, pause them, limit them, say how long finished jobs are kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.output import paused, print_json, print_rows, span, span_of, text_of
+from taskd.cli.limits import bounds, burst_option, number, rate_option, rate_text
+from taskd.cli.output import Row, paused, print_json, print_rows, span, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
-from taskd.core.job import CONCURRENCY_MAX
+from taskd.core.limit import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
 
 # 10 years, as the column's CHECK has it.
 KEEP_S_MAX = 315_360_000
+# As the columns' CHECKs have them.
+RUNNING_MAX = 100_000
+DEPTH_MAX = 100_000_000
+
+
+def _limits(row: Row) -> str:
+    said = [
+        f"{row[name]:,} {words}"
+        for name, words in (("max_running", "running"), ("max_depth", "deep"))
+        if row[name] is not None
+    ]
+    return "; ".join([*said, *filter(None, [rate_text(row["rate"], row["burst"])])])
 
 
 COLUMNS = {
@@ -29,21 +42,14 @@ COLUMNS = {
     "OLDEST DUE": span_of("oldest_due_s"),
     "WORKERS": text_of("workers"),
     "CONCURRENCY": text_of("concurrency"),
+    "LIMITS": _limits,
     "PAUSED": paused,
 }
 
 
-class Concurrency(click.IntRange):
-    """A number of attempts, or the word that takes it back."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it; 0 stands for the word."""
-        return 0 if value == "default" else super().convert(value, param, ctx)
-
-
 @click.group()
 def queues() -> None:
-    """List, pause, resume and set queues, and say how long they keep finished jobs."""
+    """List, pause, resume and limit queues, and say how long they keep finished jobs."""
 
 
 @queues.command("list")
@@ -113,26 +119,35 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @click.argument("name", type=QUEUE)
 @click.option(
     "--concurrency",
-    required=True,
-    type=Concurrency(1, CONCURRENCY_MAX),
+    type=number(CONCURRENCY_MAX, word="default"),
     help="Attempts at the same time, in each worker process; `default`: as its settings say.",
 )
+@click.option("--max-running", type=number(RUNNING_MAX), help="Running at the same time; or none.")
+@click.option("--max-depth", type=number(DEPTH_MAX), help="Waiting, then enqueuing fails; or none.")
+@rate_option
+@burst_option
 @json_option
 @pass_session
-def set_(session: Session, name: str, concurrency: int, as_json: bool) -> None:
-    """Set how many attempts each worker process runs at the same time.
+def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
+    """Limit a queue. What is not given stays as it is.
 
-    Holds for workers that run now, at once or within seconds, and for those to come, whatever their
-    --concurrency is. What runs already goes on to its end.
+    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` holds for all workers
+    together. --concurrency holds for each worker process that runs now, at once or within seconds,
+    and for those to come, whatever their own is. What runs already goes on to its end.
     """
-    from taskd.store import queues as store
+    from taskd.store import limits
 
-    number = concurrency or None
-    session.ask(lambda lane: store.limit(lane, name, number))
+    given, without = bounds(**options)
+    row = session.ask(lambda lane: limits.limit_queue(lane, name, **given, without=without))
+    columns = {
+        "QUEUE": text_of("name"),
+        "CONCURRENCY": text_of("concurrency"),
+        "LIMITS": _limits,
+    }
     if as_json:
-        print_json({"queue": name, "concurrency": number})
+        print_json(row)
     else:
-        session.say(f"{name}: {f'{number:,} at a time' if number else 'as each worker is set'}")
+        print_rows([row], columns, as_json=False)
 
 
 @queues.command()

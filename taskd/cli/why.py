@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from taskd.cli.jobs_change import unknown_jobs
+from taskd.cli.limits import rate_text
 from taskd.cli.output import count, moment, print_json, printable, span
 from taskd.cli.session import JOB_ID, Session, json_option, pass_session
 from taskd.core.job import FINISHED, JobState
@@ -239,6 +240,48 @@ def _queued(facts: Facts) -> Told:
     return text, [] if facts.paused_at else ["taskd workers"]
 
 
+def _limit_full(facts: Facts) -> Told:
+    limit = _line(facts.limit_name)
+    if facts.gate == "next":
+        text = f"The limit {limit} lets {facts.limit_in_all} jobs run in all, and they do."
+    elif facts.limit_concurrency is None:
+        text = f"The limit {limit} is full."
+    else:
+        many = count(facts.limit_concurrency, "job")
+        text = f"The limit {limit} lets {many} of its key run at a time."
+    holders = facts.limit_holders or ()
+    if holders:
+        text += f" The places have: {', '.join(map(str, holders[:SERVERS_NAMED_MAX]))}."
+    return text, [*(f"taskd why {each}" for each in holders[:1]), "taskd limits list"]
+
+
+def _limit_closed(facts: Facts) -> Told:
+    text = (
+        f"The limit {_line(facts.limit_name)} lets {rate_text(facts.limit_rate)} of its key begin; "
+        f"the next one may in {span(max(facts.limit_opens_s or 0.0, 0.0))}."
+    )
+    return text, ["taskd limits list"]
+
+
+def _limit_unknown(facts: Facts) -> Told:
+    text = (
+        f"Nobody has published its limit {_line(facts.limit_name)}, so it waits until a worker "
+        "does that knows the task."
+    )
+    return text, [_run(facts)]
+
+
+def _queue_limited(facts: Facts) -> Told:
+    said = []
+    if facts.queue_max_running is not None:
+        running = f"{facts.queue_running or 0:,} run"
+        said.append(f"{count(facts.queue_max_running, 'job')} to run at a time, and {running} now")
+    if facts.queue_rate is not None:
+        said.append(f"{rate_text(facts.queue_rate)} to begin")
+    text = f"The queue {facts.queue} is limited: it allows {'; and '.join(said)}."
+    return text, [f"taskd queues set {facts.queue} --help"]
+
+
 TELL: dict[Why, Callable[[Facts], Told]] = {
     Why.FINISHED: _finished,
     Why.RUNNING: _running,
@@ -258,6 +301,10 @@ TELL: dict[Why, Callable[[Facts], Told]] = {
     Why.WAITS_FOR_RETRY: _waits_for_retry,
     Why.DUE: _is_due,
     Why.QUEUED: _queued,
+    Why.LIMIT_FULL: _limit_full,
+    Why.LIMIT_CLOSED: _limit_closed,
+    Why.LIMIT_UNKNOWN: _limit_unknown,
+    Why.QUEUE_LIMITED: _queue_limited,
 }
 
 

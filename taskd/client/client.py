@@ -24,12 +24,14 @@ from taskd.client.waiting import Waiting
 from taskd.config import Settings
 from taskd.core.change import Change, ChangeOutcome, Changes
 from taskd.core.checks import check_int
-from taskd.core.job import CONCURRENCY_MAX, JobState, NewJob, check_queue
+from taskd.core.job import JobState, NewJob, check_queue
+from taskd.core.limit import CONCURRENCY_MAX
 from taskd.core.outcome import clean_reason
 from taskd.core.task import encode_args
 from taskd.core.unique import RESULT_TIMEOUT_S, Enqueued
 from taskd.errors import InvalidJob, JobCancelled, JobFailed
 from taskd.store import jobs as stored_jobs
+from taskd.store import limits as stored_limits
 from taskd.store import queues as stored_queues
 from taskd.store import tasks as stored_tasks
 from taskd.store.connections import fetches, fetches_sync, finished
@@ -396,7 +398,12 @@ class Client:
         """
         if concurrency is not None:
             check_int("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        await stored_queues.limit(await self._pool(), check_queue(queue), concurrency)
+        await stored_limits.limit_queue(
+            await self._pool(),
+            check_queue(queue),
+            concurrency=concurrency,
+            without=["concurrency"] if concurrency is None else [],
+        )
 
     async def pause(
         self, queues: Iterable[str], for_s: float | None = None, reason: str = ""

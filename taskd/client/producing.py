@@ -112,7 +112,7 @@ async def placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[N
 def _place(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) -> NewJob:
     if not job.checked:
         check_args(job.task, job.args, task.args_schema, task.redact)
-        job = replace(job, args_version=_stored_version(task))
+        job = replace(job, args_version=_stored_version(task), limit=task.limit_of(job.args))
     return job if job.queue is not None else replace(job, queue=task.queue)
 
 

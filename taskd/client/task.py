@@ -16,6 +16,7 @@ from taskd.core.batch import Item
 from taskd.core.context import Context, TransactionContext
 from taskd.core.form import Upgrade
 from taskd.core.job import NewJob
+from taskd.core.limit import Limit
 from taskd.core.unique import Enqueued, Unique
 
 P = ParamSpec("P")
@@ -211,6 +212,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    limit: Limit | None = None,
     args_version: int = 1,
     upgrade: Mapping[int, Upgrade] | None = None,
     aliases: Sequence[str] = (),
@@ -278,9 +280,9 @@ def task(
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
-        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, args_version,
-            upgrade, aliases, redact, and one of process, batch (with max_wait_s) and transaction:
-            see taskd.core.task.Task.
+        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
+            args_version, upgrade, aliases, redact, and one of process, batch (with max_wait_s) and
+            transaction: see taskd.core.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.

@@ -286,14 +286,17 @@ class Pipeline(Startable):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         first = self.stages[0]
+        text = self._first.encode(*args, **kwargs)
         job = NewJob(
             first.task,
-            self._first.encode(*args, **kwargs),
+            text,
             queue=first.queue,
             priority=first.priority,
             max_attempts=first.max_attempts,
             timeout_s=first.timeout_s,
             checked=True,
+            args_version=first.args_version,
+            limit=self._first.limit_of(text),
         )
         stages = msgspec.json.encode(self.stages).decode()
         return Plan(self.name, "pipeline", [Node(first.name, job)], stages=stages)

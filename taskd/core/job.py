@@ -11,6 +11,7 @@ from typing import Self
 import msgspec
 
 from taskd.core.checks import check_int, check_seconds
+from taskd.core.limit import LimitOf
 from taskd.core.unique import Unique
 from taskd.errors import InvalidArgs, InvalidJob
 
@@ -20,7 +21,6 @@ MAX_ATTEMPTS_LIMIT = 1000
 TIMEOUT_S_MAX = 30 * 86400.0
 DELAY_S_MAX = 10 * 365 * 86400.0
 ARGS_VERSION_MAX = 32767
-CONCURRENCY_MAX = 10_000
 PRIORITY_DEFAULT = 100
 PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
 RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
@@ -50,10 +50,14 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
         (None, JobState.SCHEDULED),
-        (None, JobState.BLOCKED),  # part of a workflow
-        (JobState.BLOCKED, JobState.QUEUED),  # the last job that it waited for has ended
-        (JobState.BLOCKED, JobState.SCHEDULED),
+        (None, JobState.BLOCKED),  # part of a workflow, or due and yet to be admitted by its limit
+        (JobState.BLOCKED, JobState.QUEUED),  # the last job that it waited for has ended; admitted
+        (JobState.BLOCKED, JobState.SCHEDULED),  # the same; a suspect that was admitted
         (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or with a job that it needs
+        (JobState.BLOCKED, JobState.FAILED),  # its deadline is over
+        (JobState.SCHEDULED, JobState.BLOCKED),  # due, and its limit has yet to admit it
+        (JobState.QUEUED, JobState.BLOCKED),  # new arguments or a new time, by hand or by key
+        (JobState.RUNNING, JobState.BLOCKED),  # release
         (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time, by hand or by key
         (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
@@ -71,7 +75,8 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (JobState.FAILED, JobState.SCHEDULED),
         (JobState.CANCELLED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.SCHEDULED),
-        (JobState.CANCELLED, JobState.BLOCKED),  # it waits again for what comes back with it
+        (JobState.FAILED, JobState.BLOCKED),  # to the gate of its limit
+        (JobState.CANCELLED, JobState.BLOCKED),  # or: it waits again for what comes back with it
     }
 )
 
@@ -172,6 +177,7 @@ class NewJob:
         deadline_s: the same in seconds after the enqueuing transaction began.
         args_version: the form of its arguments, as the task's option has it; None: the first one,
             or, of arguments that are not checked yet, that of the published task.
+        limit: the limit that it counts for, and the values that make its key within it.
 
     Raises:
         InvalidJob: an option is outside its limits.
@@ -191,6 +197,7 @@ class NewJob:
     deadline: datetime | None = None
     deadline_s: float | None = None
     args_version: int | None = None
+    limit: LimitOf | None = None
 
     def __post_init__(self) -> None:
         check_task_name(self.task)

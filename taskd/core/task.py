@@ -29,6 +29,7 @@ from taskd.core.job import (
     check_task_name,
 )
 from taskd.core.kind import Kind, isolation_of, kind_of
+from taskd.core.limit import Limit, LimitOf, limit_of
 from taskd.core.outcome import Snooze, Verdict
 from taskd.core.unique import Unique, plain
 from taskd.errors import InvalidArgs
@@ -61,6 +62,7 @@ class Task(Generic[P, R]):
         backoff: delay after a failed attempt.
         on_error: exception class -> verdict, or a backoff of its own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
+        limit: how many of its jobs run at the same time or begin in a time; see Limit.
         process: a plain `def` runs in a process of its own, which can be stopped and killed.
         batch: the handler gets a list of up to so many jobs, each as an Item.
         max_wait_s: how long the first job of a batch waits for others, 0 to 3 seconds.
@@ -74,6 +76,7 @@ class Task(Generic[P, R]):
 
     Attributes:
         around: in a worker, what the middleware makes of an attempt; see with_middleware().
+        limit_defaults: the values of the arguments that make the limit's key, when left out.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
@@ -97,6 +100,7 @@ class Task(Generic[P, R]):
         backoff: backoffs.Backoff = backoffs.DEFAULT,
         on_error: Mapping[type[BaseException], Rule] | None = None,
         unique: Unique | None = None,
+        limit: Limit | None = None,
         process: bool = False,
         batch: int | None = None,
         max_wait_s: float = MAX_WAIT_S_DEFAULT,
@@ -151,6 +155,14 @@ class Task(Generic[P, R]):
         self.form = Form(self.name, args_version, upgrade or {})
         self.aliases = check_aliases(self.name, aliases)
         self.redact = check_redact(self.name, redact, self._fields)
+        self.limit = limit
+        _check_limit(self.name, limit, self._fields)
+        self.limit_defaults = _defaults(self._signature, limit.arguments if limit else ())
+
+    @property
+    def limit_name(self) -> str | None:
+        """The name of its limit, the task's own unless it has another; None without a limit."""
+        return None if self.limit is None else check_task_name(self.limit.name or self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler itself, as any function; `.handler` takes a `ctx`, too."""
@@ -231,7 +243,15 @@ class Task(Generic[P, R]):
             checked=True,
             unique=unique,
             args_version=self.form.stored,
+            limit=self.limit_of(text),
         )
+
+    def limit_of(self, args: str) -> LimitOf | None:
+        """The limit of a job with these arguments, a JSON object as text."""
+        if self.limit is None:
+            return None
+        name = self.limit.name or self.name
+        return limit_of(name, self.limit.arguments, args, self.limit_defaults)
 
     def keyed(self, unique: Unique, args: str) -> Unique:
         """The same with the key of these arguments, those that were left to their defaults too.
@@ -294,6 +314,23 @@ def _check_unique(task: str, unique: Unique | None, fields: tuple[str, ...]) -> 
     missing = [name for name in named if name not in fields]
     if missing:
         raise TypeError(f"task {task}: unique: it has no argument {missing[0]!r}")
+
+
+def _check_limit(task: str, limit: Limit | None, fields: tuple[str, ...]) -> None:
+    if limit is None:
+        return
+    if not isinstance(limit, Limit):
+        raise TypeError(f"task {task}: limit {limit!r} is no Limit(...)")
+    missing = [name for name in limit.arguments if name not in fields]
+    if missing:
+        raise TypeError(f"task {task}: limit: it has no argument {missing[0]!r}")
+
+
+def _defaults(signature: inspect.Signature, names: tuple[str, ...]) -> dict[str, Any]:
+    """The defaults of these parameters, as their JSON says them."""
+    values = {name: signature.parameters[name].default for name in names}
+    given = {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
+    return dict(msgspec.json.decode(msgspec.json.encode(given)))
 
 
 def encode_args(task: str, args: Mapping[str, Any]) -> str:

@@ -71,6 +71,13 @@ class Facts(msgspec.Struct, frozen=True):
             queue's pause.
         paused_at: since when its queue is paused, None when it is not.
         paused_until: None: until somebody resumes it.
+        limit_name: the limit of its task; `limit_*` are what that allows.
+        limit_known: somebody has published it, or set it by hand.
+        gate: where it waits while its limit blocks it, `parked` or `next`; None: not yet looked at.
+        limit_holders: jobs that have the places of its key, some of them; while it is blocked.
+        limit_opens_s: seconds until its limit looks at it again, if that is set.
+        queue_max_running: what an operator allows its queue, as `queue_rate`.
+        queue_running: how many of its queue run, while it queues and that is limited.
         worker_state: of the worker that runs or ran it, as Server.state; None when it is not known.
         living: how many live workers there are, whatever they serve.
         serving: how many of them serve the queue.
@@ -115,6 +122,17 @@ class Facts(msgspec.Struct, frozen=True):
     paused_until: datetime | None
     resumes_in_s: float | None
     pause_reason: str | None
+    limit_name: str | None
+    limit_known: bool | None
+    limit_concurrency: int | None
+    limit_in_all: int | None
+    limit_rate: float | None
+    gate: str | None
+    limit_holders: tuple[int, ...] | None
+    limit_opens_s: float | None
+    queue_max_running: int | None
+    queue_rate: float | None
+    queue_running: int | None
     worker_id: str | None
     worker_host: str | None
     worker_pid: int | None
@@ -159,6 +177,13 @@ class Why(StrEnum):
     RETRY = "retry"
     # Its time has come, and no worker has moved it to the queued ones yet.
     DUE = "due"
+    # As many jobs of its limit run, or have begun of late, as may.
+    LIMIT_FULL = "limit_full"
+    LIMIT_CLOSED = "limit_closed"
+    # Its limit was never published, so nobody knows what it allows.
+    LIMIT_UNKNOWN = "limit_unknown"
+    # An operator has limited its queue.
+    QUEUE_LIMITED = "queue_limited"
     QUEUED = "queued"
 
 
@@ -199,7 +224,14 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
         yield from _held_up(facts)
     elif later:
         yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
+    elif facts.state == JobState.BLOCKED:
+        yield _blocked(facts)
     elif facts.state == JobState.QUEUED:
+        full = facts.queue_max_running is not None and (
+            (facts.queue_running or 0) >= facts.queue_max_running
+        )
+        if full or facts.queue_rate is not None:
+            yield Reason(Why.QUEUE_LIMITED)
         yield Reason(Why.QUEUED)
     elif not facts.crashes:
         yield Reason(Why.DUE)
@@ -228,3 +260,13 @@ def _held_up(facts: Facts) -> Iterator[Reason]:
 
 def _is_over_before_it_is_due(facts: Facts) -> bool:
     return facts.paused_until is not None and facts.paused_until <= facts.run_at
+
+
+def _blocked(facts: Facts) -> Reason:
+    if not facts.limit_known:
+        return Reason(Why.LIMIT_UNKNOWN, mend=True)
+    if facts.gate is None:
+        return Reason(Why.DUE)
+    if facts.limit_rate is not None and facts.limit_opens_s is not None:
+        return Reason(Why.LIMIT_CLOSED)
+    return Reason(Why.LIMIT_FULL)

@@ -15,10 +15,10 @@ from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
 from taskd.store.pool import Pool
-from taskd.store.translate import key_held
+from taskd.store.translate import key_held, refusals
 
 # priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
-_URGENCY = itemgetter(7, 10, 0)
+URGENCY = itemgetter(7, 10, 0)
 
 
 class Fetches(Protocol):
@@ -64,10 +64,19 @@ ALL = Read()
 
 
 class DueIn(NamedTuple):
-    """Seconds until the next scheduled job and the next suspect are due; None: there is none."""
+    """What next_due says: seconds until something is due; None: there is none.
+
+    Attributes:
+        job_s: the next scheduled job.
+        suspect_s: the next suspect.
+        gate_s: a look at the limits.
+        limited: the queues that an operator has limited; None: nobody has looked.
+    """
 
     job_s: float | None
     suspect_s: float | None
+    gate_s: float | None = None
+    limited: Sequence[str] | None = None
 
 
 def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
@@ -84,6 +93,8 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         _rare([job.deadline for job in jobs]),
         _rare([_float(job.deadline_s) for job in jobs]),
         _rare([job.args_version for job in jobs]),
+        _rare([job.limit and job.limit.name for job in jobs]),
+        _rare([job.limit and job.limit.values for job in jobs]),
     )
 
 
@@ -96,7 +107,7 @@ def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
     return (
         job.task, job.queue, job.args, job.priority, job.run_at, _float(job.delay_s),
         job.max_attempts, _float(job.timeout_s), job.deadline, _float(job.deadline_s),
-        job.args_version,
+        job.args_version, *(job.limit or (None, None)),
     )  # fmt: skip
 
 
@@ -110,21 +121,20 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
 
     Raises:
         KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
+        QueueFull: a queue has no room for them; nothing was written.
     """
-    if not jobs:
-        return []
-    if any(job.unique is not None for job in jobs):
-        with key_held():
+    with refusals():
+        if any(job.unique is not None for job in jobs):
             # Over the client's own connections nothing else is in the transaction.
             args = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             told = await on.fetch("enqueue_unique_jobs", *args)
-        return [
-            Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
-            for _, job_id, outcome in sorted(tuple(row) for row in told)
-        ]
-    if len(jobs) == 1:
-        return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
-    rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
+            return [
+                Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
+                for _, job_id, outcome in sorted(tuple(row) for row in told)
+            ]
+        if len(jobs) == 1:
+            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
+        rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs)) if jobs else []
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return sorted(Enqueued(row[0]) for row in rows)
 
@@ -149,7 +159,7 @@ async def claim(
     Their fences grow by `stride`: see Lane.stride.
     """
     rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride)
-    rows.sort(key=_URGENCY)
+    rows.sort(key=URGENCY)
     return [Job(*(*row, queue, worker_id)) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Queues in the database: pausing, resuming, limiting."""
+"""Queues in the database: pausing, resuming."""
 
 from __future__ import annotations
 
@@ -18,8 +18,3 @@ async def pause(
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
     """Claim from paused queues again; the names of those that were paused."""
     return sorted(row[0] for row in await on.fetch("resume_queues", list(names)))
-
-
-async def limit(on: Fetches, name: str, concurrency: int | None) -> None:
-    """Set how many attempts each worker process may run; None: as its settings say."""
-    await on.fetch("limit_queue", name, concurrency)

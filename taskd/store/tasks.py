@@ -6,6 +6,9 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
+
+from taskd.core.limit import LimitOf, limit_of
 from taskd.store.jobs import Fetches
 
 NAMES_MAX = 10_000
@@ -24,6 +27,16 @@ class PublishedTask(NamedTuple):
     args_version: int
     redact: list[str]
     published_at: datetime
+    limit_name: str | None = None
+    limit_by: Sequence[str] | None = None
+    limit_defaults: str | None = None
+
+    def limit_of(self, args: str) -> LimitOf | None:
+        """The limit of a job with these arguments, a JSON object as text."""
+        if self.limit_name is None:
+            return None
+        defaults = msgspec.json.decode(self.limit_defaults or "{}")
+        return limit_of(self.limit_name, self.limit_by or (), args, defaults)
 
 
 async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:

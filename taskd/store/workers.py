@@ -42,6 +42,7 @@ class Surroundings(NamedTuple):
     Attributes:
         others: the other workers that count as alive.
         orphans: a running job has no living owner.
+        uncounted: the depth of a queue that has a limit is to be counted.
         expired: a waiting job's deadline is over.
         paused: the tasks that are paused.
         resumed: tasks that are paused no longer, and of which jobs are parked.
@@ -50,6 +51,7 @@ class Surroundings(NamedTuple):
 
     others: list[Other]
     orphans: bool
+    uncounted: bool
     due: DueIn
     ticks: TicksIn
     expired: bool
@@ -126,11 +128,13 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
     """The other workers, whether jobs are to be rescued, and what is due next, ticks as well."""
     rows = await on.fetch("look_around", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
-    orphans, job_s, suspect_s, tick_s, query_tick_s, expired, paused, resumed, limits, *_ = rows[0]
+    orphans, job_s, suspect_s, gate_s, limited, uncounted, *others = rows[0]
+    tick_s, query_tick_s, expired, paused, resumed, limits, *_ = others
     return Surroundings(
-        [Other(*row[9:]) for row in rows if row[9] is not None],
+        [Other(*row[12:]) for row in rows if row[12] is not None],
         orphans,
-        DueIn(job_s, suspect_s),
+        uncounted,
+        DueIn(job_s, suspect_s, gate_s, limited),
         TicksIn(tick_s, query_tick_s),
         expired,
         frozenset(paused),

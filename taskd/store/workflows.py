@@ -10,6 +10,7 @@ import msgspec
 from taskd.core.job import NewJob
 from taskd.core.workflow import Plan
 from taskd.store.jobs import Fetches, enqueue_args
+from taskd.store.translate import refusals
 
 Row = dict[str, Any]
 
@@ -26,19 +27,23 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
 
     Args:
         jobs: those of the plan's nodes, each with its queue.
+
+    Raises:
+        QueueFull: a queue has no room for those that wait for no other; nothing was written.
     """
-    rows = await on.fetch(
-        "enqueue_workflow",
-        plan.name,
-        plan.kind,
-        plan.stages,
-        *enqueue_args(jobs),
-        [node.name for node in plan.nodes],
-        plan.places,
-        plan.parent_places,
-        plan.parent_ids,
-        plan.on_failed,
-    )
+    with refusals():
+        rows = await on.fetch(
+            "enqueue_workflow",
+            plan.name,
+            plan.kind,
+            plan.stages,
+            *enqueue_args(jobs),
+            [node.name for node in plan.nodes],
+            plan.places,
+            plan.parent_places,
+            plan.parent_ids,
+            plan.on_failed,
+        )
     return list(rows[0][0])
 
 

@@ -161,6 +161,7 @@ class Assembly:
                 on_vain_ring=self.promoter.wakeup.set,
                 on_change=self.promoter.wakeup.set,
             )
+            self.acker.on_written.append(self.consumers[runner.queue].written)
 
     def _add_listening(self, settings: Settings, database: Database) -> None:
         """What wakes them: one listener for all queues."""

@@ -12,7 +12,7 @@ from taskd import events
 from taskd.core.job import JobState
 from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
-from taskd.store import control, history, jobs, results, workers, workflows
+from taskd.store import control, history, jobs, limits, results, workers, workflows
 from taskd.store.database import Database, Lane
 from taskd.store.jobs import DueIn
 from taskd.store.schedules import TicksIn
@@ -133,6 +133,8 @@ class Sweeper(Loop):
             self._on_due(seen.due)
             for told in self._on_ticks:
                 told(seen.ticks)
+            if seen.uncounted:
+                await limits.count_depths(self._lane)
             if await self._bury(seen.others) or seen.orphans:
                 await self._rescue()
             if seen.expired:
@@ -273,6 +275,7 @@ class Historian(Loop):
             await history.prune_keys(lane)
             await workflows.prune(lane)
             await results.prune_progress(lane)
+            await limits.prune_buckets(lane)
             await workers.forget(lane, FORGET_WORKERS_AFTER_S)
         except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
             events.upkeep_postponed("history", str(error))

@@ -16,7 +16,7 @@ from taskd.config import Settings
 from taskd.core.kind import Kind
 from taskd.core.registry import Registry
 from taskd.errors import ConfigError, TaskdError
-from taskd.store import migrations, schedules, workers
+from taskd.store import limits, migrations, schedules, workers
 from taskd.store.database import Database
 from taskd.store.translate import NoRoom
 from taskd.worker.app import queue_limits
@@ -161,6 +161,7 @@ class Worker:
         self.parts.shared.database_key = await workers.identify(self.parts.upkeep)
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
         await schedules.publish(self.parts.upkeep, self._app, self.registry.schedules.values())
+        await limits.publish(self.parts.upkeep, self._app, self.registry)
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         self.parts.handler_tasks.watch()

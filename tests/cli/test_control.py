@@ -171,11 +171,10 @@ def test_tasks_are_paused_and_resumed(taskd):
 
 
 def test_the_concurrency_of_a_queue_is_set_and_given_back(taskd):
-    assert taskd("queues", "set", "email", "--concurrency", 5).stderr == "email: 5 at a time\n"
+    assert "email\t5" in taskd("queues", "set", "email", "--concurrency", 5).stdout
     assert taskd.json("queues", "list")[0]["concurrency"] == 5
-    assert taskd.json("queues", "set", "email", "--concurrency", "default") == [
-        {"queue": "email", "concurrency": None}
-    ]
+    [row] = taskd.json("queues", "set", "email", "--concurrency", "default")
+    assert (row["name"], row["concurrency"]) == ("email", None)
     assert taskd.json("queues", "list") == []
     taskd("queues", "set", "email", "--concurrency", 0, code=2)
 

@@ -189,7 +189,7 @@ async def test_a_promotion_picks_along_its_index_and_writes_by_tid(sql, table, m
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_next_due_times_are_the_first_entries_of_two_indexes(sql, table, mode) -> None:
     found = on_job(await nodes(sql, "next_due", mode))
-    assert {index for _, index in found} == {"job_due", "job_suspect"}
+    assert {index for _, index in found} == {"job_due", "job_suspect", "job_arrived"}
     assert {kind for kind, _ in found} <= {"Index Scan", "Index Only Scan"}
 
 
@@ -198,7 +198,8 @@ async def test_to_look_around_touches_one_row_for_each_owner_and_due_time(sql, t
     found = await nodes(sql, "look_around", ME, 30, "host", "boot", "ns", mode)
     # The probe for each further owner stands in a select list, where EXPLAIN does not show it.
     assert sorted(index for _, index in on_job(found)) == [
-        "job_deadline", "job_due", "job_parked", "job_running", "job_suspect"
+        "job_arrived", "job_deadline", "job_due", "job_parked", "job_running", "job_suspect",
+        "job_suspect",
     ]  # fmt: skip
     assert {kind for kind, _ in on_job(found)} <= {"Index Scan", "Index Only Scan"}
     assert [relation for _, relation, _ in found].count("worker") == 1

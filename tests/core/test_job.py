@@ -168,9 +168,11 @@ def test_a_finished_job_comes_back_by_hand_only_and_never_when_done() -> None:
     assert {(b, a) for b, a in TRANSITIONS if b in FINISHED} == {
         (JobState.FAILED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.QUEUED),
-        (JobState.CANCELLED, JobState.BLOCKED),
         (JobState.FAILED, JobState.SCHEDULED),
         (JobState.CANCELLED, JobState.SCHEDULED),
+        # To the gate of its limit, or waiting for others.
+        (JobState.FAILED, JobState.BLOCKED),
+        (JobState.CANCELLED, JobState.BLOCKED),
     }
 
 

@@ -149,7 +149,8 @@ async def test_without_a_boot_id_nobody_is_a_neighbour(sql, lane: Lane, me) -> N
 
 async def test_who_is_alone_sees_nobody_and_still_learns_what_is_due(sql, lane: Lane, me) -> None:
     seen = await workers.look_around(lane, incarnation(me), 30.0)
-    assert seen == ([], False, (None, None), (None, None), False, frozenset(), [], {})
+    nothing_due = (None, None, None, [])
+    assert seen == ([], False, False, nothing_due, (None, None), False, frozenset(), [], {})
     await enqueue(lane, delay_s=60.0)
     seen = await workers.look_around(lane, incarnation(me), 30.0)
     assert seen.others == []

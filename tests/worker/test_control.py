@@ -9,7 +9,7 @@ from typing import Any
 from taskd.core.job import NewJob
 from taskd.core.registry import Registry
 from taskd.core.task import Task
-from taskd.store import control, jobs, queues, tasks
+from taskd.store import control, jobs, limits, tasks
 from tests.worker.conftest import Desk, until
 
 
@@ -127,28 +127,28 @@ async def test_a_queue_grows_and_shrinks_while_it_runs(desk: Desk) -> None:
     [runner] = started.worker.parts.runners
     ids = await desk.enqueue(*(task.job(n=n) for n in range(6)))
     await until(lambda: runner.running == 2)
-    await queues.limit(desk.lane, "default", 5)
+    await limits.limit_queue(desk.lane, "default", concurrency=5)
     await desk.heard.wait("queue.resized", queue="default", concurrency=5)
     await until(lambda: runner.running == 5)
-    await queues.limit(desk.lane, "default", 1)
+    await limits.limit_queue(desk.lane, "default", concurrency=1)
     await desk.heard.wait("queue.resized", queue="default", concurrency=1)
     assert runner.running == 5  # what runs goes on
     end.set()
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
-    await queues.limit(desk.lane, "default", None)
+    await limits.limit_queue(desk.lane, "default", without=["concurrency"])
     await desk.heard.wait("queue.resized", queue="default", concurrency=2)
 
 
 async def test_a_reload_of_the_settings_does_not_undo_what_was_set(desk: Desk) -> None:
     sleeper(desk)
-    await queues.limit(desk.lane, "default", 3)
+    await limits.limit_queue(desk.lane, "default", concurrency=3)
     started = await desk.start(concurrency=2)
     [runner] = started.worker.parts.runners
     assert runner.limit == 3
     started.worker.parts.controls.configure({"default": 7})
     assert runner.limit == 3
-    await queues.limit(desk.lane, "default", None)
+    await limits.limit_queue(desk.lane, "default", without=["concurrency"])
     await desk.heard.wait("queue.resized", concurrency=7)
 
 
