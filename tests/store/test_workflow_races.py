@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from taskd.core.job import Job
+from taskd.errors import StoreUnavailable
 from taskd.store import jobs, workers
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
@@ -61,6 +62,9 @@ async def again(statement: Callable[[], Awaitable[T]]) -> T:
             return await statement()
         except asyncpg.DeadlockDetectedError:
             continue
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, asyncpg.DeadlockDetectedError):
+                raise
 
 
 class Crowd:
