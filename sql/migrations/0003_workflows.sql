@@ -236,7 +236,12 @@ BEGIN
             );
             SELECT jobs INTO again FROM taskd.dependants(ids, states);
             EXIT WHEN again IS NOT DISTINCT FROM waiting
-                  AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids || waiting) EXCEPT SELECT unnest(held));
+                  AND NOT EXISTS (
+                      -- One that began with the first failure is no dependant that could be locked here.
+                      SELECT id FROM taskd.job
+                      WHERE id = ANY (ids) OR id = ANY (waiting) AND waits_for IS NOT NULL
+                      EXCEPT SELECT unnest(held)
+                  );
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' THEN
             PERFORM pg_sleep(0.001 + 0.004 * random());
