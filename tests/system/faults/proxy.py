@@ -34,7 +34,8 @@ class Ambush:
 
     Attributes:
         purpose: of the connection.
-        name: of the statement.
+        name: of the statement, or the text of a simple query ("COMMIT").
+        on_its_way: the statement itself is taken away, and the server never hears it.
         fits: told the command tag ("UPDATE 7"); whether this is the reply to take.
         silently: swallow everything from then on; else cut the connection.
         sprung: set when it has happened.
@@ -44,7 +45,12 @@ class Ambush:
     name: str
     fits: Callable[[str], bool]
     silently: bool = False
+    on_its_way: bool = False
     sprung: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def text(self) -> str:
+        return self.name if self.name == "COMMIT" else statement(self.name).text
 
 
 class Link:
@@ -117,11 +123,15 @@ class Link:
             _, name, _ = body.split(b"\0", 2)
             self.running = self.statements.get(name, "")
             ambush = self._proxy.ambush
-            if ambush and (self.purpose, self.running) == (
-                ambush.purpose,
-                statement(ambush.name).text,
-            ):
+            if ambush and (self.purpose, self.running) == (ambush.purpose, ambush.text):
                 self._held = bytearray()
+        elif kind == ord("Q"):
+            ambush = self._proxy.ambush
+            text = body.rstrip(b"\0").decode()
+            if ambush and (self.purpose, text) == (ambush.purpose, ambush.text):
+                self._held = bytearray()
+                if ambush.on_its_way:
+                    self._settle_ambush()
 
     async def _backwards(self, reader: asyncio.StreamReader) -> None:
         try:
