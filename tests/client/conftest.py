@@ -16,6 +16,7 @@ from taskd.core.outcome import Ack
 from taskd.core.registry import Registry
 from taskd.store import jobs, workers
 from taskd.store.database import Database, Lane
+from taskd.worker.assembly import PLANS
 from tests.store.helpers import SERVE
 
 # The worker of the fixture of that name.
@@ -112,8 +113,8 @@ def psycopg_sync(dsn: str) -> Iterator[Any]:
 
 @pytest.fixture
 async def worker(dsn: str, sql: Any) -> AsyncIterator[Lane]:
-    """A lane of a worker that serves the queue `sync`."""
-    made = Lane(Database({"dsn": dsn}), "test")
+    """A lane of a worker that serves the queue `sync`, with the plans that workers' lanes have."""
+    made = Lane(Database({"dsn": dsn}), "test", **PLANS)
     await sql.execute(
         """
         INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace,
