@@ -78,7 +78,7 @@ GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer,
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
-                           text[], integer[], integer[], bigint[], text[], bigint),
+                           text[], integer[], integer[], bigint[], text[], bigint, boolean),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text)
     TO taskd_producer, taskd_admin;

@@ -399,6 +399,11 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.back_off(tries integer) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$ SELECT pg_sleep(random() * least(0.05, 0.002 * tries)) $$;
+
 CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -859,7 +864,7 @@ BEGIN
         ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
         ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
-        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id
+        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true
     ))[2];
 END
 $$;
@@ -1026,7 +1031,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint) RETURNS bigint[]
+CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint, locked boolean DEFAULT false) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1039,7 +1044,7 @@ DECLARE
     ended bigint[];
     ended_states text[];
 BEGIN
-    IF existing <> '{}' THEN
+    IF existing <> '{}' AND NOT locked THEN
         PERFORM taskd.lock_parents(existing);
     END IF;
     -- Jobs that wait for others come later: they neither count nor fail.
@@ -1346,6 +1351,7 @@ CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
     SET enable_seqscan TO 'off'
     AS $$
 DECLARE
+    tries integer := 0;
     states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
     waiting bigint[];
     again bigint[];
@@ -1357,14 +1363,15 @@ BEGIN
             held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
             held := held || ARRAY(
                 SELECT id FROM taskd.job
-                WHERE id = ANY (ids || waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE SKIP LOCKED
+                WHERE id = ANY (ids || waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
             );
             SELECT jobs INTO again FROM taskd.dependants(ids, states);
             EXIT WHEN again IS NOT DISTINCT FROM waiting
-                  AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids || waiting) EXCEPT SELECT unnest(held));
+                  AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids) EXCEPT SELECT unnest(held));
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            PERFORM pg_sleep(0.001 + 0.004 * random());
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
 END
@@ -1390,31 +1397,37 @@ CREATE FUNCTION taskd.lock_parents(ids bigint[]) RETURNS void
     SET enable_seqscan TO 'off'
     AS $$
 DECLARE
+    tries integer := 0;
     held bigint[];
     missing bigint[];
 BEGIN
     LOOP
         BEGIN
-            PERFORM id FROM taskd.job_history
-            WHERE id = ANY (ids) AND state <> 'done' ORDER BY id FOR KEY SHARE;
-            held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
+            held := ARRAY(
+                SELECT id FROM taskd.job_history
+                WHERE id = ANY (ids) AND state <> 'done' ORDER BY id FOR KEY SHARE
+            );
+            held := held || ARRAY(
+                SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE
+            );
             held := held || ARRAY(
                 SELECT id FROM taskd.job
-                WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE SKIP LOCKED
+                WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
             );
             missing := ARRAY(
                 SELECT unnest(ids) EXCEPT SELECT unnest(held)
-                EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids)
+                EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids) AND state = 'done'
             );
             EXIT WHEN missing = '{}';
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             -- One look at both tables at once: a job is always in one of them.
-            IF NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
+            IF missing <> '{}' AND NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
                 RAISE EXCEPTION 'no job has the id %: never enqueued, or kept no longer', array_to_string(missing, ', ')
                     USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
             END IF;
-            PERFORM pg_sleep(0.001 + 0.004 * random());
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
 END
@@ -1798,6 +1811,7 @@ CREATE FUNCTION taskd.retry(ids bigint[], due timestamp with time zone) RETURNS 
     AS $$
 #variable_conflict use_column
 DECLARE
+    tries integer := 0;
     wanted bigint[];
     back bigint[];
     parents bigint[];
@@ -1844,13 +1858,14 @@ BEGIN
             );
             held := held || ARRAY(
                 SELECT j.id FROM taskd.job AS j
-                WHERE j.id = ANY (parents) AND j.waits_for IS NOT NULL ORDER BY j.id FOR UPDATE SKIP LOCKED
+                WHERE j.id = ANY (parents) AND j.waits_for IS NOT NULL ORDER BY j.id FOR UPDATE NOWAIT
             );
             EXIT WHEN taskd.cancelled_with(ids) IS NOT DISTINCT FROM wanted
                   AND NOT EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held));
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            PERFORM pg_sleep(0.001 + 0.004 * random());
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
     -- Without those that one which stays would hold up, and whoever waits for these.
@@ -2112,6 +2127,7 @@ CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
     SET enable_mergejoin TO 'off'
     AS $$
 DECLARE
+    tries integer := 0;
     waiting record;
     again record;
     wave bigint[] := ids;
@@ -2126,13 +2142,18 @@ BEGIN
             RETURN 0;
         END IF;
         BEGIN
-            PERFORM id FROM taskd.job WHERE id = ANY (waiting.jobs) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE;
+            PERFORM id
+            FROM taskd.job
+            WHERE id = ANY (waiting.jobs) AND waits_for IS NOT NULL
+            ORDER BY id
+            FOR UPDATE NOWAIT;
             EXIT WHEN NOT waiting.spreads;
             again := taskd.dependants(ids, states);
             EXIT WHEN again.jobs = waiting.jobs;
             RAISE EXCEPTION 'somebody has begun to wait' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            NULL;
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
     WHILE wave <> '{}' LOOP

@@ -4,11 +4,13 @@
 -- (`waits_for`, which tells it from one that waits for its limit), so that the last of 10,000 need not look for the others: whatever ends a job calls taskd.unblock() once
 -- for its whole batch. A job that is part of no workflow pays for that with the test of a column that is at hand.
 --
--- Locks. Rows that wait for no job come first, in the order of their ids; then those that are, in the order of theirs.
--- (Finished ones, which only retries and new dependants lock, come before both; the row of a workflow comes last.) So an
--- ack, which holds its own rows before it sees whom they block, never waits for somebody who waits for it. Whom the end of a job
--- may end is found before anything is locked, and looked for again behind the locks: if a row has moved or come
--- meanwhile, all locks are given back and taken anew. That is what the blocks with an exception of ours are for.
+-- Locks. Rows that wait for no job come first, in the order of their ids (finished ones, which only retries and new
+-- dependants lock, before them; the row of a workflow comes last). For the row of one that waits for others nobody ever
+-- waits: the lock of a job that is just being freed would follow it to its last version, and so into the ack that ends it,
+-- which may want one of ours (3 deadlocks in 6 rounds of the storm, tests/store/test_workflow_races.py, before). Who finds
+-- one of them locked lets go of all of them, and tries again a moment later. Whom the end of a job may end is found before anything
+-- is locked, and looked for again behind the locks: if a row has moved or come meanwhile, all locks are taken anew as well.
+-- That is what the blocks with an exception are for.
 
 CREATE DOMAIN taskd.workflow_name AS text
     CONSTRAINT workflow_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 100)
@@ -79,6 +81,12 @@ AS $$
     SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
 $$;
 
+-- How long whoever found a row locked lets the others go first: longer each time, and never twice the same.
+CREATE FUNCTION taskd.back_off(tries integer) RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT pg_sleep(random() * least(0.05, 0.002 * tries)) $$;
+
 -- Ends blocked jobs that will not begin any more. The caller has locked them.
 CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
 LANGUAGE sql
@@ -124,6 +132,7 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
 DECLARE
+    tries integer := 0;
     waiting record;
     again record;
     wave bigint[] := ids;
@@ -138,13 +147,18 @@ BEGIN
             RETURN 0;
         END IF;
         BEGIN
-            PERFORM id FROM taskd.job WHERE id = ANY (waiting.jobs) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE;
+            PERFORM id
+            FROM taskd.job
+            WHERE id = ANY (waiting.jobs) AND waits_for IS NOT NULL
+            ORDER BY id
+            FOR UPDATE NOWAIT;
             EXIT WHEN NOT waiting.spreads;
             again := taskd.dependants(ids, states);
             EXIT WHEN again.jobs = waiting.jobs;
             RAISE EXCEPTION 'somebody has begun to wait' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            NULL;
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
     WHILE wave <> '{}' LOOP
@@ -209,11 +223,7 @@ BEGIN
 END
 $$;
 
--- Locks jobs that somebody wants to cancel, and all whom their end may move.
---
--- For a job that waits for others nobody waits here: the lock of one that is just being freed follows it to its last version,
--- and so into the ack that ends it, which may want one of ours (3 deadlocks in 6 rounds of the storm before). Who finds
--- one locked lets all go, and tries again a moment later.
+-- Locks jobs that somebody wants to cancel or change, and all whom their end may move.
 CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -221,6 +231,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
+    tries integer := 0;
     states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
     waiting bigint[];
     again bigint[];
@@ -232,19 +243,15 @@ BEGIN
             held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
             held := held || ARRAY(
                 SELECT id FROM taskd.job
-                WHERE id = ANY (ids || waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE SKIP LOCKED
+                WHERE id = ANY (ids || waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
             );
             SELECT jobs INTO again FROM taskd.dependants(ids, states);
             EXIT WHEN again IS NOT DISTINCT FROM waiting
-                  AND NOT EXISTS (
-                      -- One that began with the first failure is no dependant that could be locked here.
-                      SELECT id FROM taskd.job
-                      WHERE id = ANY (ids) OR id = ANY (waiting) AND waits_for IS NOT NULL
-                      EXCEPT SELECT unnest(held)
-                  );
+                  AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids) EXCEPT SELECT unnest(held));
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            PERFORM pg_sleep(0.001 + 0.004 * random());
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
 END
@@ -257,31 +264,37 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
+    tries integer := 0;
     held bigint[];
     missing bigint[];
 BEGIN
     LOOP
         BEGIN
-            PERFORM id FROM taskd.job_history
-            WHERE id = ANY (ids) AND state <> 'done' ORDER BY id FOR KEY SHARE;
-            held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
+            held := ARRAY(
+                SELECT id FROM taskd.job_history
+                WHERE id = ANY (ids) AND state <> 'done' ORDER BY id FOR KEY SHARE
+            );
+            held := held || ARRAY(
+                SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE
+            );
             held := held || ARRAY(
                 SELECT id FROM taskd.job
-                WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE SKIP LOCKED
+                WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
             );
             missing := ARRAY(
                 SELECT unnest(ids) EXCEPT SELECT unnest(held)
-                EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids)
+                EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids) AND state = 'done'
             );
             EXIT WHEN missing = '{}';
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             -- One look at both tables at once: a job is always in one of them.
-            IF NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
+            IF missing <> '{}' AND NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
                 RAISE EXCEPTION 'no job has the id %: never enqueued, or kept no longer', array_to_string(missing, ', ')
                     USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
             END IF;
-            PERFORM pg_sleep(0.001 + 0.004 * random());
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
 END
@@ -313,7 +326,8 @@ CREATE FUNCTION taskd.enqueue_workflow(
     parent_places integer[],
     parent_ids bigint[],
     on_failed text[],
-    workflow_id bigint DEFAULT NULL
+    workflow_id bigint DEFAULT NULL,
+    locked boolean DEFAULT false            -- the caller holds the parents already
 ) RETURNS bigint[]
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -328,7 +342,7 @@ DECLARE
     ended bigint[];
     ended_states text[];
 BEGIN
-    IF existing <> '{}' THEN
+    IF existing <> '{}' AND NOT locked THEN
         PERFORM taskd.lock_parents(existing);
     END IF;
     -- Jobs that wait for others come later: they neither count nor fail.
@@ -468,7 +482,7 @@ BEGIN
         ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
         ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
-        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id
+        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true
     ))[2];
 END
 $$;
@@ -616,6 +630,7 @@ SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    tries integer := 0;
     wanted bigint[];
     back bigint[];
     parents bigint[];
@@ -662,13 +677,14 @@ BEGIN
             );
             held := held || ARRAY(
                 SELECT j.id FROM taskd.job AS j
-                WHERE j.id = ANY (parents) AND j.waits_for IS NOT NULL ORDER BY j.id FOR UPDATE SKIP LOCKED
+                WHERE j.id = ANY (parents) AND j.waits_for IS NOT NULL ORDER BY j.id FOR UPDATE NOWAIT
             );
             EXIT WHEN taskd.cancelled_with(ids) IS NOT DISTINCT FROM wanted
                   AND NOT EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held));
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            PERFORM pg_sleep(0.001 + 0.004 * random());
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries);
         END;
     END LOOP;
     -- Without those that one which stays would hold up, and whoever waits for these.
@@ -788,11 +804,11 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION
-    taskd.dependants(bigint[], text[]), taskd.end_blocked(bigint[], text), taskd.unblock(bigint[], text[]),
+    taskd.dependants(bigint[], text[]), taskd.back_off(integer), taskd.end_blocked(bigint[], text), taskd.unblock(bigint[], text[]),
     taskd.lock_jobs(bigint[]), taskd.lock_parents(bigint[]),
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
-                           text[], integer[], integer[], bigint[], text[], bigint),
+                           text[], integer[], integer[], bigint[], text[], bigint, boolean),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text),
     taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),

@@ -29,6 +29,7 @@ from tests.store.helpers import (
     run_one,
     settle,
     state_of,
+    steps_back,
     waits_for_lock,
 )
 
@@ -187,7 +188,7 @@ async def test_two_workers_that_end_the_last_members_at_once_free_the_last_job_o
     async with Transaction(await connect()) as first:
         assert await done(fetches(first.connection), a) == 1
         late = asyncio.create_task(done(fetches(second), b))
-        await waits_for_lock(sql, second)
+        await steps_back(sql, second)
         await first.commit()
         assert await late == 1
     assert await state_of(sql, ids["c"]) == "queued"
@@ -387,7 +388,7 @@ async def test_those_behind_a_job_that_comes_while_it_ends_go_with_it(
     async with Transaction(await connect()) as adding:
         late_one = await adding.connection.fetchval(AFTER, [ids["b"]], "cancel")
         late = asyncio.create_task(settle(fetches(acking), parent, FAILED, reason="no"))
-        await waits_for_lock(sql, acking)
+        await steps_back(sql, acking)
         await adding.commit()
         await late
     assert await state_of(sql, ids["b"]) == "cancelled"
