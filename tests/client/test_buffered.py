@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import pytest
 
@@ -25,7 +25,8 @@ def job(n: int = 0, **options: Any) -> NewJob:
 @pytest.fixture
 async def proxy(dsn: str) -> AsyncIterator[Proxy]:
     place = urlsplit(dsn)
-    made = Proxy(place.hostname or "127.0.0.1", place.port or 5432)
+    [home] = parse_qs(place.query).get("host", [place.hostname or "127.0.0.1"])
+    made = Proxy(home, place.port or 5432)
     await made.start()
     yield made
     await made.close()

@@ -10,6 +10,7 @@ from taskd.core.job import NewJob
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.store import control, jobs, limits, tasks
+from taskd.worker.controls import Calls
 from tests.worker.conftest import Desk, until
 
 
@@ -189,8 +190,8 @@ async def test_a_job_that_was_claimed_and_waits_for_its_turn_is_cancelled_too(de
 async def test_a_call_for_another_worker_is_not_heeded(desk: Desk) -> None:
     sleeper(desk)
     started = await desk.start()
-    calls = started.worker.parts.listener._channels._called
     reconciler, sweeper = started.worker.parts.reconciler, started.worker.parts.sweeper
+    calls = Calls(started.worker.parts.shared.lease, sweeper.wakeup, reconciler.wakeup).hear
     reconciler.wakeup.clear()
     calls("12")
     calls("not even a number")

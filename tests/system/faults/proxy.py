@@ -84,9 +84,7 @@ class Link:
             while self.fault is Fault.BLACK_HOLE:  # accepted, and never answered
                 if not await self._from_client.read(CHUNK):
                     return
-            reader, self._to_server = await asyncio.open_connection(
-                *self._proxy.upstream, limit=2**22
-            )
+            reader, self._to_server = await self._proxy.reach()
             self._to_server.write(packet)
             back = asyncio.create_task(self._backwards(reader), name="proxy-backwards")
             try:
@@ -182,6 +180,9 @@ class Link:
 class Proxy:
     """Listens on a port of the loopback and passes on to a server.
 
+    Args:
+        host: of the server, or the directory of its socket.
+
     Attributes:
         delay_s: added to every piece, each way.
         limits: by purpose, after how many bytes or CommandCompletes of replies its connections
@@ -205,6 +206,13 @@ class Proxy:
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**22)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the server."""
+        host, port = self.upstream
+        if host.startswith("/"):
+            return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}", limit=2**22)
+        return await asyncio.open_connection(host, port, limit=2**22)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
