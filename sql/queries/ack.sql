@@ -13,8 +13,9 @@
 -- up once for the batch, and only of those that keep it for another time than a week: a probe of the
 -- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one,
 -- and the next jobs of its limit are admitted (limits.sql); both look when all rows are gone. Whoever waits for its
--- end (results.sql) has marked the row. Of a job that is part of a workflow more is looked at (workflows.sql); the
--- others pay for a test of a column. The limits come last, here and below: who has their locks waits for no job any more.
+-- end (results.sql) has marked the row. Of a job that is part of a workflow more is looked at (workflows.sql). The
+-- few of which there is more to do are picked once: a look at all rows for each of these questions took 1 us per job.
+-- The limits come last, here and below: who has their locks waits for no job any more.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -45,21 +46,24 @@ WITH keep AS MATERIALIZED (
            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     FROM ended
     WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0 OR workflow_id IS NOT NULL
+), more AS MATERIALIZED (
+    SELECT id, task, unique_key, follower, workflow_id, awaited, limit_name, limit_key
+    FROM ended
+    WHERE follower IS NOT NULL OR workflow_id IS NOT NULL OR awaited OR limit_name IS NOT NULL
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    SELECT taskd.follow(task, unique_key, follower) FROM more WHERE follower IS NOT NULL
 ), unblocked AS (
-    SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM more WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
-    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+    SELECT pg_notify('taskd:ended', id::text) FROM more WHERE awaited
 ), opened AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
-    FROM ended
+    FROM more
     WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
 SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed, (SELECT count(*) FROM unblocked) AS unblocked,
-       (SELECT count(*) FROM told) AS t,
-     (SELECT count(*) FROM opened) AS opened
+       (SELECT count(*) FROM told) AS told, (SELECT count(*) FROM opened) AS opened
 FROM ended;
 
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as

@@ -225,30 +225,19 @@ class Runner:
     def _prepare(self, job: Job, began: float) -> Prepared | None:
         """The handler's coroutine, ready for its first step; None when the job ends without one."""
         task = self._shared.registry.get(job.task)
-        if job.late:
+        if job.rare is not None and job.late:
             self._settle(job, task, None, outcome.Expired(), began)
             return None
         if task is None:
             unknown_for_s = began - self._unknown_since.setdefault((job.task, 0), began)
             self._settle(job, None, None, outcome.TaskUnknown(unknown_for_s), began)
             return None
-        if job.args_version is not None and task.form.is_newer(job.args_version):
-            self._settle(job, task, None, self._newer(job, job.args_version, began), began)
+        args_version = None if job.rare is None else job.args_version
+        if args_version is not None and task.form.is_newer(args_version):
+            self._settle(job, task, None, self._newer(job, args_version, began), began)
             return None
-        running = self._attempts.get(job.id)
-        if running is not None and _same_job(running.job, job):
-            # Claimed again while it runs here, as a failover forgot the first claim: adopt the new.
-            running.job.fence, running.job.worker_id = job.fence, job.worker_id
-            return None
-        if running is not None:
-            # A failover has forgotten the one that runs and gave its id to another: its outcome
-            # is nobody's.
-            running.job.fence = NO_FENCE
-            self._settle(job, task, None, outcome.IdTaken(), began)
-            return None
-        if job.id in self._ghosts:
-            # An abandoned attempt of it still runs in this process.
-            self._settle(job, task, None, outcome.StillRuns(), began)
+        if job.id in self._attempts or job.id in self._ghosts:
+            self._meet(job, task, began)
             return None
         if outcome.attempts_spent(job, task):
             self._settle(job, task, None, Raised(outcome.Fail("its last attempt crashed")), began)
@@ -257,29 +246,40 @@ class Runner:
         try:
             if task.takes_context:
                 context = self._context(job, task, began)
-            coro, call = self._coroutine(job, task, context)
+            call: Call | None = None
+            if task.kind is Kind.ASYNC:
+                first = () if context is None else (context,)
+                coro = task.handler(*first, **task.decode(job.args, args_version))
+            else:
+                call = call_of(job, task, context, self._shared.places, self._batches)
+                coro = call.run()
+            if task.around is not None:
+                coro = task.around(context, coro)
         except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
             self._settle(job, task, context, Raised(error), began)
             return None
         return task, coro, context, call
+
+    def _meet(self, job: Job, task: Task[..., Any], began: float) -> None:
+        """A job was claimed whose id runs here already."""
+        running = self._attempts.get(job.id)
+        if running is None:
+            # An abandoned attempt of it still runs in this process.
+            self._settle(job, task, None, outcome.StillRuns(), began)
+        elif _same_job(running.job, job):
+            # Claimed again while it runs here, as a failover forgot the first claim: adopt the new.
+            running.job.fence, running.job.worker_id = job.fence, job.worker_id
+        else:
+            # A failover has forgotten the one that runs and gave its id to another: its outcome
+            # is nobody's.
+            running.job.fence = NO_FENCE
+            self._settle(job, task, None, outcome.IdTaken(), began)
 
     def _newer(self, job: Job, args_version: int, began: float) -> outcome.ArgsNewer:
         met = (job.task, args_version)
         if met not in self._unknown_since:
             events.task_outdated(job.task, self.queue, args_version)
         return outcome.ArgsNewer(began - self._unknown_since.setdefault(met, began))
-
-    def _coroutine(
-        self, job: Job, task: Task[..., Any], context: AttemptContext | None
-    ) -> tuple[Coroutine[Any, Any, Any], Call | None]:
-        call: Call | None = None
-        if task.kind is Kind.ASYNC:
-            first = () if context is None else (context,)
-            coro = task.handler(*first, **task.decode(job.args, job.args_version))
-        else:
-            call = call_of(job, task, context, self._shared.places, self._batches)
-            coro = call.run()
-        return coro if task.around is None else task.around(context, coro), call
 
     def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
         timeout_s = _timeout_s(job, task)

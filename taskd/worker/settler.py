@@ -54,7 +54,7 @@ class Settler:
 
         What is part of a workflow may be a stage, and is asked what follows from its None.
         """
-        plain = value is None and job.workflow_id is None
+        plain = value is None and (job.rare is None or job.workflow_id is None)
         if plain and (context is None or not context.completed):
             self.counts["done"] += 1
             self._acker.done(job)
