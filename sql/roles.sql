@@ -4,9 +4,11 @@
 --
 --   taskd_owner     owns the schema and all in it. Whoever migrates is a member, and nobody else.
 --   taskd_producer  enqueues, and reads what workers have published about their tasks.
---   taskd_worker    claims, runs and acks jobs, and does the upkeep. What its handlers enqueue needs taskd_producer.
+--   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules and declares those of its app. What its
+--                   handlers enqueue needs taskd_producer.
 --   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
---   taskd_admin     reads everything; cancels and retries jobs; pauses, resumes and keeps queues.
+--   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; keeps and
+--                   limits queues; sets limits; makes, changes, pauses, runs and deletes schedules.
 --
 -- May be run again at any time, and must be after a migration (`taskd db migrate` does it by itself): all is
 -- taken from the four and granted anew in one transaction, so nobody notices. Roles belong to the whole
@@ -72,19 +74,46 @@ GRANT USAGE ON SCHEMA taskd TO taskd_producer, taskd_worker, taskd_observer, tas
 -- Each checks at its start that the schema fits its code.
 GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
+-- Workflows: producers make them, workers move them on, by functions alone; a handler may read what those before it returned.
+GRANT EXECUTE ON FUNCTION
+    taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
+                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
+                           text[], integer[], integer[], bigint[], text[], bigint, boolean),
+    taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
+                        double precision, timestamptz, double precision, text)
+    TO taskd_producer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION
+    taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),
+    taskd.parent_results(bigint, bigint), taskd.prune_workflows()
+    TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.lock_jobs(bigint[]), taskd.retry(bigint[], timestamptz) TO taskd_admin;
+GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
+GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;
+GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
+
 -- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
 -- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraints of
--- the table leave `queued` and `scheduled` only. What they may read tells which ids there are.
-GRANT INSERT (queue, task, args, priority, state, run_at, max_attempts, timeout_s) ON taskd.job TO taskd_producer;
+-- the table leave those that wait only. What they may read tells which ids there are.
+GRANT INSERT (
+    queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+)
+    ON taskd.job TO taskd_producer;
 GRANT SELECT (id) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
+GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
-    taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
+    taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
+                  double precision),
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
+                      double precision, integer, boolean, text, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, boolean, boolean),
+                         text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
+                         boolean, boolean, text, jsonb),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean),
-    taskd.refuse(text, text, jsonb, text[], text[])
+    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
+    taskd.has_room(text, integer, bigint)
     TO taskd_producer;
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
@@ -96,10 +125,15 @@ GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
 -- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
-GRANT UPDATE (state, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, errors) ON taskd.job TO taskd_worker;
+GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, errors)
+    ON taskd.job TO taskd_worker;
 GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
-GRANT SELECT, INSERT, UPDATE ON taskd.task TO taskd_worker;
+GRANT SELECT,
+      INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at),
+      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at,
+              limit_name, limit_by, limit_defaults)
+    ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL wants the right to change some column of it.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
 GRANT SELECT, INSERT, DELETE, UPDATE (beat_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
@@ -109,39 +143,100 @@ GRANT EXECUTE ON FUNCTION
     taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;
 
+-- Whatever ends a job or gives it back admits the next ones of its limit, by functions that lock and count.
+GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]), taskd.leave_opening(text, text) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.admit_due(bigint), taskd.queue_room(text, bigint),
+    taskd.claim_limited(bigint, text, bigint, bigint), taskd.return_tokens(text, bigint), taskd.count_depths()
+    TO taskd_worker;
+-- They publish limits, but set none by hand.
+GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, declared),
+    UPDATE (concurrency, concurrency_in_all, rate, burst, app, declared)
+    ON taskd.job_limit TO taskd_worker;
+GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
+GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
+
 -- The one job that they do make: that of a newer version, when the job that it has followed ends.
 GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
+
+-- Schedules are written by a function; workers and admins pause and delete them. A worker's jobs come from them with the
+-- arguments that stand there, or from a query with the rights of the user who has set it: the worker's own, as nobody
+-- else's is fired by it. An admin who is no worker sets no query, or it would run with the workers' rights.
+GRANT EXECUTE ON FUNCTION
+    taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
+                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
+    taskd.next_of_every(timestamptz, double precision, timestamptz),
+    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean),
+    taskd.query_args(text, timestamptz)
+    TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
+GRANT SELECT, DELETE, UPDATE (
+    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, pause_reason
+) ON taskd.schedule TO taskd_worker, taskd_admin;
+GRANT SELECT (
+    name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
+    jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
+    pause_reason
+) ON taskd.schedule TO taskd_observer;
+GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 
 -- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
-    id, worker_id, enqueued_at, run_at, started_at, timeout_s, fence, state, priority, attempt, max_attempts,
-    crashes, interrupts, cancel_asked, queue, task, errors
+    id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, gate, priority, attempt,
+    max_attempts, args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node,
+    waits_for, limit_name, limit_key
 ) ON taskd.job TO taskd_observer;
 GRANT SELECT (
-    id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence, state, priority,
-    attempt, max_attempts, crashes, interrupts, queue, task, reason, errors
+    id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, deadline, fence, state, priority,
+    attempt, max_attempts, args_version, crashes, interrupts, queue, task, reason, errors, workflow_id, node, limit_name,
+    limit_key
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
-    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors
+    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
+    workflow_id, node, limit_name, limit_key
 ) ON taskd.jobs TO taskd_observer;
-GRANT SELECT ON taskd.queue, taskd.task, taskd.worker TO taskd_observer;
+GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening TO taskd_observer;
+
+-- How far attempts are, which the worker tells, whoever watches sees.
+GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
+GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
+
+-- What a job has returned may be personal: a producer may ask for the results of its jobs, and so of all others, when
+-- its login is granted this function by itself (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO shop).
+GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO taskd_admin;
 
 -- Admins: cancelling moves a job to the history, retrying moves it back, as it is. To lock a row of the
 -- history for that, PostgreSQL wants the right to change some column of it: the reason.
 GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
-GRANT INSERT, DELETE, UPDATE (cancel_asked) ON taskd.job TO taskd_admin;
+GRANT INSERT, DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
+GRANT UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint) TO taskd_observer, taskd_admin;
+-- Waiting jobs are changed by a function that changes no others.
+GRANT EXECUTE ON FUNCTION
+    taskd.redacted(text, jsonb),
+    taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
+                 timestamptz, double precision)
+    TO taskd_admin;
+GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
+GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 -- A queue that shall keep its jobs for another time gets the partitions for it at once.
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, boolean),
+    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
+                      double precision, integer, boolean, text, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, boolean, boolean),
+                         text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
+                         boolean, boolean, text, jsonb),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean),
-    taskd.refuse(text, text, jsonb, text[], text[])
+    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
+    taskd.has_room(text, integer, bigint)
     TO taskd_admin;
 
 COMMIT;

@@ -27,7 +27,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PG_MAJOR_OLDEST = 15
 # What else begins with TASKD_: what a parent tells its children, the suite's own server, and what
 # Kubernetes tells every container about a service that is named taskd.
-NO_SETTINGS = re.compile(r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?)")
+# And what run_command tells its commands, one of which may be taskd.
+NO_SETTINGS = re.compile(
+    r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?"
+    r"|JOB_ID|ATTEMPT|MAX_ATTEMPTS|IDEMPOTENCY_KEY)"
+)
 
 
 def parse_duration_s(text: str) -> float:
@@ -77,6 +81,16 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        import json
+
+        value = json.loads(value)
+    if not isinstance(value, dict):
+        raise ValueError("it is a table by name, or in the environment a JSON object")  # noqa: TRY004
+    return value
 
 
 def _dsn(value: Any) -> str:
@@ -175,6 +189,17 @@ class Settings:
         1, "Processes that run jobs, 64 at most; more than one have a parent.", _whole(1, 64)
     )
     threads: int = setting(16, "Threads for plain `def` handlers, per process.", _whole(1, 1000))
+    process_slots: int | None = setting(
+        None,
+        "Processes for handlers with process=True, per worker process; one per core by default.",
+        _whole(1, 256),
+    )
+    process_jobs_max: int = setting(
+        1000, "Attempts that such a process runs before another one replaces it.", _whole(1, 10**9)
+    )
+    transaction_connections: int = setting(
+        4, "Connections for handlers with transaction=, per process.", _whole(1, 100)
+    )
     drain_s: float = setting(
         25.0, "How long a stopping worker lets running attempts end.", _seconds(0.0, 86400.0)
     )
@@ -218,6 +243,28 @@ class Settings:
     smtp_password: str | None = setting(None, "The password of that user.", str, secret=True)
     smtp_sender: str | None = setting(
         None, "The From address of mails; taskd@<host name> by default.", str
+    )
+    commands: dict[str, Any] | None = setting(
+        None,
+        "What run_command may run: tables by name, with argv; turns the task on. "
+        "In the environment: JSON.",
+        _table,
+    )
+    http_hosts: tuple[str, ...] = setting(
+        (),
+        "Where http_request may go: `hooks.example.org`, `*.example.org:8443`, `*`; turns it on.",
+        _names,
+    )
+    http_networks: tuple[str, ...] = setting(
+        (),
+        "Networks that are not public and where http_request may go nevertheless: `10.1.0.0/16`.",
+        _names,
+    )
+    http_secrets: dict[str, Any] | None = setting(
+        None,
+        "Secrets that sign requests, by name: `whsec_` and base64. In the environment: JSON.",
+        _table,
+        secret=True,
     )
 
 

@@ -16,9 +16,19 @@ TaskdError                       1
 │   ├── UnknownTask                 nobody has published that task and no queue was named
 │   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
 │   ├── InvalidJob                  queue, priority, time or attempts outside their limits
-│   └── KeyHeld                     another job holds the unique key, and that was to be said
+│   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
+│   ├── InvalidWorkflow             circles, unknown or doubled names, stages that do not fit
+│   ├── KeyHeld                     another job holds the unique key, and that was to be said
+│   └── QueueFull                1  as many jobs wait in the queue as may
+├── NotEnqueued                  1  what a buffer could not write, job by job
+├── BufferFull                   1  a buffer holds as many jobs as it may
+├── JobFailed                    1  a job whose result was waited for failed
+├── JobCancelled                 1  it was cancelled
 ├── JobNotFound                  3  no live or finished job has that id
+├── ScheduleNotFound             3  no schedule has that name
+├── WorkflowNotFound             3  no workflow has that id
 ├── InvalidTransition            1  a job in that state cannot do that
+├── ResultsTooLarge              1  what the jobs before this one have returned is too much to read
 └── LeaseLost                    1  this attempt no longer owns its job
 Verdict: Retry, Snooze, Cancel, Fail (core/outcome.py) are raised by handlers to decide; no errors.
 ```
@@ -27,7 +37,8 @@ A message says what is wrong, why, and what to do next.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class TaskdError(Exception):
@@ -106,14 +117,96 @@ class InvalidJob(EnqueueError):
     """An option of the job (queue, priority, time, attempts, timeout) is outside its limits."""
 
 
+class InvalidSchedule(EnqueueError):
+    """A part of a schedule (name, cron, time zone, period, a limit) is wrong."""
+
+
+class InvalidWorkflow(EnqueueError):
+    """A workflow has a circle, a wrong name, stages that do not fit, or too many jobs."""
+
+
 class KeyHeld(EnqueueError):
     """Another job holds the unique key of a job that is to fail then; nothing was written."""
+
+
+class QueueFull(EnqueueError):
+    """As many jobs wait in the queue as its max_depth allows; nothing was written."""
+
+    exit_code = 1
+
+
+class BufferFull(TaskdError):
+    """The buffer holds as many jobs as it may; this one was not taken."""
+
+
+class NotEnqueued(TaskdError):
+    """What a buffer could not write; nothing else of it is missing.
+
+    Attributes:
+        jobs: NewJobs that were surely not written: keep them, enqueue them later.
+        refused: (NewJob, error) of those that the database or the task's arguments do not allow.
+        unsure: NewJobs that may have been written: the COMMIT was not answered.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        jobs: Sequence[Any] = (),
+        refused: Sequence[tuple[Any, Exception]] = (),
+        unsure: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(message)
+        self.jobs = list(jobs)
+        self.refused = list(refused)
+        self.unsure = list(unsure)
+
+
+class JobFailed(TaskdError):
+    """A job whose result was waited for failed.
+
+    Attributes:
+        job_id: which.
+        reason: why, in a word or a sentence.
+        error: its last attempt's error: `type`, `message`, `traceback` and more; None without one.
+    """
+
+    def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"job {job_id} failed: {reason}")
+        self.job_id, self.reason, self.error = job_id, reason, error
+
+
+class JobCancelled(TaskdError):
+    """A job whose result was waited for was cancelled.
+
+    Attributes:
+        job_id, reason, error: as in JobFailed.
+    """
+
+    def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"job {job_id} was cancelled: {reason}")
+        self.job_id, self.reason, self.error = job_id, reason, error
 
 
 class JobNotFound(TaskdError):
     """No live or finished job has that id."""
 
     exit_code = 3
+
+
+class ScheduleNotFound(TaskdError):
+    """No schedule has that name."""
+
+    exit_code = 3
+
+
+class WorkflowNotFound(TaskdError):
+    """No workflow has that id, or none of its jobs is kept any more."""
+
+    exit_code = 3
+
+
+class ResultsTooLarge(TaskdError):
+    """The results of the jobs that a job has waited for take more than may be read at once."""
 
 
 class InvalidTransition(TaskdError):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, TextIO, cast
 
 import structlog
@@ -219,6 +220,11 @@ def job_abandoned(job: Job, why: str, stack: str) -> None:
     _emit("job.abandoned", "error", **_job_fields(job), why=why, stack=stack)
 
 
+def process_killed(job: Job, why: str, pid: int) -> None:
+    """A process ignored that its attempt must end, and was killed; another one replaces it."""
+    _emit("process.killed", "warning", **_job_fields(job), why=why, pid=pid)
+
+
 def job_lost(job_id: int, fence: int) -> None:
     """An outcome was not written: somebody else has taken the job over."""
     _emit("job.lost", "warning", job_id=job_id, fence=fence)
@@ -232,6 +238,32 @@ def job_outcome_refused(job_id: int, error: str) -> None:
 def task_unknown(task: str, queue: str, count: int) -> None:
     """Claimed jobs name a task that this worker does not know; they were given back."""
     _emit("task.unknown", "warning", task=task, queue=queue, count=count)
+
+
+def task_outdated(task: str, queue: str, args_version: int) -> None:
+    """Claimed jobs have arguments of a newer form than this code knows; they were given back."""
+    _emit("task.outdated", "warning", task=task, queue=queue, args_version=args_version)
+
+
+def tasks_paused(tasks: Sequence[str]) -> None:
+    """Which tasks are paused has changed; jobs of these are not run, and none means all are run."""
+    _emit("tasks.paused", "info", tasks=list(tasks))
+
+
+def jobs_parked(task: str, queue: str, count: int) -> None:
+    """Claimed jobs of a paused task were given back; their attempts do not count."""
+    if _subscribers or _log_level <= LEVELS["debug"]:
+        _emit("jobs.parked", "debug", task=task, queue=queue, count=count)
+
+
+def jobs_unparked(queues: Mapping[str, int]) -> None:
+    """Jobs of tasks that are paused no longer came back to their queues."""
+    _emit("jobs.unparked", "info", queues=dict(queues))
+
+
+def jobs_expired(tasks: Mapping[str, int]) -> None:
+    """The deadlines of waiting jobs were over: they failed as `expired`."""
+    _emit("jobs.expired", "error", count=sum(tasks.values()), tasks=dict(tasks))
 
 
 def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
@@ -382,6 +414,11 @@ def listener_lost(channels: int, error: str, delay_s: float) -> None:
     _emit("listener.lost", "warning", channels=channels, error=error, delay_s=round(delay_s, 2))
 
 
+def queue_resized(queue: str, concurrency: int) -> None:
+    """So many attempts run at the same time from now on, as somebody has set or unset it."""
+    _emit("queue.resized", "info", queue=queue, concurrency=concurrency)
+
+
 def queue_claimed(queue: str, count: int, batch: int, claim_s: float) -> None:
     """A batch of jobs was claimed."""
     if _subscribers or _log_level <= LEVELS["debug"]:
@@ -453,6 +490,46 @@ def jobs_promoted(queues: Mapping[str, int]) -> None:
     """Scheduled jobs became due."""
     if _subscribers or _log_level <= LEVELS["debug"]:
         _emit("jobs.promoted", "debug", queues=dict(queues))
+
+
+def schedule_fired(schedule: str, tick: datetime, jobs: int, late_s: float) -> None:
+    """A tick of a schedule has come: so many jobs were made for it, and those that it caught up."""
+    if _subscribers or _log_level <= LEVELS["debug"]:
+        _emit(
+            "schedule.fired",
+            "debug",
+            schedule=schedule,
+            tick=tick.isoformat(),
+            jobs=jobs,
+            late_s=round(late_s, 3),
+        )
+
+
+def schedule_skipped(schedule: str, tick: datetime) -> None:
+    """A tick made no job, as an earlier job of its schedule is live, and overlap is `skip`."""
+    _emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
+
+
+def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
+    """No worker fired ticks in time; those that catch_up leaves out are not made up for."""
+    told = since and since.isoformat()
+    _emit("schedule.missed", "warning", schedule=schedule, since=told, caught_up=caught_up)
+
+
+def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
+    """A tick made no job: the query, or what it returns, is wrong; the next one goes on."""
+    _emit("schedule.failed", "error", schedule=schedule, tick=tick.isoformat(), error=error)
+
+
+def schedule_stalled(schedule: str, error: str) -> None:
+    """The next tick of a schedule cannot be told; it was paused."""
+    _emit("schedule.stalled", "error", schedule=schedule, error=error)
+
+
+def jobs_admitted(queues: Mapping[str, int]) -> None:
+    """Jobs that their limits had blocked were admitted."""
+    if _subscribers or _log_level <= LEVELS["debug"]:
+        _emit("jobs.admitted", "debug", queues=dict(queues))
 
 
 def partitions_made(count: int) -> None:

@@ -29,8 +29,12 @@ CREATE DOMAIN taskd.unique_key AS text
     CONSTRAINT unique_key_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
 
 CREATE TYPE taskd.job_state AS ENUM (
-    'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
+    'blocked', 'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
 );
+
+-- Where a job stands at the gate of its limit (0006_limits.sql); NULL: nobody has looked at it yet. `parked`: it waits for
+-- its key; `next`: it has a place of its key, and waits for one among all keys; `admitted`: a suspect that may run.
+CREATE TYPE taskd.gate AS ENUM ('parked', 'next', 'admitted');
 
 -- For how long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until
 -- it has finished.
@@ -45,14 +49,21 @@ CREATE TABLE taskd.job (
     run_at taskd.moment NOT NULL DEFAULT now(),
     started_at timestamptz,                 -- of the current or last attempt
     timeout_s taskd.timeout_s,              -- NULL: the task's option decides
+    deadline taskd.moment,                  -- no attempt starts after it: the job expires
+    tick timestamptz,                       -- the time of its schedule that it was made for
+    workflow_id bigint,
     fence bigint NOT NULL DEFAULT 0,        -- grows at every claim, never taken back
     state taskd.job_state NOT NULL DEFAULT 'queued',
+    gate taskd.gate,                        -- where it waits, while it is blocked by its limit
     priority smallint NOT NULL DEFAULT 100, -- smaller first
     attempt smallint NOT NULL DEFAULT 0,
     max_attempts taskd.attempts,            -- NULL: the task's option decides
+    args_version smallint,                  -- of the form of its arguments; NULL: the first
     crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
     interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
-    cancel_asked boolean NOT NULL DEFAULT false,
+    waits_for integer,                      -- while blocked: how many jobs hold it up
+    parked boolean NOT NULL DEFAULT false,  -- given back because its task is paused
+    awaited boolean,                        -- somebody waits for its end, which notifies `taskd:ended`
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',
@@ -61,7 +72,17 @@ CREATE TABLE taskd.job (
     unique_key taskd.unique_key,
     version bigint,                         -- of what the job works on; newer wins
     follower jsonb,                         -- the job of a newer version that came while this one ran
-    CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'queued', 'running')),
+    cancel_reason text,                     -- somebody asked to cancel it while it ran, and why
+    node text,                              -- its name in its workflow, or its stage
+    limit_name text,                        -- the limit that it counts for, and the key (tenant, host) within it
+    limit_key text,
+    schedule text,                          -- the schedule that made it
+    -- Blocked: it waits for other jobs, or for its limit. Whoever may only enqueue cannot write what it waits for, and so
+    -- can block no job but by a limit.
+    CONSTRAINT job_is_live CHECK (
+        state IN ('scheduled', 'queued', 'running')
+        OR state = 'blocked' AND (waits_for IS NOT NULL OR limit_name IS NOT NULL)
+    ),
     CONSTRAINT job_running_is_owned CHECK ((state = 'running') = (worker_id IS NOT NULL)),
     -- A job that may have killed its worker never enters the hot index (the slow lane).
     CONSTRAINT job_suspect_is_not_queued CHECK (state <> 'queued' OR crashes = 0)
@@ -109,11 +130,15 @@ CREATE TABLE taskd.job_history (
     finished_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
     timeout_s double precision,
+    deadline timestamptz,
+    tick timestamptz,
+    workflow_id bigint,
     fence bigint NOT NULL,
     state taskd.job_state NOT NULL,
     priority smallint NOT NULL,
     attempt smallint NOT NULL,
     max_attempts smallint,
+    args_version smallint,
     crashes smallint NOT NULL,
     interrupts smallint NOT NULL,
     queue text NOT NULL,
@@ -125,6 +150,10 @@ CREATE TABLE taskd.job_history (
     key_scope taskd.key_scope,
     unique_key text,
     version bigint,
+    node text,
+    limit_name text,
+    limit_key text,
+    schedule text,
     CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled'))
 ) PARTITION BY RANGE (expires_at);
 
@@ -144,11 +173,26 @@ CREATE TABLE taskd.queue (
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     -- How long finished jobs are kept, in seconds; 0 forgets them at once.
     keep_done_s integer NOT NULL DEFAULT 604800 CHECK (keep_done_s BETWEEN 0 AND 315360000),
-    keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000)
+    keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000),
+    -- Attempts that each worker process may run at the same time; NULL: its own setting decides.
+    concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000),
+    -- What an operator allows all workers together (0006_limits.sql); NULL: no limit.
+    max_running integer CONSTRAINT max_running_is_1_to_100000 CHECK (max_running BETWEEN 1 AND 100000),
+    max_depth integer CONSTRAINT max_depth_is_1_to_100000000 CHECK (max_depth BETWEEN 1 AND 100000000),
+    rate double precision CONSTRAINT rate_is_above_0 CHECK (rate > 0 AND rate <= 1000000), -- jobs per second
+    burst integer CONSTRAINT burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
+    tokens double precision,                -- how many there were at filled_at
+    filled_at timestamptz,
+    depth integer,                          -- as counted when depth_id was the last id of a job
+    depth_id bigint,
+    depth_at timestamptz,
+    CONSTRAINT rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL))
 );
 
 -- Few queues keep what is done for another time; ack_done looks for them.
 CREATE INDEX queue_keeps ON taskd.queue (name) WHERE keep_done_s <> 604800;
+-- Few have a depth that must not be passed; each enqueue looks for them.
+CREATE INDEX queue_bounded ON taskd.queue (name) WHERE max_depth IS NOT NULL;
 
 -- Names of arguments out of the JSON Schema of them all. taskd.enqueue() checks every job by them, and two arrays
 -- need no query for that.
@@ -169,8 +213,18 @@ CREATE TABLE taskd.task (
     queue taskd.queue_name NOT NULL,
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,              -- NULL: no limit
+    kind text NOT NULL DEFAULT 'async',     -- how its handler runs: async, thread, process, batch, transaction
     args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
+    args_version smallint NOT NULL DEFAULT 1, -- of the form that this schema describes
+    redact text[] NOT NULL DEFAULT '{}',    -- arguments that are shown as ***
+    alias_of text,                          -- the task's name today, if this is a former one
+    paused_at timestamptz,
+    paused_until timestamptz,               -- NULL while paused: until somebody resumes it
+    pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    limit_name text,                        -- the limit of its jobs, the arguments that make the key
+    limit_by text[],                        -- within it, and what those are when they are left out
+    limit_defaults jsonb,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
 );
@@ -212,14 +266,16 @@ CREATE INDEX attendance_until ON taskd.attendance (queue, until);
 
 CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
-           max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts, cancel_asked,
-           enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
-           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version
+           max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
+           cancel_reason IS NOT NULL AS cancel_asked, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
+           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
+           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     FROM taskd.job
     UNION ALL
     SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
            fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
-           errors, result, key_scope::text, unique_key, version
+           errors, result, key_scope::text, unique_key, version,
+           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     FROM taskd.job_history;
 
 -- Partition upkeep needs names made of dates, so it is a function and not a statement; it runs with
@@ -265,6 +321,8 @@ BEGIN
         FROM (
             SELECT keep_done_s AS seconds FROM taskd.queue
             UNION SELECT keep_failed_s FROM taskd.queue
+            -- Jobs of workflows are kept for a day at least.
+            UNION SELECT 86400 FROM taskd.queue WHERE least(keep_done_s, keep_failed_s) < 86400
             UNION VALUES (604800), (2592000)
         ) AS keep, generate_series(0, days) AS ahead
         WHERE keep.seconds > 0
@@ -388,6 +446,14 @@ BEGIN
 END
 $$;
 
+-- Where a job goes that is, or will be, due at that time. Every move to `queued` but those of the gate itself asks this:
+-- a job that has a limit waits for its admission (0006_limits.sql). It costs no call: the planner puts its body in its place.
+CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamptz) RETURNS taskd.job_state
+LANGUAGE sql STABLE
+RETURN CASE WHEN due > now() THEN 'scheduled'::taskd.job_state
+            WHEN limit_name IS NULL THEN 'queued'::taskd.job_state
+            ELSE 'blocked'::taskd.job_state END;
+
 -- Says what is wrong with a job that names no queue, or whose arguments do not fit what was published.
 CREATE FUNCTION taskd.refuse(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
 LANGUAGE plpgsql
@@ -437,7 +503,12 @@ CREATE FUNCTION taskd.enqueue_one(
     delay_s double precision,
     max_attempts integer,
     timeout_s double precision,
-    checked boolean
+    deadline timestamptz,
+    deadline_s double precision,
+    args_version integer,
+    checked boolean,
+    limit_name text DEFAULT NULL,
+    limit_values jsonb DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -449,10 +520,14 @@ DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     required text[];
     accepted text[];
+    limit_by text[];
+    limit_defaults jsonb;
     job_id bigint;
 BEGIN
     IF NOT checked THEN
-        SELECT coalesce(queue, t.queue), t.required, t.accepted INTO queue, required, accepted
+        SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1),
+               t.limit_name, t.limit_by, t.limit_defaults
+        INTO queue, required, accepted, args_version, limit_name, limit_by, limit_defaults
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
         -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
@@ -461,14 +536,27 @@ BEGIN
         THEN
             PERFORM taskd.refuse(task, queue, args, required, accepted);
         END IF;
+        IF limit_name IS NOT NULL THEN
+            limit_values := taskd.limit_values(args, limit_by, limit_defaults);
+        END IF;
     END IF;
-    INSERT INTO taskd.job AS j (queue, task, args, priority, state, run_at, max_attempts, timeout_s)
-    VALUES (queue, task, args, priority, CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
-            due, max_attempts, timeout_s)
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+    ) VALUES (
+        queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
+        coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
+        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END
+    )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
+    -- What a full queue has no room for, has_room() refuses by raising; it stands here as one more expression cost 30 us.
     IF due < moment + interval '60 s' AND (
-        current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+        EXISTS (
+            SELECT 1 FROM taskd.queue AS q
+            WHERE q.name = queue AND q.max_depth IS NOT NULL AND due <= now()
+              AND NOT taskd.has_room(q.name, q.max_depth, 0)
+        )
+        OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
         OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
             AND NOT EXISTS (
                 SELECT 1 FROM taskd.attendance AS a
@@ -497,10 +585,14 @@ CREATE FUNCTION taskd.enqueue(
     run_at timestamptz DEFAULT NULL,
     delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
-    timeout_s double precision DEFAULT NULL
+    timeout_s double precision DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, false);
+RETURN taskd.enqueue_one(
+    task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false
+);
 
 -- Enqueues a job that holds a unique key, or finds out who holds it: the job that does, and what happened: `enqueued`,
 -- `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
@@ -535,8 +627,13 @@ CREATE FUNCTION taskd.enqueue_unique(
     on_conflict text DEFAULT 'skip',
     debounce_max_s double precision DEFAULT NULL,
     version bigint DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
+    args_version integer DEFAULT NULL,
     checked boolean DEFAULT false,
     alone boolean DEFAULT false,
+    limit_name text DEFAULT NULL,
+    limit_values jsonb DEFAULT NULL,
     OUT job_id bigint,
     OUT outcome text
 )
@@ -549,9 +646,13 @@ AS $$
 <<asked>>
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    form integer := args_version;
     goes_to text := queue;
     required text[];
     accepted text[];
+    goes_by text := limit_name;             -- its limit, and its key within that
+    goes_as text;
     held_for_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
     mine bigint;
     holder record;
@@ -569,13 +670,18 @@ BEGIN
         RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT checked THEN
-        SELECT coalesce(goes_to, t.queue), t.required, t.accepted INTO goes_to, asked.required, asked.accepted
+        SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
+        INTO goes_to, asked.required, asked.accepted, form, goes_by, limit_values
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
         IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
         THEN
             PERFORM taskd.refuse(enqueue_unique.task, goes_to, enqueue_unique.args, asked.required, asked.accepted);
         END IF;
+    END IF;
+    IF goes_by IS NOT NULL THEN
+        goes_as := taskd.limit_key(limit_values);
     END IF;
     LOOP
         SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
@@ -592,12 +698,16 @@ BEGIN
         IF NOT FOUND AND mine IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version
-            ) VALUES (
-                goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
-                CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
-                due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
-                enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version
+                version, deadline, args_version, limit_name, limit_key
+            )
+            SELECT goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
+                   taskd.state_when_due(goes_by, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
+                   enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
+                   ends_at, form, goes_by, goes_as
+            WHERE coalesce(
+                (SELECT taskd.has_room(q.name, q.max_depth, 1)
+                 FROM taskd.queue AS q WHERE q.name = goes_to AND q.max_depth IS NOT NULL AND due <= now()),
+                true
             )
             ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
             DO NOTHING
@@ -640,7 +750,8 @@ BEGIN
             SET follower = jsonb_build_object(
                 'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', enqueue_unique.version
+                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form,
+                'limit_name', goes_by, 'limit_key', goes_as
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -659,11 +770,16 @@ BEGIN
         IF holder.tries > 0 THEN
             due := greatest(due, holder.run_at);
         END IF;
+        -- What was admitted, or stood next, comes to the gate again; others may have its place.
+        PERFORM taskd.leave_opening(j.limit_name, j.limit_key)
+        FROM taskd.job AS j
+        WHERE j.id = holder.id AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'));
         UPDATE taskd.job AS j
         SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
-            state = CASE WHEN due > now() OR j.crashes > 0 THEN 'scheduled' ELSE 'queued' END::taskd.job_state,
+            state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(goes_by, due) END,
+            gate = NULL, limit_name = goes_by, limit_key = goes_as,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            version = enqueue_unique.version, follower = NULL
+            version = enqueue_unique.version, follower = NULL, deadline = ends_at, args_version = form, parked = false
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
@@ -720,12 +836,15 @@ DECLARE
     born bigint;
 BEGIN
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
+        deadline, args_version, limit_name, limit_key
     ) VALUES (
         follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
-        CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END::taskd.job_state, due,
+        taskd.state_when_due(follower ->> 'limit_name', due), due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
-        'live', follow.unique_key, (follower ->> 'version')::bigint
+        'live', follow.unique_key, (follower ->> 'version')::bigint,
+        (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
+        follower ->> 'limit_name', follower ->> 'limit_key'
     )
     RETURNING j.id INTO born;
     UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;

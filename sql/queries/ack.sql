@@ -11,11 +11,15 @@
 -- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
 -- with cancels (7 runs of 8). The acks' connection has it switched off. How long queues keep what is done is looked
 -- up once for the batch, and only of those that keep it for another time than a week: a probe of the
--- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one.
+-- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one,
+-- and the next jobs of its limit are admitted (limits.sql); both look when all rows are gone. Whoever waits for its
+-- end (results.sql) has marked the row. Of a job that is part of a workflow more is looked at (workflows.sql). The
+-- few of which there is more to do are picked once: a look at all rows for each of these questions took 1 us per job.
+-- The limits come last, here and below: who has their locks waits for no job any more.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
--- moves: running -> done
+-- moves: running -> done, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH keep AS MATERIALIZED (
     SELECT jsonb_object_agg(name, keep_done_s) AS seconds FROM taskd.queue WHERE keep_done_s <> 604800
 ), ended AS (
@@ -29,37 +33,62 @@ WITH keep AS MATERIALIZED (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
-        key_scope, unique_key, version
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     )
     SELECT id, worker_id, enqueued_at, run_at, started_at, clock_timestamp(),
-           coalesce(now() + make_interval(secs => ((SELECT seconds FROM keep) ->> queue)::integer),
+           coalesce(now() + make_interval(secs => CASE
+                        WHEN workflow_id IS NULL THEN ((SELECT seconds FROM keep) ->> queue)::integer
+                        ELSE greatest(coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800), 86400) END),
                     (SELECT now() + interval '604800 s')),
            timeout_s, fence, 'done', priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
-           key_scope, unique_key, version
+           key_scope, unique_key, version,
+           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     FROM ended
-    WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0
+    WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0 OR workflow_id IS NOT NULL
+), more AS MATERIALIZED (
+    SELECT id, task, unique_key, follower, workflow_id, awaited, limit_name, limit_key
+    FROM ended
+    WHERE follower IS NOT NULL OR workflow_id IS NOT NULL OR awaited OR limit_name IS NOT NULL
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    SELECT taskd.follow(task, unique_key, follower) FROM more WHERE follower IS NOT NULL
+), unblocked AS (
+    SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM more WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM more WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM more
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    HAVING count(*) > 0
 )
-SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed FROM ended;
+SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed, (SELECT count(*) FROM unblocked) AS unblocked,
+       (SELECT count(*) FROM told) AS told, (SELECT count(*) FROM opened) AS opened
+FROM ended;
 
 -- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
 -- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
 -- suspect goes back to the slow lane and never to the hot index. `refunds`: the attempt does not
--- count. An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
+-- count; `parked`: its task is paused (control.sql). An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
 -- The arrays are looked up by place, as above: joined to unnest() they were scanned once for every
 -- running row (500 results of 30 KB among 2,100 running rows: 14.6 s; like this 0.2 s).
+-- `nexts`: which stage of its pipeline a handler has named, or that it ends there. What follows from that, or from the
+-- result alone, is asked before anything moves: a stage that there is not, or that does not take this result, fails the
+-- job, so that the run can go on from here when that was mended.
 
--- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[])
+-- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
--- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued
+-- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, running -> blocked, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH held AS MATERIALIZED (
-    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result,
-           CASE WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
-                WHEN job.cancel_asked THEN 'cancelled'
+    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, ack.parked, stage.step,
+           CASE WHEN stage.step ? 'fault' THEN 'failed'
+                WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
+                WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN ack.delay_s > 0 OR job.crashes > 0 THEN 'scheduled'
+                WHEN job.limit_name IS NOT NULL THEN 'blocked'
                 ELSE 'queued' END AS state,
-           CASE WHEN job.cancel_asked AND ack.state IN ('scheduled', 'queued') THEN 'cancel asked'
+           CASE WHEN stage.step ? 'fault' THEN left(stage.step ->> 'fault', 500)
+                WHEN ack.state IN ('scheduled', 'queued') THEN job.cancel_reason
                 ELSE ack.reason END AS reason,
            CASE WHEN ack.error IS NULL THEN job.errors
                 ELSE (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
@@ -80,8 +109,13 @@ WITH held AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT ($4::text[])[n] AS state, ($5::double precision[])[n] AS delay_s,
                ($6::boolean[])[n] AS refund, ($7::boolean[])[n] AS interrupted,
-               ($8::text[])[n] AS reason, ($9::text[])[n] AS error, ($10::text[])[n] AS result
+               ($8::text[])[n] AS reason, ($9::text[])[n] AS error, ($10::text[])[n] AS result,
+               ($11::text[])[n] AS next, coalesce(($12::boolean[])[n], false) AS parked
     ) AS ack
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN ack.state = 'done' AND (ack.next IS NOT NULL OR job.workflow_id IS NOT NULL)
+                    THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb) END AS step
+    ) AS stage
 ), ended AS (
     DELETE FROM taskd.job AS job
     USING held
@@ -90,25 +124,30 @@ WITH held AS MATERIALIZED (
               job.fence, held.state, job.priority, job.attempt - held.refund::integer AS attempt,
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, held.result, job.key_scope, job.unique_key, job.version,
-              job.follower
+              job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
+              job.limit_name, job.limit_key, job.follower, job.awaited, held.step
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason,
         errors, result,
-        key_scope, unique_key, version
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => keep.seconds), ended.timeout_s, ended.fence,
            ended.state::taskd.job_state, ended.priority, ended.attempt, ended.max_attempts,
            ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, ended.reason,
            ended.errors, ended.result::jsonb,
-           ended.key_scope, ended.unique_key, ended.version
+           ended.key_scope, ended.unique_key, ended.version,
+           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.limit_name, ended.limit_key
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN ended.state = 'done' THEN coalesce(queue.keep_done_s, 604800)
-                    ELSE coalesce(queue.keep_failed_s, 2592000) END AS seconds
+        SELECT greatest(CASE WHEN ended.state = 'done' THEN coalesce(queue.keep_done_s, 604800)
+                             ELSE coalesce(queue.keep_failed_s, 2592000) END,
+                        CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END) AS seconds
     ) AS keep
     WHERE keep.seconds > 0
 ), back AS (
@@ -119,16 +158,36 @@ WITH held AS MATERIALIZED (
         attempt = job.attempt - (held.refund AND NOT (held.interrupted AND job.interrupts >= 10))::integer,
         interrupts = job.interrupts + held.interrupted::integer,
         worker_id = NULL,
+        parked = held.parked,
         errors = held.errors
     FROM held
-    WHERE job.id = held.id AND held.state IN ('scheduled', 'queued')
-    RETURNING job.queue::text
+    WHERE job.id = held.id AND held.state IN ('blocked', 'scheduled', 'queued')
+    RETURNING job.queue::text, job.limit_name, job.limit_key
 ), rung AS (
     SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), unblocked AS (
+    SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), advanced AS (
+    SELECT taskd.advance(id, workflow_id, step)
+    FROM ended
+    WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM (
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM back
+    ) AS gone
+    WHERE limit_name IS NOT NULL
+      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) + (SELECT count(*) FROM advanced) >= 0
+    HAVING count(*) > 0
 )
-SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f;
+SELECT held.id, held.state
+FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o;
 
 -- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
 
@@ -165,11 +224,12 @@ LEFT JOIN LATERAL (
 ) AS job ON true;
 
 -- Completing inside the handler's own transaction: its effects and the completion commit
--- together, or neither does. No row returned: the lease was lost, and the caller must roll back.
+-- together, or neither does. No row returned: the lease was lost, and the caller must roll back. `next` as above; a
+-- stage that does not take the result is an error here, for the handler's work must not be kept without it.
 
--- name: complete_job(id bigint, worker_id bigint, fence bigint, result text)
+-- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text)
 -- roles: worker
--- moves: running -> done
+-- moves: running -> done, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH ended AS (
     DELETE FROM taskd.job AS job
     WHERE job.id = $1 AND job.worker_id IS NOT DISTINCT FROM $2 AND job.fence = $3 AND job.state = 'running'
@@ -178,17 +238,36 @@ WITH ended AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors, result,
-        key_scope, unique_key, version
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
-           now() + make_interval(secs => coalesce(queue.keep_done_s, 604800)), ended.timeout_s,
+           now() + make_interval(secs => greatest(coalesce(queue.keep_done_s, 604800),
+                                                  CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, 'done', ended.priority, ended.attempt, ended.max_attempts, ended.crashes,
            ended.interrupts, ended.queue, ended.task, ended.args, ended.errors, $4::text::jsonb,
-           ended.key_scope, ended.unique_key, ended.version
+           ended.key_scope, ended.unique_key, ended.version,
+           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.limit_name, ended.limit_key
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-    WHERE coalesce(queue.keep_done_s, 604800) > 0
+    WHERE coalesce(queue.keep_done_s, 604800) > 0 OR ended.workflow_id IS NOT NULL
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), unblocked AS (
+    SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), advanced AS (
+    SELECT taskd.advance(id, workflow_id, taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb))
+    FROM ended
+    WHERE (workflow_id IS NOT NULL OR $5 IS NOT NULL) AND (SELECT count(*) FROM unblocked) >= 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    -- No lock of the limit here: the transaction is the handler's own, and may stay open for long.
+    SELECT taskd.leave_opening(limit_name, limit_key), pg_notify('taskd_' || queue, '')
+    FROM ended WHERE limit_name IS NOT NULL
 )
-SELECT id FROM ended, (SELECT count(*) FROM followed) AS f;
+SELECT id
+FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u,
+     (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o;

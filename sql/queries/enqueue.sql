@@ -5,22 +5,33 @@
 -- that a rollback took back. A scheduled job rings too if it is due within a minute: it may be due before the
 -- workers look at the due times again, which they do every five seconds. The ring comes
 -- after all rows are born (it waits for their count): what it reads must be younger than the
--- transaction's xid. Ids are drawn in the order of the arrays.
+-- transaction's xid. Ids are drawn in the order of the arrays. Arrays of options that no job of the batch has
+-- come empty, and unnest() makes NULLs of them.
 
--- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[])
+-- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[])
 -- roles: producer, admin
--- moves: - -> queued, - -> scheduled
+-- moves: - -> queued, - -> scheduled, - -> blocked
 WITH asked AS (
     SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
     FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[],
-                $6::double precision[], $7::smallint[], $8::double precision[])
-        WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, n)
+                $6::double precision[], $7::smallint[], $8::double precision[], $9::timestamptz[],
+                $10::double precision[], $11::smallint[], $12::text[], $13::text[])
+        WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                              deadline_s, args_version, limit_name, limit_values, n)
+), room AS (
+    SELECT taskd.has_room(name, max_depth, wanted)
+    FROM taskd.queue
+    CROSS JOIN LATERAL (SELECT count(*) AS wanted FROM asked WHERE queue = name AND due <= now()) AS those
+    WHERE max_depth IS NOT NULL AND wanted > 0
 ), born AS (
-    INSERT INTO taskd.job (task, queue, args, priority, state, run_at, max_attempts, timeout_s)
-    SELECT task, queue, args::jsonb, priority,
-           (CASE WHEN due > now() THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
-           due, max_attempts, timeout_s
+    INSERT INTO taskd.job (
+        task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+    )
+    SELECT task, queue, args::jsonb, priority, taskd.state_when_due(limit_name, due),
+           due, max_attempts, timeout_s, coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
+           limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values::jsonb) END
     FROM asked
+    WHERE (SELECT count(*) FROM room) >= 0
     ORDER BY n
     RETURNING id
 ), rung AS (
@@ -32,27 +43,30 @@ SELECT id FROM born, (SELECT count(*) FROM rung) AS r;
 
 -- One job alone, as most are enqueued: the same by a function that the server keeps ready.
 
--- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision)
+-- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text)
 -- roles: producer, admin
--- moves: - -> queued, - -> scheduled
-SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8, true) AS id;
+-- moves: - -> queued, - -> scheduled, - -> blocked
+SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8, $9, $10, $11::smallint, true,
+                         $12, $13::text::jsonb) AS id;
 
 -- Jobs of which some hold a unique key (see the function): each by itself, keys in one order, so that two
 -- batches cannot wait for each other's. What a batch will lock it locks first, in the order of acks. `n` is a job's place in
 -- the arrays; named twice, it keeps the planner from taking two equal jobs for one.
 
--- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
+-- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
 -- roles: producer, admin
--- moves: - -> queued, - -> scheduled, queued -> scheduled, scheduled -> queued
+-- moves: - -> queued, - -> scheduled, - -> blocked, queued -> scheduled, scheduled -> queued, blocked -> scheduled, scheduled -> blocked, queued -> blocked, blocked -> queued
 SELECT done.n, done.job_id AS id, done.outcome
 FROM (
     SELECT a.*
-    FROM taskd.lock_holders($1::text[], $9::text[], $12::text[], $14::bigint[], $15),
+    FROM taskd.lock_holders($1::text[], $14::text[], $17::text[], $19::bigint[], $20),
          unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[],
-                $7::smallint[], $8::double precision[], $9::text[], $10::text[], $11::double precision[], $12::text[],
-                $13::double precision[], $14::bigint[])
-        WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, unique_key, key_scope,
-                              for_s, on_conflict, debounce_max_s, version, n)
+                $7::smallint[], $8::double precision[], $9::timestamptz[], $10::double precision[], $11::smallint[],
+                $12::text[], $13::text[], $14::text[], $15::text[], $16::double precision[], $17::text[],
+                $18::double precision[], $19::bigint[])
+        WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s,
+                              args_version, limit_name, limit_values, unique_key, key_scope, for_s, on_conflict,
+                              debounce_max_s, version, n)
     ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
 ) AS asked
 CROSS JOIN LATERAL (
@@ -60,13 +74,15 @@ CROSS JOIN LATERAL (
     FROM taskd.enqueue_unique(
         asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
         asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
-        asked.version, true, $15
+        asked.version, asked.deadline, asked.deadline_s, asked.args_version, true, $20, asked.limit_name,
+        asked.limit_values::jsonb
     )
     WHERE asked.unique_key IS NOT NULL
     UNION ALL
     SELECT asked.n, taskd.enqueue_one(
         asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
-        asked.timeout_s, true
+        asked.timeout_s, asked.deadline, asked.deadline_s, asked.args_version, true, asked.limit_name,
+        asked.limit_values::jsonb
     ), 'enqueued'
     WHERE asked.unique_key IS NULL
 ) AS done;

@@ -36,16 +36,20 @@ RETURNING id;
 
 -- name: running_jobs(worker_id bigint)
 -- roles: worker, observer, admin
-SELECT id, fence, cancel_asked, date_part('epoch', clock_timestamp() - started_at) AS age_s
+SELECT id, fence, cancel_reason, date_part('epoch', clock_timestamp() - started_at) AS age_s
 FROM taskd.job
 WHERE worker_id = $1;
 
 -- All that a worker without work asks every few seconds, in one statement.
 --
 -- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something
--- (the owners by skipping along job_running, as there). `job_s` and `suspect_s`: as next_due says them
--- (promote.sql). Both stand in each row, beside one of the other workers that count as alive; a worker that is
+-- (the owners by skipping along job_running, as there). `job_s` to `limited`: as next_due says them (promote.sql);
+-- `tick_s` and `query_tick_s`: as next_ticks says them (schedules.sql). `uncounted`: count_depths has something to
+-- do. All stand in each row, beside one of the other workers that count as alive; a worker that is
 -- alone gets one row without any. The workers are read once: there may be thousands of dead ones among them.
+-- `expired`: whether expire_jobs would find something; `paused`: the tasks that are paused; `resumed`: those that are not,
+-- and of which jobs are parked all the same, found by skipping along job_parked; `limits`: the concurrency of queues, as
+-- somebody has set it (all in control.sql).
 --
 -- Silent: the lease has run out, and the server has been up
 -- for longer than a lease (after an outage every lease has run out, and nobody is dead). Neighbours
@@ -59,6 +63,17 @@ WITH RECURSIVE owner AS (
     SELECT (SELECT worker_id FROM taskd.job WHERE worker_id > owner.id ORDER BY worker_id LIMIT 1)
     FROM owner
     WHERE owner.id IS NOT NULL
+), parked AS (
+    (SELECT task::text FROM taskd.job WHERE parked AND state = 'scheduled' ORDER BY job.task LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.task::text FROM taskd.job
+            WHERE job.parked AND job.state = 'scheduled' AND job.task > parked.task ORDER BY job.task LIMIT 1)
+    FROM parked
+    WHERE parked.task IS NOT NULL
+), paused AS MATERIALIZED (
+    SELECT name::text AS task
+    FROM taskd.task
+    WHERE paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > clock_timestamp())
 ), living AS MATERIALIZED (
     SELECT id, pid, pid_started, host, boot_id, pid_namespace, lease_until
     FROM taskd.worker
@@ -71,9 +86,38 @@ WITH RECURSIVE owner AS (
            (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
             WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
            (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s
+            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s,
+           (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+            WHERE paused_at IS NULL AND query_user IS NULL
+            ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
+           (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+            WHERE paused_at IS NULL AND query_user = session_user
+            ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s,
+           EXISTS (
+               SELECT FROM taskd.job
+               WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
+           ) AS expired,
+           ARRAY(SELECT task FROM paused) AS paused,
+           ARRAY(SELECT task FROM parked WHERE task IS NOT NULL AND task NOT IN (SELECT task FROM paused)) AS resumed,
+           (SELECT jsonb_object_agg(name, concurrency)::text FROM taskd.queue WHERE concurrency IS NOT NULL) AS limits,
+           (SELECT CASE WHEN EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL
+                    ) OR EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() AND limit_name IS NOT NULL
+                          AND gate IS NULL
+                    ) THEN 0.0
+                    ELSE (SELECT date_part('epoch', at - clock_timestamp()) FROM taskd.opening ORDER BY at LIMIT 1)
+               END) AS gate_s,
+           ARRAY(SELECT name::text FROM taskd.queue WHERE max_running IS NOT NULL OR rate IS NOT NULL) AS limited,
+           EXISTS (
+               SELECT FROM taskd.queue
+               WHERE max_depth IS NOT NULL AND coalesce(depth_at < clock_timestamp() - interval '4 s', true)
+           ) AS uncounted
 )
-SELECT seen.orphans, seen.job_s, seen.suspect_s, other.id, other.pid, other.pid_started,
+SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
+       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.limits, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent
@@ -111,7 +155,7 @@ SELECT id, host, pid FROM buried;
 
 -- name: rescue_jobs(batch bigint, max_crashes integer)
 -- roles: worker
--- moves: running -> scheduled, running -> failed, running -> cancelled
+-- moves: running -> scheduled, running -> failed, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH RECURSIVE owner AS (
     (SELECT worker_id AS id FROM taskd.job WHERE worker_id IS NOT NULL ORDER BY worker_id LIMIT 1)
     UNION ALL
@@ -120,10 +164,10 @@ WITH RECURSIVE owner AS (
     WHERE owner.id IS NOT NULL
 ), held AS MATERIALIZED (
     SELECT job.id,
-           CASE WHEN job.cancel_asked THEN 'cancelled'
+           CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN job.crashes + 1 >= $2 THEN 'failed'
                 ELSE 'scheduled' END AS state,
-           CASE WHEN job.cancel_asked THEN 'cancel asked' ELSE 'crashed' END AS reason,
+           coalesce(job.cancel_reason, 'crashed') AS reason,
            (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                || jsonb_build_object(
                    'attempt', job.attempt, 'worker', job.worker_id::text, 'started', job.started_at,
@@ -150,38 +194,58 @@ WITH RECURSIVE owner AS (
               job.fence, held.state, job.priority, job.attempt, job.max_attempts,
               job.crashes + 1 AS crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, job.key_scope, job.unique_key, job.version,
-              job.follower
+              job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
+              job.limit_name, job.limit_key, job.follower, job.awaited
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
-        key_scope, unique_key, version
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
-           now() + make_interval(secs => coalesce(queue.keep_failed_s, 2592000)), ended.timeout_s,
+           now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
+                                                  CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, ended.state::taskd.job_state, ended.priority, ended.attempt,
            ended.max_attempts, ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
            ended.reason, ended.errors,
-           ended.key_scope, ended.unique_key, ended.version
+           ended.key_scope, ended.unique_key, ended.version,
+           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.limit_name, ended.limit_key
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-    WHERE coalesce(queue.keep_failed_s, 2592000) > 0
+    WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
 ), back AS (
     UPDATE taskd.job AS job
     SET state = 'scheduled',
         run_at = clock_timestamp() + make_interval(secs => CASE WHEN job.crashes = 0 THEN 0 ELSE least(600, 5 * 2 ^ job.crashes) END),
         crashes = job.crashes + 1,
         worker_id = NULL,
+        parked = false,
         errors = held.errors
     FROM held
     WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
-    RETURNING job.queue::text
+    RETURNING job.queue::text, job.limit_name, job.limit_key
 ), rung AS (
     SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), unblocked AS (
+    SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM (
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM back
+    ) AS gone
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    HAVING count(*) > 0
 )
-SELECT held.id, held.state FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f;
+SELECT held.id, held.state
+FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o;
 
 -- name: forget_workers(after_s double precision)
 -- roles: worker

@@ -45,23 +45,25 @@ ON CONFLICT (name) DO UPDATE
 SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
 RETURNING name::text, keep_done_s, keep_failed_s;
 
--- What is left in queues for a worker that shall end when they are empty. `runnable`, `running` and
+-- What is left in queues for a worker that shall end when they are empty. `runnable` (queued, or at the gate of a limit), `running` and
 -- `soon` (due, or claimed before and due again within a minute) keep it going; the rest stays and
 -- is named when it ends. A fence tells that a job was claimed before: attempts may be refunded.
 
 -- name: count_left(queues text[], tasks text[])
 -- roles: worker, observer, admin
-SELECT count(*) FILTER (WHERE state = 'queued' AND known AND NOT paused) AS runnable,
+SELECT count(*) FILTER (WHERE (state = 'queued' OR gated) AND known AND NOT paused) AS runnable,
        count(*) FILTER (WHERE state = 'running') AS running,
        count(*) FILTER (WHERE soon AND known AND NOT paused) AS soon,
-       count(*) FILTER (WHERE state <> 'running' AND paused) AS paused,
-       count(*) FILTER (WHERE state <> 'running' AND NOT paused AND NOT known) AS unknown,
+       count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND paused) AS paused,
+       count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND NOT paused AND NOT known) AS unknown,
+       count(*) FILTER (WHERE state = 'blocked' AND NOT gated) AS blocked,
        count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence > 0) AS later_retries,
        count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence = 0) AS future
 FROM (
     SELECT job.state, job.fence, job.task = ANY ($2::text[]) AS known,
-           queue.paused_at IS NOT NULL
-               AND coalesce(queue.paused_until > clock_timestamp(), true) AS paused,
+           queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)
+               OR job.parked AND job.state = 'scheduled' AS paused,
+           job.state = 'blocked' AND job.waits_for IS NULL AS gated,
            job.state = 'scheduled'
                AND job.run_at <= clock_timestamp() + CASE WHEN job.fence > 0 THEN interval '60 s' ELSE interval '0' END AS soon
     FROM taskd.job AS job

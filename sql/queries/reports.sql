@@ -26,7 +26,7 @@ FROM (
      WHERE ($1::text IS NULL OR queue = $1)
        AND ($2::text IS NULL OR task = $2)
        AND ($3::text[] IS NULL OR state = ANY ($3::text[]::taskd.job_state[]))
-       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['scheduled', 'queued', 'running'])
+       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['blocked', 'scheduled', 'queued', 'running'])
        AND ($4::double precision IS NULL OR enqueued_at > now() - make_interval(secs => $4))
      ORDER BY id DESC
      LIMIT $5)
@@ -46,17 +46,25 @@ FROM (
 ORDER BY id DESC
 LIMIT $5;
 
--- One job with everything that is known of it: job_pkey, and job_history_id of every partition.
+-- One job with everything that is known of it: job_pkey, and job_history_id of every partition. Arguments that its task
+-- redacts are hidden, unless somebody says otherwise.
 
--- name: show_job(id bigint)
+-- name: show_job(id bigint, unredacted boolean)
 -- roles: admin
 SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt, job.max_attempts,
        job.timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
        job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
-       job.finished_at, job.reason, job.args::text AS args, job.errors::text AS errors,
-       job.result::text AS result, job.unique_key, job.key_scope, job.version
+       job.finished_at, job.deadline, job.reason,
+       (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
+       job.result::text AS result, job.unique_key, job.key_scope, job.version,
+       CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
+           'done', progress.done, 'total', progress.total, 'note', progress.note,
+           'told_s', date_part('epoch', clock_timestamp() - progress.told_at)
+       )::text END AS progress
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+LEFT JOIN taskd.progress AS progress
+    ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
 WHERE job.id = $1
 LIMIT 1;
 
@@ -70,8 +78,9 @@ LIMIT 1;
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin
 WITH found AS MATERIALIZED (
-    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked,
-           worker_id, started_at, finished_at, reason, errors -> -1 AS error
+    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked, deadline,
+           args_version,
+           worker_id, started_at, finished_at, reason, errors -> -1 AS error, limit_name, limit_key
     FROM taskd.jobs
     WHERE id = $1
     LIMIT 1
@@ -93,12 +102,44 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.finished_at, date_part('epoch', clock_timestamp() - found.finished_at) AS finished_ago_s,
        found.reason, found.error ->> 'type' AS error_type, found.error ->> 'message' AS error_message,
        published.app AS task_app,
+       found.deadline, date_part('epoch', found.deadline - clock_timestamp()) AS expires_in_s,
+       coalesce(found.args_version, 1) AS args_version, published.args_version AS task_args_version,
+       CASE WHEN found.state IN ('failed', 'cancelled') THEN taskd.key_holder(found.id) END AS key_holder,
+       halt.paused_at AS task_paused_at, date_part('epoch', clock_timestamp() - halt.paused_at) AS task_paused_ago_s,
+       halt.paused_until AS task_paused_until,
+       date_part('epoch', halt.paused_until - clock_timestamp()) AS task_resumes_in_s,
+       halt.pause_reason AS task_pause_reason,
        pause.paused_at, date_part('epoch', clock_timestamp() - pause.paused_at) AS paused_ago_s,
        pause.paused_until, date_part('epoch', pause.paused_until - clock_timestamp()) AS resumes_in_s,
        pause.pause_reason,
        found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
        owner.state AS worker_state,
        date_part('epoch', clock_timestamp() - owner.beat_at) AS worker_beat_ago_s,
+       found.limit_name, rule.known AS limit_known, rule.concurrency AS limit_concurrency,
+       rule.concurrency_in_all AS limit_in_all, rule.rate AS limit_rate,
+       (SELECT gate::text FROM taskd.job WHERE id = found.id) AS gate,
+       CASE WHEN found.state = 'blocked' THEN (
+           SELECT array_agg(id)
+           FROM (
+               SELECT other.id
+               FROM taskd.job AS other
+               WHERE other.limit_name = found.limit_name AND other.limit_name IS NOT NULL
+                 AND (other.state IN ('queued', 'running') OR other.gate IN ('next', 'admitted'))
+                 AND other.state <> 'blocked'
+                 AND (other.limit_key = found.limit_key OR rule.concurrency IS NULL AND rule.rate IS NULL)
+               ORDER BY other.started_at
+               LIMIT $3
+           ) AS holder
+       ) END AS limit_holders,
+       CASE WHEN found.state = 'blocked' THEN (
+           SELECT date_part('epoch', min(at) - clock_timestamp())
+           FROM taskd.opening
+           WHERE limit_name = found.limit_name AND limit_key = found.limit_key
+       ) END AS limit_opens_s,
+       bounded.max_running AS queue_max_running, bounded.rate AS queue_rate,
+       CASE WHEN found.state = 'queued' AND bounded.max_running IS NOT NULL THEN (
+           SELECT count(*) FROM taskd.job AS other WHERE other.worker_id IS NOT NULL AND other.queue = found.queue
+       ) END AS queue_running,
        (SELECT count(*) FROM peer WHERE state = 'live') AS living,
        (SELECT count(*) FROM peer WHERE state = 'live' AND serves) AS serving,
        (SELECT count(*) FROM peer WHERE state = 'live' AND serves AND knows) AS knowing,
@@ -141,6 +182,13 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
 FROM found
 LEFT JOIN peer AS owner ON owner.id = found.worker_id
 LEFT JOIN taskd.task AS published ON published.name = found.task
+LEFT JOIN taskd.task AS halt
+       ON halt.name = found.task AND halt.paused_at IS NOT NULL
+      AND (halt.paused_until IS NULL OR halt.paused_until > clock_timestamp())
+LEFT JOIN (
+    SELECT *, declared IS NOT NULL OR by_hand AS known FROM taskd.job_limit
+) AS rule ON rule.name = found.limit_name
+LEFT JOIN taskd.queue AS bounded ON bounded.name = found.queue
 LEFT JOIN taskd.queue AS pause
        ON pause.name = found.queue AND pause.paused_at IS NOT NULL
       AND (pause.paused_until IS NULL OR pause.paused_until > clock_timestamp());
@@ -149,8 +197,8 @@ LEFT JOIN taskd.queue AS pause
 -- roles: observer, admin
 SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
 
--- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled over the
--- live table, failed by job_history_not_done. A queue is listed when anything speaks of it: a job, a pause, a
+-- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled and blocked over
+-- the live table, failed by job_history_not_done. A queue is listed when anything speaks of it: a job, a pause, a
 -- retention of its own, or a worker, living or dead for less than the week that its row is kept. Its own
 -- row alone says nothing: one that was paused by a wrong name would be listed for ever.
 
@@ -162,6 +210,9 @@ WITH queued AS (
 ), scheduled AS (
     SELECT queue::text, count(*) AS jobs, min(run_at::timestamptz) AS oldest
     FROM taskd.job WHERE state = 'scheduled' GROUP BY queue
+), blocked AS (
+    SELECT queue::text, count(*) AS jobs
+    FROM taskd.job WHERE state = 'blocked' GROUP BY queue
 ), running AS (
     SELECT queue::text, count(*) AS jobs
     FROM taskd.job WHERE worker_id IS NOT NULL GROUP BY queue
@@ -178,14 +229,17 @@ WITH queued AS (
 ), named AS (
     SELECT name::text AS queue FROM taskd.queue AS queue
     WHERE (paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true))
+       OR concurrency IS NOT NULL
        OR (keep_done_s, keep_failed_s) <> (604800, 2592000)
+       OR coalesce(max_running, max_depth, rate) IS NOT NULL
        OR EXISTS (SELECT 1 FROM taskd.worker WHERE queue.name = ANY (queues))
     UNION SELECT queue FROM queued UNION SELECT queue FROM scheduled
-    UNION SELECT queue FROM running UNION SELECT queue FROM failed UNION SELECT queue FROM serving
+    UNION SELECT queue FROM blocked UNION SELECT queue FROM running UNION SELECT queue FROM failed UNION SELECT queue FROM serving
 )
 SELECT named.queue,
        coalesce(queued.jobs, 0) AS queued,
        coalesce(scheduled.jobs, 0) AS scheduled,
+       coalesce(blocked.jobs, 0) AS blocked,
        coalesce(running.jobs, 0) AS running,
        coalesce(failed.jobs, 0) AS failed_last_day,
        -- What is due but not yet promoted waits as well.
@@ -194,12 +248,14 @@ SELECT named.queue,
        END AS oldest_due_s,
        paused.paused_at IS NOT NULL AS paused,
        paused.paused_until, paused.pause_reason,
-       coalesce(serving.workers, 0) AS workers,
+       coalesce(serving.workers, 0) AS workers, kept.concurrency,
        coalesce(kept.keep_done_s, 604800) AS keep_done_s,
-       coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s
+       coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s,
+       kept.max_running, kept.max_depth, kept.rate, kept.burst
 FROM named
 LEFT JOIN queued USING (queue)
 LEFT JOIN scheduled USING (queue)
+LEFT JOIN blocked USING (queue)
 LEFT JOIN running USING (queue)
 LEFT JOIN failed USING (queue)
 LEFT JOIN serving USING (queue)
@@ -290,8 +346,10 @@ LIMIT $4;
 
 -- name: list_tasks(batch bigint)
 -- roles: producer, worker, observer, admin
-SELECT name::text, app, queue::text, max_attempts::smallint, timeout_s::double precision,
-       args_schema::text, published_at
+SELECT name::text, app, queue::text, kind, max_attempts::smallint, timeout_s::double precision,
+       args_schema::text, args_version, redact, alias_of,
+       paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_until, pause_reason,
+       published_at
 FROM taskd.task
 ORDER BY name
 LIMIT $1;

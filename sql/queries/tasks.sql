@@ -2,23 +2,30 @@
 --
 -- Within an app the newest start wins. A task that belongs to another app with another signature
 -- is not overwritten: the statement returns its owner, and the worker refuses to start. What was not
--- written decides, not what was seen: the other app may have published it a moment ago.
+-- written decides, not what was seen: the other app may have published it a moment ago. A former name of a task is
+-- published as a task of its own, so that whoever enqueues by it goes on, and no other app takes it.
 
--- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[])
+-- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[])
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
-    FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[])
-        AS t (name, signature, queue, max_attempts, timeout_s, args_schema)
+    FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[], $8::text[],
+                $9::smallint[], $10::text[], $11::text[])
+        AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of)
 ), published AS (
-    INSERT INTO taskd.task AS task (app, name, signature, queue, max_attempts, timeout_s, args_schema, published_at)
-    SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, clock_timestamp()
+    INSERT INTO taskd.task AS task (
+        app, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+        published_at
+    )
+    SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
+           ARRAY(SELECT jsonb_array_elements_text(redact::jsonb)), alias_of, clock_timestamp()
     FROM mine
     ORDER BY name
     ON CONFLICT (name) DO UPDATE
     SET app = excluded.app, signature = excluded.signature, queue = excluded.queue,
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
-        args_schema = excluded.args_schema, published_at = excluded.published_at
+        args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
+        redact = excluded.redact, alias_of = excluded.alias_of, published_at = excluded.published_at
     WHERE task.app = excluded.app OR task.signature = excluded.signature
     RETURNING name::text
 )
@@ -29,7 +36,8 @@ WHERE mine.name NOT IN (SELECT name FROM published);
 
 -- name: find_tasks(names text[])
 -- roles: producer, worker, observer, admin
-SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, published_at
+SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, args_version, redact, published_at,
+       limit_name, limit_by, limit_defaults::text
 FROM taskd.task
 WHERE name = ANY ($1::text[]);
 

@@ -10,22 +10,29 @@ SELECT id, task, queue, state, priority, attempt, crashes, unique_key, reason,
 FROM taskd.jobs
 ORDER BY id;
 
--- The queues in which something runs, or could be run at once by a worker that knows these tasks. A tenth of a second
--- ahead counts as now, so that a retry without a delay belongs to the same run, however fast that is.
+-- The queues in which something runs, or could be run at once by a worker that knows these tasks, be it by the tick of a
+-- schedule. A tenth of a second ahead counts as now, so that a retry without a delay belongs to the same run, however
+-- fast that is.
 
 -- name: testing_due(tasks text[])
 -- roles: worker, observer, admin
-SELECT DISTINCT job.queue::text AS queue
+SELECT job.queue::text AS queue
 FROM taskd.job AS job
 LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
 WHERE job.state = 'running'
-   OR (job.task = ANY ($1::text[])
+   OR (job.task = ANY ($1::text[]) AND job.waits_for IS NULL
        AND job.run_at <= clock_timestamp() + interval '100 ms'
        AND NOT (queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)))
+UNION
+SELECT queue::text
+FROM taskd.schedule
+WHERE task = ANY ($1::text[]) AND paused_at IS NULL AND (query_user IS NULL OR query_user = session_user)
+  AND (next_at IS NULL OR next_at <= clock_timestamp())
 ORDER BY 1;
 
--- Travels in time. The clock stays as it is; all that is to come moves towards it instead: due times, pauses, and
--- windows of unique keys. With the due times go the moments that they are reckoned from. No state is changed: what
+-- Travels in time. The clock stays as it is; all that is to come moves towards it instead: due times and deadlines, ticks
+-- of schedules, pauses, tokens of limits, and windows of unique keys. With the due times go the moments that they are
+-- reckoned from. No state is changed: what
 -- has become due is promoted by the next worker, as ever.
 
 -- name: travel(seconds double precision)
@@ -34,14 +41,28 @@ WITH moved AS (
     UPDATE taskd.job
     SET run_at = run_at - make_interval(secs => $1),
         enqueued_at = enqueued_at - make_interval(secs => $1),
-        started_at = started_at - make_interval(secs => $1)
+        started_at = started_at - make_interval(secs => $1),
+        deadline = deadline - make_interval(secs => $1)
     RETURNING id
 ), keys AS (
     UPDATE taskd.job_key SET until = until - make_interval(secs => $1)
+), ticks AS (
+    UPDATE taskd.schedule
+    SET starts_at = starts_at - make_interval(secs => $1),
+        next_at = next_at - make_interval(secs => $1),
+        last_tick = last_tick - make_interval(secs => $1)
 ), pauses AS (
     UPDATE taskd.queue
-    SET paused_at = paused_at - make_interval(secs => $1),
+    SET filled_at = filled_at - make_interval(secs => $1),
+        paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)
     WHERE paused_at IS NOT NULL
+), tokens AS (
+    UPDATE taskd.bucket SET filled_at = filled_at - make_interval(secs => $1)
+), queue_tokens AS (
+    UPDATE taskd.queue SET filled_at = filled_at - make_interval(secs => $1)
+    WHERE filled_at IS NOT NULL AND paused_at IS NULL
+), openings AS (
+    UPDATE taskd.opening SET at = at - make_interval(secs => $1)
 )
 SELECT count(*) AS moved FROM moved;

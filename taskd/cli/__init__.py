@@ -49,15 +49,26 @@ class Lazy(NamedTuple):
 COMMANDS = {
     "run": Lazy("run", "run", "Run jobs until stopped."),
     "enqueue": Lazy("enqueue", "enqueue", "Enqueue a job, or many from stdin."),
-    "jobs": Lazy("jobs", "jobs", "List, show, retry and cancel jobs."),
+    "jobs": Lazy("jobs", "jobs", "List, show, retry, cancel and change jobs."),
     "why": Lazy("why", "why", "Say why a job does not run, or what it does, and what to do next."),
+    "workflows": Lazy(
+        "workflows", "workflows", "List, show, count and cancel workflows and pipelines."
+    ),
     "queues": Lazy(
         "queues",
         "queues",
-        "List, pause and resume queues, and say how long they keep finished jobs.",
+        "List, pause, resume and limit queues, and say how long they keep finished jobs.",
     ),
+    "schedules": Lazy(
+        "schedules",
+        "schedules",
+        "List, make, pause, run and delete schedules, and say when they come.",
+    ),
+    "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
     "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
-    "tasks": Lazy("tasks", "tasks", "List the tasks that workers have published."),
+    "tasks": Lazy(
+        "tasks", "tasks", "List, pause and resume the tasks that workers have published."
+    ),
     "stats": Lazy("stats", "stats", "Outcomes, waits, running times and errors of late."),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),

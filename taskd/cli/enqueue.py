@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
+from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
 import click
-import msgspec
 
+from taskd.cli.arguments import PAIRS, arguments
 from taskd.cli.lines import Bar, Chunk, LineError, Progress, read_chunks, with_unique
 from taskd.cli.output import count
-from taskd.cli.session import DURATION, MOMENT, QUEUE, Session, pass_session, run
+from taskd.cli.session import (
+    DURATION,
+    MOMENT,
+    MOMENT_OR_DURATION,
+    QUEUE,
+    Session,
+    pass_session,
+    run,
+)
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
-from taskd.errors import EnqueueError, InvalidArgs, StoreUnavailable, TaskdError
+from taskd.errors import EnqueueError, StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:
     from taskd.client import Client
 
-PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
-
 
 @click.command()
 @click.argument("task")
-@click.argument("pairs", metavar="[KEY=TEXT | KEY:=JSON]...", nargs=-1)
+@PAIRS
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
 @click.option("--queue", type=QUEUE, help="Where it goes; the task's own queue by default.")
 @click.option("--priority", type=int, help="Smaller runs first.  [default: 100]")
@@ -35,6 +40,11 @@ PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
 @click.option("--max-attempts", type=int, help="The task's own number by default.")
 @click.option(
     "--timeout", "timeout_s", type=DURATION, help="Of one attempt; the task's own by default."
+)
+@click.option(
+    "--deadline",
+    type=MOMENT_OR_DURATION,
+    help="No attempt starts after this time, or so long from now: 2h.",
 )
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task holds it.")
 @click.option(
@@ -75,6 +85,7 @@ def enqueue(
     \b
     {"task": "send_report", "args": {"to": "ada@example.org"}, "queue": "email",
      "priority": 10, "run_at": "2026-12-01T08:00:00Z", "delay_s": 300 (or "in": "5m"),
+     "deadline": "2026-12-01T09:00:00Z" (or "deadline_s": 3600),
      "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
      "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7}
 
@@ -83,12 +94,13 @@ def enqueue(
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     if options["delay_s"] is not None and options["run_at"] is not None:
         raise click.UsageError("give --in or --at, not both")
+    options["deadline"], options["deadline_s"] = _ends(options["deadline"])
     if task == "-":
         if pairs or args_json is not None:
             raise click.UsageError("with -, the arguments stand in the lines")
         _enqueue_lines(session, sys.stdin.buffer, options, ids)
         return
-    args = _args(pairs, args_json)
+    args = arguments(pairs, args_json)
     enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
     if enqueued.outcome != "enqueued":
         session.say(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
@@ -107,38 +119,11 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _args(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
-    """The arguments of one job.
-
-    Raises:
-        UsageError: a pair is none, or a key comes twice.
-        InvalidArgs: it is not JSON.
-    """
-    args = {} if args_json is None else _object("--json", args_json)
-    for pair in pairs:
-        match = PAIR.fullmatch(pair)
-        if match is None:
-            raise click.UsageError(f"{pair!r} is neither key=text nor key:=json")
-        key = match["key"]
-        if key in args:
-            raise click.UsageError(f"the argument {key!r} is given twice")
-        value = match["value"]
-        args[key] = _decoded(key, value) if match["sign"] == ":=" else value
-    return args
-
-
-def _object(name: str, text: str) -> dict[str, Any]:
-    value = _decoded(name, text)
-    if not isinstance(value, dict):
-        raise InvalidArgs(f"{name}: {text!r} is not a JSON object")
-    return value
-
-
-def _decoded(name: str, text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidArgs(f"{name}: {text[:100]!r} is not JSON: {error}") from None
+def _ends(deadline: datetime | float | None) -> tuple[datetime | None, float | None]:
+    """A deadline as a moment, or as seconds from now."""
+    if isinstance(deadline, datetime):
+        return deadline, None
+    return None, deadline
 
 
 def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:

@@ -67,6 +67,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     in_: str | None = msgspec.field(default=None, name="in")
     max_attempts: int | None = None
     timeout_s: float | None = None
+    deadline: str | None = None
+    deadline_s: float | None = None
     unique_key: str | None = None
     key_scope: str | None = None
     for_s: float | None = None
@@ -83,7 +85,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         names = ("queue", "priority", "max_attempts", "timeout_s", *KEY_OPTIONS)
         said = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in said.items() if value is not None}
-        options = with_unique({**defaults, **own, **self._when()})
+        options = with_unique({**defaults, **own, **self._when(), **self._ends()})
         return NewJob(self.task, self._args_text(), **options)
 
     def _args_text(self) -> str:
@@ -102,6 +104,15 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         if said:
             delay_s = self.delay_s if self.in_ is None else parse_duration_s(self.in_)
             return {"delay_s": delay_s, "run_at": None}
+        return {}
+
+    def _ends(self) -> dict[str, Any]:
+        if self.deadline is not None and self.deadline_s is not None:
+            raise InvalidJob("give deadline or deadline_s, not both")
+        if self.deadline is not None:
+            return {"deadline": parse_moment(self.deadline), "deadline_s": None}
+        if self.deadline_s is not None:
+            return {"deadline_s": self.deadline_s, "deadline": None}
         return {}
 
 

@@ -93,6 +93,14 @@ def span_of(name: str) -> Callable[[Row], str]:
     return lambda row: span(row[name])
 
 
+def paused(row: Row) -> str:
+    """Whether a queue or a task is paused, until when, and why."""
+    if not row["paused"]:
+        return ""
+    until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
+    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+
+
 def text(value: Any) -> str:
     """A value as people read it; nothing for None."""
     if value is None:

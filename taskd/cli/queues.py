@@ -1,4 +1,4 @@
-"""`taskd queues`: see them, pause them, say how long finished jobs are kept."""
+"""`taskd queues`: see them, pause them, limit them, say how long finished jobs are kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.output import Row, moment, print_json, print_rows, span, span_of, text_of
+from taskd.cli.limits import bounds, burst_option, number, rate_option, rate_text
+from taskd.cli.output import Row, paused, print_json, print_rows, span, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
+from taskd.core.limit import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -16,30 +18,38 @@ if TYPE_CHECKING:
 
 # 10 years, as the column's CHECK has it.
 KEEP_S_MAX = 315_360_000
+# As the columns' CHECKs have them.
+RUNNING_MAX = 100_000
+DEPTH_MAX = 100_000_000
 
 
-def _paused(row: Row) -> str:
-    if not row["paused"]:
-        return ""
-    until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
-    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+def _limits(row: Row) -> str:
+    said = [
+        f"{row[name]:,} {words}"
+        for name, words in (("max_running", "running"), ("max_depth", "deep"))
+        if row[name] is not None
+    ]
+    return "; ".join([*said, *filter(None, [rate_text(row["rate"], row["burst"])])])
 
 
 COLUMNS = {
     "QUEUE": text_of("queue"),
     "QUEUED": text_of("queued"),
     "SCHEDULED": text_of("scheduled"),
+    "BLOCKED": text_of("blocked"),
     "RUNNING": text_of("running"),
     "FAILED 24H": text_of("failed_last_day"),
     "OLDEST DUE": span_of("oldest_due_s"),
     "WORKERS": text_of("workers"),
-    "PAUSED": _paused,
+    "CONCURRENCY": text_of("concurrency"),
+    "LIMITS": _limits,
+    "PAUSED": paused,
 }
 
 
 @click.group()
 def queues() -> None:
-    """List, pause and resume queues, and say how long they keep finished jobs."""
+    """List, pause, resume and limit queues, and say how long they keep finished jobs."""
 
 
 @queues.command("list")
@@ -76,15 +86,15 @@ def pause(
 
     async def work(lane: Lane) -> tuple[list[str], list[str]]:
         known = {row["queue"] for row in await reports.list_queues(lane)}
-        paused = await store.pause(lane, names, for_s, reason)
-        return paused, [name for name in paused if name not in known]
+        stopped = await store.pause(lane, names, for_s, reason)
+        return stopped, [name for name in stopped if name not in known]
 
-    paused, new = session.ask(work)
+    stopped, new = session.ask(work)
     if as_json:
-        print_json({"paused": paused, "new": new, "for_s": for_s, "reason": reason})
+        print_json({"paused": stopped, "new": new, "for_s": for_s, "reason": reason})
         return
     length = f" for {span(for_s)}" if for_s is not None else " until resumed"
-    session.say(f"paused{length}: {', '.join(paused)}")
+    session.say(f"paused{length}: {', '.join(stopped)}")
     for name in new:
         session.say(f"{name} is new: no worker serves it and no job names it")
 
@@ -103,6 +113,41 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         return
     for name in dict.fromkeys(names):
         session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
+
+
+@queues.command("set")
+@click.argument("name", type=QUEUE)
+@click.option(
+    "--concurrency",
+    type=number(CONCURRENCY_MAX, word="default"),
+    help="Attempts at the same time, in each worker process; `default`: as its settings say.",
+)
+@click.option("--max-running", type=number(RUNNING_MAX), help="Running at the same time; or none.")
+@click.option("--max-depth", type=number(DEPTH_MAX), help="Waiting, then enqueuing fails; or none.")
+@rate_option
+@burst_option
+@json_option
+@pass_session
+def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
+    """Limit a queue. What is not given stays as it is.
+
+    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` holds for all workers
+    together. --concurrency holds for each worker process that runs now, at once or within seconds,
+    and for those to come, whatever their own is. What runs already goes on to its end.
+    """
+    from taskd.store import limits
+
+    given, without = bounds(**options)
+    row = session.ask(lambda lane: limits.limit_queue(lane, name, **given, without=without))
+    columns = {
+        "QUEUE": text_of("name"),
+        "CONCURRENCY": text_of("concurrency"),
+        "LIMITS": _limits,
+    }
+    if as_json:
+        print_json(row)
+    else:
+        print_rows([row], columns, as_json=False)
 
 
 @queues.command()

@@ -26,6 +26,7 @@ LEFT_WORDS = {
     "future": "scheduled for later",
     "paused": "in paused queues",
     "unknown": "of tasks that this worker does not know",
+    "blocked": "waiting for other jobs",
     "later_retries": "retried in more than 60 s",
 }
 OUTCOMES = ("done", "failed", "cancelled")

@@ -186,6 +186,22 @@ def parse_moment(text: str) -> datetime:
     return moment
 
 
+class MomentOrDuration(click.ParamType[Any]):
+    """A point in time, or a length of time from now, which is told apart by its form."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime | float:
+        """Read it."""
+        if isinstance(value, datetime | float):
+            return value
+        if "-" in str(value):
+            return MOMENT.convert(value, param, ctx)
+        return DURATION.convert(value, param, ctx)
+
+
 class QueueName(click.ParamType[str]):
     """The name of a queue."""
 
@@ -223,6 +239,7 @@ class JobId(click.IntRange):
 
 DURATION = Duration()
 MOMENT = Moment()
+MOMENT_OR_DURATION = MomentOrDuration()
 QUEUE = QueueName()
 REASON = Reason()
 JOB_ID = JobId(1, 2**63 - 1)

@@ -1,11 +1,12 @@
-"""`taskd tasks`: what can be enqueued."""
+"""`taskd tasks`: what can be enqueued; pausing it and resuming it."""
 
 from __future__ import annotations
 
 import click
 
-from taskd.cli.output import Row, print_rows, span_of, text_of
-from taskd.cli.session import Session, json_option, pass_session
+from taskd.cli.output import Row, paused, print_json, print_rows, printable, span, span_of, text_of
+from taskd.cli.session import DURATION, REASON, Session, json_option, pass_session
+from taskd.errors import UnknownTask
 
 
 def _arguments(row: Row) -> str:
@@ -37,20 +38,75 @@ COLUMNS = {
     "TASK": text_of("name"),
     "APP": text_of("app"),
     "QUEUE": text_of("queue"),
+    "KIND": text_of("kind"),
     "ATTEMPTS": text_of("max_attempts"),
     "TIMEOUT": span_of("timeout_s"),
+    "PAUSED": paused,
     "ARGUMENTS": _arguments,
 }
 
 
-@click.command()
+@click.group()
+def tasks() -> None:
+    """List, pause and resume the tasks that workers have published."""
+
+
+@tasks.command("list")
 @json_option
 @pass_session
-def tasks(session: Session, as_json: bool) -> None:
-    """List the tasks that workers have published."""
+def list_(session: Session, as_json: bool) -> None:
+    """List the tasks that workers have published, with their arguments."""
     from taskd.store import reports
 
     rows = session.ask(reports.list_tasks)
     print_rows(rows, COLUMNS, as_json=as_json)
     if not rows:
         session.say("no task is published; a worker does so when it starts")
+
+
+@tasks.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--for", "for_s", type=DURATION, help="Resume by itself after so long.")
+@click.option("--reason", type=REASON, help="Shown by `taskd tasks list` and `taskd why`.")
+@json_option
+@pass_session
+def pause(
+    session: Session,
+    names: tuple[str, ...],
+    for_s: float | None,
+    reason: str | None,
+    as_json: bool,
+) -> None:
+    """Run no jobs of these tasks; what runs goes on, and no attempt is counted meanwhile.
+
+    Workers learn of it at once, or else within five seconds. Former names are paused with the task.
+    """
+    if for_s == 0:
+        raise click.BadParameter("write a time above zero", param_hint="--for")
+    from taskd.store import tasks as store
+
+    stopped = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    unknown = sorted(set(names) - set(stopped))
+    if as_json:
+        print_json({"paused": stopped, "unknown": unknown, "for_s": for_s, "reason": reason})
+    elif stopped:
+        length = f" for {span(for_s)}" if for_s is not None else " until resumed"
+        session.say(f"paused{length}: {', '.join(map(printable, stopped))}")
+    if unknown:
+        raise UnknownTask(f"no worker has published a task named {', '.join(map(repr, unknown))}")
+
+
+@tasks.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@json_option
+@pass_session
+def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
+    """Run jobs of paused tasks again; those that were put aside come back within seconds."""
+    from taskd.store import tasks as store
+
+    resumed = session.ask(lambda lane: store.resume(lane, names))
+    if as_json:
+        print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
+        return
+    for name in dict.fromkeys((*names, *resumed)):
+        session.say(f"{'resumed' if name in resumed else 'not paused'}: {printable(name)}")

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from taskd.cli.jobs import unknown_jobs
+from taskd.cli.jobs_change import unknown_jobs
+from taskd.cli.limits import rate_text
 from taskd.cli.output import count, moment, print_json, printable, span
 from taskd.cli.session import JOB_ID, Session, json_option, pass_session
-from taskd.core.job import JobState
+from taskd.core.job import FINISHED, JobState
 from taskd.core.why import AHEAD_MAX, Facts, Server, Why, reasons
 from taskd.errors import JobNotFound
 
@@ -61,6 +62,9 @@ def _finished(facts: Facts) -> Told:
         case JobState.CANCELLED:
             return f"It was cancelled {ago}{_because(facts.reason)}", [retry]
     cause = facts.reason or (_error(facts) if facts.error_type else None)
+    if cause == "expired":
+        deadline = moment(facts.deadline)
+        return f"It failed {ago}: its deadline, {deadline}, came before an attempt.", [retry]
     if cause == "crashed":
         cause = f"its worker died while it ran, {count(facts.crashes, 'time')}"
     attempts = count(facts.attempt, "attempt")
@@ -113,6 +117,46 @@ def _paused(facts: Facts) -> Told:
     )
 
 
+def _task_paused(facts: Facts) -> Told:
+    since = f"since {moment(facts.task_paused_at)} ({_ago(facts.task_paused_ago_s)})"
+    until = (
+        f"until {moment(facts.task_paused_until)} (in {span(facts.task_resumes_in_s)})"
+        if facts.task_paused_until
+        else "until somebody resumes it"
+    )
+    name = _line(facts.task)
+    return (
+        f"The task {name} is paused, {since}, {until}{_because(facts.task_pause_reason)}",
+        [f"taskd tasks resume {shlex.quote(facts.task)}"],
+    )
+
+
+def _args_newer(facts: Facts) -> Told:
+    text = (
+        f"Its arguments have the form of version {facts.args_version}; the code of the workers "
+        f"knows version {facts.task_args_version}. It waits for workers with newer code."
+    )
+    return text, []
+
+
+def _deadline(facts: Facts) -> Told:
+    if (facts.expires_in_s or 0.0) <= 0:
+        return (
+            f"Its deadline, {moment(facts.deadline)}, is over: it is about to fail as expired.",
+            [],
+        )
+    text = f"It expires when no attempt has started by {moment(facts.deadline)}"
+    return f"{text}, in {span(facts.expires_in_s)}.", [f"taskd jobs set {facts.id} --no-deadline"]
+
+
+def _key_held(facts: Facts) -> Told:
+    text = (
+        f"Job {facts.key_holder} holds its unique key now: this one cannot be retried until that "
+        "has ended."
+    )
+    return text, [f"taskd jobs show {facts.key_holder}"]
+
+
 def _unserved(facts: Facts) -> Told:
     text = f"No live worker serves the queue {facts.queue}."
     for last in facts.servers[:1]:
@@ -128,7 +172,7 @@ def _task_unknown(facts: Facts) -> Told:
     knows = "it does not know" if facts.serving == 1 else "but none of them knows"
     text = f"{_servers(facts, _with_app)}; {knows} the task {_line(facts.task)}."
     if facts.task_app is None:
-        return f"{text} No worker has ever published a task of this name.", ["taskd tasks"]
+        return f"{text} No worker has ever published a task of this name.", ["taskd tasks list"]
     return f"{text} The app {_line(facts.task_app)} has published it.", [_run(facts)]
 
 
@@ -148,6 +192,28 @@ def _scheduled(facts: Facts) -> Told:
     asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
     text = f"It was given back, and is due again {_due(facts)}: {asked}its worker did not know"
     return f"{text} the task.", []
+
+
+def _waits_for_jobs(facts: Facts) -> Told:
+    many = count(facts.parents_left, "job")
+    first = [f"taskd why {parent.id}" for parent in facts.parents[:1]]
+    return f"It waits for {many} to end: {_parents(facts)}.", first
+
+
+def _waits_for_retry(facts: Facts) -> Told:
+    ended = [parent for parent in facts.parents if parent.state in (*FINISHED, "gone")]
+    text = f"It waits for {count(facts.parents_left, 'job')}: {_parents(facts)}. "
+    text += "It goes on when what has failed was retried, and is done."
+    return text, [f"taskd jobs retry {parent.id}" for parent in ended if parent.state != "gone"]
+
+
+def _parents(facts: Facts) -> str:
+    shown = facts.parents[:SERVERS_NAMED_MAX]
+    more = facts.parents_left - len(shown)
+    names = [
+        f"job {each.id} ({_line(each.node or each.task)}), which is {each.state}" for each in shown
+    ]
+    return ", ".join(names + ([f"{more:,} more"] if more else []))
 
 
 def _retry(facts: Facts) -> Told:
@@ -174,19 +240,71 @@ def _queued(facts: Facts) -> Told:
     return text, [] if facts.paused_at else ["taskd workers"]
 
 
+def _limit_full(facts: Facts) -> Told:
+    limit = _line(facts.limit_name)
+    if facts.gate == "next":
+        text = f"The limit {limit} lets {facts.limit_in_all} jobs run in all, and they do."
+    elif facts.limit_concurrency is None:
+        text = f"The limit {limit} is full."
+    else:
+        many = count(facts.limit_concurrency, "job")
+        text = f"The limit {limit} lets {many} of its key run at a time."
+    holders = facts.limit_holders or ()
+    if holders:
+        text += f" The places have: {', '.join(map(str, holders[:SERVERS_NAMED_MAX]))}."
+    return text, [*(f"taskd why {each}" for each in holders[:1]), "taskd limits list"]
+
+
+def _limit_closed(facts: Facts) -> Told:
+    text = (
+        f"The limit {_line(facts.limit_name)} lets {rate_text(facts.limit_rate)} of its key begin; "
+        f"the next one may in {span(max(facts.limit_opens_s or 0.0, 0.0))}."
+    )
+    return text, ["taskd limits list"]
+
+
+def _limit_unknown(facts: Facts) -> Told:
+    text = (
+        f"Nobody has published its limit {_line(facts.limit_name)}, so it waits until a worker "
+        "does that knows the task."
+    )
+    return text, [_run(facts)]
+
+
+def _queue_limited(facts: Facts) -> Told:
+    said = []
+    if facts.queue_max_running is not None:
+        running = f"{facts.queue_running or 0:,} run"
+        said.append(f"{count(facts.queue_max_running, 'job')} to run at a time, and {running} now")
+    if facts.queue_rate is not None:
+        said.append(f"{rate_text(facts.queue_rate)} to begin")
+    text = f"The queue {facts.queue} is limited: it allows {'; and '.join(said)}."
+    return text, [f"taskd queues set {facts.queue} --help"]
+
+
 TELL: dict[Why, Callable[[Facts], Told]] = {
     Why.FINISHED: _finished,
     Why.RUNNING: _running,
     Why.WORKER_LOST: _worker_lost,
     Why.CANCEL_ASKED: _cancel_asked,
     Why.PAUSED: _paused,
+    Why.KEY_HELD: _key_held,
+    Why.TASK_PAUSED: _task_paused,
+    Why.ARGS_NEWER: _args_newer,
+    Why.DEADLINE: _deadline,
     Why.UNSERVED: _unserved,
     Why.TASK_UNKNOWN: _task_unknown,
     Why.SUSPECT: _suspect,
     Why.SCHEDULED: _scheduled,
     Why.RETRY: _retry,
+    Why.WAITS_FOR_JOBS: _waits_for_jobs,
+    Why.WAITS_FOR_RETRY: _waits_for_retry,
     Why.DUE: _is_due,
     Why.QUEUED: _queued,
+    Why.LIMIT_FULL: _limit_full,
+    Why.LIMIT_CLOSED: _limit_closed,
+    Why.LIMIT_UNKNOWN: _limit_unknown,
+    Why.QUEUE_LIMITED: _queue_limited,
 }
 
 

@@ -6,23 +6,36 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Self, TypeVar, Unpack
 
+import msgspec
+
 from taskd import config
+from taskd.client import changing
 from taskd.client.background import BackgroundLoop
+from taskd.client.buffered import Buffered
 from taskd.client.producing import BuiltIns, JobOptions, given, no_built_ins, produce
+from taskd.client.schedules import Schedules
 from taskd.client.target import Target, open_target
+from taskd.client.waiting import Waiting
 from taskd.config import Settings
+from taskd.core.change import Change, ChangeOutcome, Changes
+from taskd.core.checks import check_int
 from taskd.core.job import JobState, NewJob, check_queue
+from taskd.core.limit import CONCURRENCY_MAX
 from taskd.core.outcome import clean_reason
 from taskd.core.task import encode_args
-from taskd.core.unique import Enqueued
-from taskd.errors import InvalidJob
+from taskd.core.unique import RESULT_TIMEOUT_S, Enqueued
+from taskd.errors import InvalidJob, JobCancelled, JobFailed
 from taskd.store import jobs as stored_jobs
+from taskd.store import limits as stored_limits
 from taskd.store import queues as stored_queues
+from taskd.store import tasks as stored_tasks
 from taskd.store.connections import fetches, fetches_sync, finished
+from taskd.store.database import Database
 from taskd.store.jobs import Fetches
 from taskd.store.pool import Pool
 
@@ -67,13 +80,14 @@ class Client:
     def _begin(self) -> None:
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self._closers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self._waiting: dict[asyncio.AbstractEventLoop, Waiting] = {}
         self._background: BackgroundLoop | None = None
         self._background_lock = threading.Lock()
 
     def _leave_to_parent(self) -> None:
         # Nobody reads this: it keeps them alive, for their destructors would act on sockets and an
         # epoll set that are still the parent's.
-        self._inherited = (self._pools, self._closers, self._background)
+        self._inherited = (self._pools, self._closers, self._waiting, self._background)
         self._begin()
 
     async def __aenter__(self) -> Self:
@@ -136,7 +150,7 @@ class Client:
             SchemaMissing: the database has no schema taskd.
             TypeError: conn is no connection that taskd knows.
         """
-        return (await produce(await self._on(conn), [job], self._built_ins))[0]
+        return self._mine(await produce(await self._on(conn), [job], self._built_ins))[0]
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.
@@ -149,7 +163,7 @@ class Client:
         Raises:
             As enqueue().
         """
-        return await produce(await self._on(conn), jobs, self._built_ins)
+        return self._mine(await produce(await self._on(conn), jobs, self._built_ins))
 
     async def enqueue_named(
         self,
@@ -168,8 +182,8 @@ class Client:
             task: the task's name.
             args: its arguments by name; anything that has a JSON form.
             conn: the caller's connection.
-            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, as in
-                NewJob.
+            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, deadline,
+                deadline_s, as in NewJob.
 
         Raises:
             As enqueue().
@@ -194,7 +208,7 @@ class Client:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
         """
         if conn is not None:
-            return finished(produce(fetches_sync(conn), jobs, self._built_ins))
+            return self._mine(finished(produce(fetches_sync(conn), jobs, self._built_ins)))
         self._refuse_in_loop("enqueue() or enqueue_many()")
         return self._in_background(self.enqueue_many(jobs))
 
@@ -217,19 +231,179 @@ class Client:
         self._refuse_in_loop("enqueue_named()")
         return self._in_background(self.enqueue_named(task, args, **options))
 
+    async def using(
+        self, work: Callable[[Fetches, BuiltIns], Awaitable[T]], conn: object = None
+    ) -> T:
+        """Run `work` over `conn`, or over a connection of this client's; what it returned."""
+        return await work(await self._on(conn), self._built_ins)
+
+    def using_sync(
+        self, work: Callable[[Fetches, BuiltIns], Coroutine[Any, Any, T]], conn: object = None
+    ) -> T:
+        """The same for code without an event loop; `conn` is a connection that blocks.
+
+        Raises:
+            RuntimeError: called in an event loop without `conn`: it would block the loop.
+        """
+        if conn is not None:
+            return finished(work(fetches_sync(conn), self._built_ins))
+        self._refuse_in_loop("the method without _sync")
+        return self._in_background(self.using(work))
+
+    def buffered(
+        self,
+        *,
+        max_jobs: int = 10_000,
+        max_bytes: int = 64 * 1024 * 1024,
+        max_wait_s: float = 0.05,
+        flush_s: float = 10.0,
+    ) -> Buffered:
+        """A buffer for busy producers: `async with client.buffered() as b: b.enqueue(job)`.
+
+        Args:
+            max_jobs: how many jobs it holds at most.
+            max_bytes: how many bytes their arguments take at most.
+            max_wait_s: how long a job waits for others, to be written with them.
+            flush_s: how long the end of the block may take to write what is left.
+
+        Raises:
+            InvalidJob: a limit is not above zero.
+        """
+        return Buffered(
+            self._opened,
+            self._mine,
+            self._built_ins,
+            max_jobs=max_jobs,
+            max_bytes=max_bytes,
+            max_wait_s=max_wait_s,
+            flush_s=flush_s,
+        )
+
+    # Results.
+
+    async def result(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+        """Wait until a job has ended; what its handler returned.
+
+        Args:
+            job_id: which.
+            timeout_s: seconds to wait; None: as long as it takes. Outages are waited for.
+
+        Raises:
+            JobFailed, JobCancelled: it ended so; with its reason and error.
+            JobNotFound: nobody knows it: it was never committed, or is kept no longer.
+            TimeoutError: it has not ended in time. It goes on.
+            PermissionDenied: this user may not read results.
+        """
+        await self._pool()
+        outcome = await self._waiting[asyncio.get_running_loop()].ended(job_id, timeout_s)
+        error = None if outcome.error is None else msgspec.json.decode(outcome.error)
+        if outcome.state is JobState.FAILED:
+            raise JobFailed(job_id, outcome.reason or "", error)
+        if outcome.state is JobState.CANCELLED:
+            raise JobCancelled(job_id, outcome.reason or "", error)
+        return None if outcome.result is None else msgspec.json.decode(outcome.result)
+
+    def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+        """As result(), for code without an event loop.
+
+        Raises:
+            RuntimeError: called in an event loop, which it would block.
+        """
+        self._refuse_in_loop("result()")
+        return self._in_background(self.result(job_id, timeout_s))
+
+    def _mine(self, enqueued: list[Enqueued]) -> list[Enqueued]:
+        """The same, which can now be asked for their results."""
+        for each in enqueued:
+            each.client = self
+        return enqueued
+
     # By hand.
 
     async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
         """Cancel waiting jobs, ask running ones to stop; where each is now.
 
-        `cancelled` was waiting; `running` learns of it within two seconds. Finished and unknown
-        jobs are missing in the answer.
+        `cancelled` was waiting; `running` learns of it at once, or else within two seconds, and
+        keeps the reason. Finished and unknown jobs are missing in the answer. What cannot be
+        without a cancelled job is cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 
-    async def retry(self, ids: Iterable[int]) -> list[int]:
-        """Bring failed and cancelled jobs back to their queues; the ids of those that came."""
-        return await stored_jobs.retry(await self._pool(), list(ids))
+    async def retry(
+        self,
+        ids: Iterable[int],
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+    ) -> list[int]:
+        """Bring failed and cancelled jobs back to their queues; the ids of those that came.
+
+        With them come those that were cancelled because of them, and wait for them again.
+
+        Args:
+            ids: of the jobs.
+            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
+            delay_s: not before that many seconds from now.
+
+        Raises:
+            InvalidJob: the time is outside its limits.
+            KeyHeld: another job took the unique key of one of them in this moment; try again.
+        """
+        change = Change(run_at=run_at, delay_s=delay_s)
+        return await stored_jobs.retry(await self._pool(), list(ids), change.run_at, change.delay_s)
+
+    async def change(
+        self, ids: Iterable[int], **changes: Unpack[Changes]
+    ) -> dict[int, ChangeOutcome]:
+        """Change jobs that wait; what became of each: changed, running, finished or unknown.
+
+        Args:
+            ids: of the jobs; running ones are left as they are.
+            changes: what is to change, as Change describes it.
+
+        Raises:
+            InvalidJob: a value is outside its limits, or nothing is to change.
+            InvalidArgs: arguments do not fit a job's published task; nothing was changed.
+        """
+        return await changing.change(await self._pool(), list(ids), Change(**changes))
+
+    async def pause_tasks(
+        self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""
+    ) -> list[str]:
+        """Stop running jobs of these tasks; their names, former ones too. Running jobs go on.
+
+        A task that no worker has published cannot be paused, and is missing in the answer.
+
+        Args:
+            tasks: names.
+            for_s: seconds after which they resume by themselves; None: with resume_tasks().
+            reason: shown to whoever asks why nothing runs.
+
+        Raises:
+            InvalidJob: `for_s` is not above zero.
+        """
+        return await stored_tasks.pause(
+            await self._pool(), list(tasks), _above_zero(for_s), clean_reason(reason) or None
+        )
+
+    async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
+        """Run jobs of these tasks again; the names of those that were paused."""
+        return await stored_tasks.resume(await self._pool(), list(tasks))
+
+    async def limit(self, queue: str, concurrency: int | None) -> None:
+        """Set how many attempts each worker process runs of a queue; None: as its settings say.
+
+        Raises:
+            InvalidJob: the number is not 1 to 10,000, or the name is no queue's.
+        """
+        if concurrency is not None:
+            check_int("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        await stored_limits.limit_queue(
+            await self._pool(),
+            check_queue(queue),
+            concurrency=concurrency,
+            without=["concurrency"] if concurrency is None else [],
+        )
 
     async def pause(
         self, queues: Iterable[str], for_s: float | None = None, reason: str = ""
@@ -244,16 +418,19 @@ class Client:
         Raises:
             InvalidJob: a name is no queue name, or `for_s` is not above zero.
         """
-        if for_s is not None and not 0 < for_s < float("inf"):
-            raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
         names = [check_queue(name) for name in queues]
         return await stored_queues.pause(
-            await self._pool(), names, for_s, clean_reason(reason) or None
+            await self._pool(), names, _above_zero(for_s), clean_reason(reason) or None
         )
 
     async def resume(self, queues: Iterable[str]) -> list[str]:
         """Let workers claim from these queues again; the names of those that were paused."""
         return await stored_queues.resume(await self._pool(), [check_queue(q) for q in queues])
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the database, to look at and to change."""
+        return Schedules(self._pool)
 
     # Connections.
 
@@ -270,6 +447,7 @@ class Client:
         if pool is None:
             self._drop_closed_loops()
             pool = self._pools[loop] = Pool(target.database, size_max=self._pool_max)
+            self._waiting[loop] = Waiting(pool, self._listening(target))
             self._closers[loop] = closer = self._close_with(loop)
             await anext(closer)
         return pool
@@ -277,7 +455,7 @@ class Client:
     def _drop_closed_loops(self) -> None:
         # Only loops that were closed without closing their async generators are still here.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
-            del self._pools[loop], self._closers[loop]
+            del self._pools[loop], self._closers[loop], self._waiting[loop]
 
     async def _close_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
         # A loop tells nobody that it ends, but whoever runs it well (asyncio.run, uvloop, pytest)
@@ -286,6 +464,9 @@ class Client:
             yield
         finally:
             self._closers.pop(loop, None)
+            waiting = self._waiting.pop(loop, None)
+            if waiting is not None:
+                await waiting.close()
             pool = self._pools.pop(loop, None)
             if pool is not None:
                 await pool.close()
@@ -300,6 +481,11 @@ class Client:
             target.close()
         self._target = kept
         return kept
+
+    def _listening(self, target: Target) -> Database:
+        """Where results are heard of: the server itself, if the DSN leads to a pooler."""
+        direct = self._settings and self._settings.listen_dsn
+        return Database({"dsn": direct}) if direct else target.database
 
     def _refuse_in_loop(self, instead: str) -> None:
         try:
@@ -317,6 +503,12 @@ class Client:
                 self._background = BackgroundLoop()
             background = self._background
         return background.run(coroutine)
+
+
+def _above_zero(for_s: float | None) -> float | None:
+    if for_s is not None and not 0 < for_s < float("inf"):
+        raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
+    return for_s
 
 
 # A child made by fork shares its parent's sockets, but not the loops and threads behind them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -46,6 +46,8 @@ class JobOptions(TypedDict, total=False):
     max_attempts: int | None
     timeout_s: float | None
     unique: Unique | None
+    deadline: datetime | None
+    deadline_s: float | None
 
 
 def given(options: JobOptions) -> dict[str, Any]:
@@ -68,7 +70,7 @@ async def produce(
     """
     ids: list[Enqueued] = []
     for batch in _batches(jobs):
-        ids += await stored_jobs.enqueue(on, await _placed(on, batch, built_ins))
+        ids += await stored_jobs.enqueue(on, await placed(on, batch, built_ins))
     return ids
 
 
@@ -85,7 +87,7 @@ def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
         yield batch
 
 
-async def _placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
+async def placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
     """The jobs, each with a queue and with arguments that somebody has checked."""
     asked = {job.task for job in jobs if job.queue is None or not job.checked}
     if not asked:
@@ -109,8 +111,15 @@ async def _placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[
 
 def _place(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) -> NewJob:
     if not job.checked:
-        _check_args(job, task.args_schema)
+        check_args(job.task, job.args, task.args_schema, task.redact)
+        job = replace(job, args_version=_stored_version(task), limit=task.limit_of(job.args))
     return job if job.queue is not None else replace(job, queue=task.queue)
+
+
+def _stored_version(task: stored_tasks.PublishedTask | Task[..., Any]) -> int | None:
+    if isinstance(task, Task):
+        return task.form.stored
+    return None if task.args_version == 1 else task.args_version
 
 
 def _unknown(task: str, known: Iterable[str]) -> str:
@@ -122,20 +131,29 @@ def _unknown(task: str, known: Iterable[str]) -> str:
     )
 
 
-def _check_args(job: NewJob, args_schema: str) -> None:
+def check_args(task: str, text: str, args_schema: str, redact: Collection[str] = ()) -> None:
+    """Check the JSON text of arguments against the published schema.
+
+    Raises:
+        InvalidArgs: they do not fit. The value itself is not told, and of an argument that is
+            hidden nothing but its name.
+    """
     from jsonschema.exceptions import best_match
 
     try:
-        args = msgspec.json.decode(job.args)
+        args = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidArgs(f"task {job.task}: the arguments are not JSON: {error}") from None
+        raise InvalidArgs(f"task {task}: the arguments are not JSON: {error}") from None
     odd = best_match(_validator(args_schema).iter_errors(args))
     if odd is not None:
         at = f" - at `{odd.json_path}`" if odd.absolute_path else ""
+        if odd.absolute_path and odd.absolute_path[0] in redact:
+            name = odd.absolute_path[0]
+            raise InvalidArgs(f"task {task}: the value is not as the task wants it - at `$.{name}`")
         # The value that does not fit may be personal, and errors are logged.
-        text = odd.message.removeprefix(repr(odd.instance))
-        told = odd.message if text == odd.message else f"the value{text}"
-        raise InvalidArgs(f"task {job.task}: {told[:MESSAGE_CHARACTERS]}{at}")
+        rest = odd.message.removeprefix(repr(odd.instance))
+        told = odd.message if rest == odd.message else f"the value{rest}"
+        raise InvalidArgs(f"task {task}: {told[:MESSAGE_CHARACTERS]}{at}")
 
 
 @lru_cache(maxsize=256)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from taskd.client.default import default_client
 from taskd.client.producing import JobOptions, given
 from taskd.core import backoff as backoffs
 from taskd.core import registry as registries
 from taskd.core import task as core
-from taskd.core.context import Context
+from taskd.core.batch import Item
+from taskd.core.context import Context, TransactionContext
+from taskd.core.form import Upgrade
 from taskd.core.job import NewJob
+from taskd.core.limit import Limit
 from taskd.core.unique import Enqueued, Unique
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 S_co = TypeVar("S_co", covariant=True)
 
 
@@ -85,6 +89,8 @@ class Task(core.Task[P, R], Enqueues[P]):
         max_attempts: int | None = None,
         timeout_s: float | None = None,
         unique: Unique | None = None,
+        deadline: datetime | None = None,
+        deadline_s: float | None = None,
     ) -> WithOptions[P]:
         """The task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
@@ -96,6 +102,8 @@ class Task(core.Task[P, R], Enqueues[P]):
             max_attempts: 1 to 1000.
             timeout_s: seconds of one attempt.
             unique: the job's unique key.
+            deadline: no attempt starts after this moment, a datetime with a time zone.
+            deadline_s: the same in seconds from now.
         """
         chosen = JobOptions(
             queue=queue,
@@ -105,6 +113,8 @@ class Task(core.Task[P, R], Enqueues[P]):
             max_attempts=max_attempts,
             timeout_s=timeout_s,
             unique=unique,
+            deadline=deadline,
+            deadline_s=deadline_s,
         )
         return WithOptions(self, given(chosen))
 
@@ -138,6 +148,42 @@ class WithContext(Protocol[P, S_co]):
         """Run an attempt."""
 
 
+class BatchTask(Task[[A], R]):
+    """A task whose handler gets a list of jobs; each is enqueued with its arguments, an `A`."""
+
+    def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
+        """Call the handler itself, as any function."""
+        return self.handler(items)
+
+
+class WithTransaction(Protocol[P, S_co]):
+    """A handler with transaction=."""
+
+    def __call__(self, ctx: TransactionContext, *args: P.args, **kwargs: P.kwargs) -> S_co:
+        """Run an attempt."""
+
+
+class BatchDecorator(Protocol):
+    """What `@task(batch=...)` returns."""
+
+    def __call__(self, handler: Callable[[list[Item[A]]], R], /) -> BatchTask[A, R]:
+        """Make the task."""
+
+
+class TransactionDecorator(Protocol):
+    """What `@task(transaction=...)` returns."""
+
+    def __call__(self, handler: WithTransaction[P, R], /) -> Task[P, R]:
+        """Make the task."""
+
+
+class ProcessDecorator(Protocol):
+    """What `@task(process=True)` returns."""
+
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]:
+        """Make the task."""
+
+
 class Decorator(Protocol):
     """What `@task(...)` with options returns."""
 
@@ -166,8 +212,59 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    limit: Limit | None = None,
+    args_version: int = 1,
+    upgrade: Mapping[int, Upgrade] | None = None,
+    aliases: Sequence[str] = (),
+    redact: Sequence[str] = (),
     registry: registries.Registry = registries.DEFAULT,
 ) -> Decorator: ...
+
+
+@overload
+def task(
+    *,
+    batch: int,
+    max_wait_s: float = core.MAX_WAIT_S_DEFAULT,
+    name: str | None = None,
+    queue: str = core.QUEUE_DEFAULT,
+    max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
+    backoff: backoffs.Backoff = backoffs.DEFAULT,
+    on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    unique: Unique | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> BatchDecorator: ...
+
+
+@overload
+def task(
+    *,
+    transaction: Literal[True, "read_committed", "repeatable_read", "serializable"],
+    name: str | None = None,
+    queue: str = core.QUEUE_DEFAULT,
+    max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
+    backoff: backoffs.Backoff = backoffs.DEFAULT,
+    on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    unique: Unique | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> TransactionDecorator: ...
+
+
+@overload
+def task(
+    *,
+    process: Literal[True],
+    name: str | None = None,
+    queue: str = core.QUEUE_DEFAULT,
+    max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
+    backoff: backoffs.Backoff = backoffs.DEFAULT,
+    on_error: Mapping[type[BaseException], core.Rule] | None = None,
+    unique: Unique | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> ProcessDecorator: ...
 
 
 def task(
@@ -183,8 +280,9 @@ def task(
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
-        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique: see
-            taskd.core.task.Task.
+        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
+            args_version, upgrade, aliases, redact, and one of process, batch (with max_wait_s) and
+            transaction: see taskd.core.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.
@@ -193,7 +291,8 @@ def task(
     """
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:
-        made: Task[..., Any] = Task(handler, **options)
+        kind = BatchTask if "batch" in options else Task
+        made: Task[..., Any] = kind(handler, **options)
         registry.add(made)
         return made
 

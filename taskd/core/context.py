@@ -52,6 +52,36 @@ class Context(Protocol):
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None: no limit."""
 
+    async def results(self) -> dict[str, Any]:
+        """What the jobs that this one waited for have returned, by the names of their nodes.
+
+        Those that are done are there, in the order in which they were added: of a group, in the
+        order of its members.
+
+        Raises:
+            ResultsTooLarge: it takes over 8 MiB.
+            StoreUnavailable: the database does not answer.
+        """
+
+    def results_sync(self) -> dict[str, Any]:
+        """The same for plain functions.
+
+        Raises:
+            ResultsTooLarge, StoreUnavailable: as results().
+        """
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far the attempt is, as often as you like: the last word is written each second.
+
+        Args:
+            done: how much is done, in any unit.
+            total: of how much; None: nobody knows.
+            note: a few words for people, 500 bytes at most.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job in the transaction of `conn`: its effects and `done` commit together.
 
@@ -69,3 +99,11 @@ class Context(Protocol):
         Raises:
             LeaseLost: the attempt no longer owns its job; roll the transaction back.
         """
+
+
+class TransactionContext(Context, Protocol):
+    """The attempt of a task with `transaction=`; its completion is taskd's, not `complete()`'s."""
+
+    @property
+    def conn(self) -> Any:
+        """An asyncpg connection with an open transaction, which commits with the completion."""

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from taskd.core import backoff, failure
+from taskd.core import backoff, failure, form
 from taskd.core.job import Job, JobState
+from taskd.core.stages import Next, Stop
 from taskd.core.unique import Enqueued
+from taskd.errors import InvalidArgs
 
 if TYPE_CHECKING:
     from taskd.core.task import Task
@@ -25,6 +27,9 @@ RESULT_BYTES_MAX = 256 * 1024
 # always 10 s, 100,000 of them were back before the worker had put the last of them aside, and it
 # never came to those that it knew.
 UNKNOWN_TASK_DELAY_S, UNKNOWN_TASK_DELAY_S_MAX = 10.0, 300.0
+# Of a paused task. Whichever worker first sees that it was resumed brings them back at once; should
+# nobody do so, they are looked at again after this time.
+PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 REASON_BYTES_MAX = 500
 
@@ -75,6 +80,8 @@ class Ack(msgspec.Struct, gc=False):
         interrupted: a stop took it; counted, and refunded ten times only.
         error: JSON object for the job's `errors`, or None.
         result: JSON text of what the handler returned, or None.
+        next: JSON text of the stage that it named as the next of its pipeline, or of its end there.
+        parked: given back because its task is paused.
     """
 
     id: int
@@ -87,6 +94,8 @@ class Ack(msgspec.Struct, gc=False):
     reason: str | None = None
     error: str | None = None
     result: str | None = None
+    next: str | None = None
+    parked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +114,16 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The attempt ran into its deadline of `timeout_s`; abandoned when it ignored the cancel."""
+    """The attempt ran into its deadline of `timeout_s`.
+
+    Attributes:
+        abandoned: it ignored the cancellation and may still run.
+        killed: it ignored the cancellation, and its process was killed.
+    """
 
     timeout_s: float
     abandoned: bool = False
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,9 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Somebody asked to cancel the job while it ran."""
+    """Somebody asked to cancel the job while it ran, and said why."""
+
+    reason: str = "cancel asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +166,43 @@ class TaskUnknown:
     for_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Another process ran the handler, and has settled the attempt there.
+
+    Attributes:
+        decided: the handler returned, or raised a verdict.
+    """
+
+    ack: Ack
+    decided: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArgsNewer:
+    """Its arguments have a form that this code does not know yet: given back, for newer code.
+
+    Attributes:
+        for_s: seconds since this worker met such a job for the first time.
+    """
+
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPaused:
+    """Its task is paused: given back, out of the claims' way, until it is resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Claimed after its deadline."""
+
+
 Happened = (
     Returned
     | Raised
+    | Settled
     | TimedOut
     | Interrupted
     | CancelAsked
@@ -159,18 +210,61 @@ Happened = (
     | StillRuns
     | IdTaken
     | TaskUnknown
+    | ArgsNewer
+    | TaskPaused
+    | Expired
 )
 
 
 def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
     """Decide what becomes of the job. `task` is None only for jobs that never started."""
+    ack = _decide(job, task, happened)
+    if task is not None and task.redact and (ack.reason or ack.error):
+        _redact(ack, form.secrets(job.args, task.redact))
+    return ack
+
+
+def _redact(ack: Ack, secrets: list[str]) -> None:
+    """Take out of what is kept, and logged, the values that the task hides."""
+    if ack.reason is not None:
+        ack.reason = form.hide(ack.reason, secrets)
+    if ack.error is not None:
+        described = msgspec.json.decode(ack.error, type=dict[str, str])
+        hidden = {name: form.hide(text, secrets) for name, text in described.items()}
+        ack.error = msgspec.json.encode(hidden).decode()
+
+
+def _decide(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
     match happened:
         case Returned(value=value):
             return _done(job, task, value)
         case Raised(error=error):
             return _raised(job, task, error)
-        case TimedOut(timeout_s=timeout_s, abandoned=abandoned):
+        case Settled(ack=ack):
+            # Claimed again while it ran, it has another fence by now.
+            return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
+    return _not_ended(job, task, happened)
+
+
+def _not_ended(
+    job: Job,
+    task: Task[..., Any] | None,
+    happened: TimedOut
+    | Interrupted
+    | CancelAsked
+    | NotStarted
+    | StillRuns
+    | IdTaken
+    | TaskUnknown
+    | ArgsNewer
+    | TaskPaused
+    | Expired,
+) -> Ack:
+    """What becomes of a job whose handler did not come to an end of its own."""
+    match happened:
+        case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
             ignored = " and ignored its cancellation" if abandoned else ""
+            ignored = ", ignored that, and was killed" if killed else ignored
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
@@ -178,10 +272,8 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
-        case CancelAsked():
-            return _ack(job, JobState.CANCELLED, reason="cancel asked")
-        case NotStarted():
-            return _ack(job, JobState.QUEUED, refund=True)
+        case CancelAsked(reason=reason):
+            return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
             # It counts: a handler that never ends must not bring its job back for ever.
             text = "an earlier attempt of it was abandoned and still runs in this worker"
@@ -189,11 +281,27 @@ def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
             )
             return _again(job, task, failure.Failure("StillRuns", text), delay_s)
-        case TaskUnknown(for_s=for_s):
+        case _:
+            return _never_began(job, happened)
+
+
+def _never_began(
+    job: Job,
+    happened: NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken,
+) -> Ack:
+    """What was claimed and not begun does not count."""
+    match happened:
+        case TaskUnknown(for_s=for_s) | ArgsNewer(for_s=for_s):
             delay_s = min(max(for_s, UNKNOWN_TASK_DELAY_S), UNKNOWN_TASK_DELAY_S_MAX)
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True)
+        case TaskPaused():
+            return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
+        case Expired():
+            return _ack(job, JobState.FAILED, reason="expired", refund=True)
         case IdTaken():
             return _ack(job, JobState.SCHEDULED, delay_s=UNKNOWN_TASK_DELAY_S, refund=True)
+        case _:
+            return _ack(job, JobState.QUEUED, refund=True)
 
 
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
@@ -221,7 +329,19 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
     if isinstance(value, Verdict):
         # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, with one possible meaning.
         return _raised(job, task, value)
+    if isinstance(value, Next | Stop):
+        return _stepped(job, task, value)
     return _ack(job, JobState.DONE, result=_result_json(value))
+
+
+def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
+    try:
+        said = step.to_json()
+    except InvalidArgs as error:
+        return _raised(job, task, error)
+    value = step.result if isinstance(step, Stop) else None
+    result = None if value is None else _result_json(value)
+    return _ack(job, JobState.DONE, result=result, next=said)
 
 
 def _result_json(value: Any) -> str:

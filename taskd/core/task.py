@@ -12,13 +12,15 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
 from taskd.core import backoff as backoffs
+from taskd.core import batch as batches
+from taskd.core.form import Form, Upgrade, check_aliases, check_redact
 from taskd.core.job import (
     MAX_ATTEMPTS_LIMIT,
     TIMEOUT_S_MAX,
@@ -26,6 +28,8 @@ from taskd.core.job import (
     check_queue,
     check_task_name,
 )
+from taskd.core.kind import Kind, isolation_of, kind_of
+from taskd.core.limit import Limit, LimitOf, limit_of
 from taskd.core.outcome import Snooze, Verdict
 from taskd.core.unique import Unique, plain
 from taskd.errors import InvalidArgs
@@ -39,6 +43,7 @@ CONTEXT_PARAMETER = "ctx"
 RESERVED_PARAMETERS = frozenset({"conn"})
 MAX_ATTEMPTS_DEFAULT = 20
 TIMEOUT_S_DEFAULT = 3600.0
+MAX_WAIT_S_DEFAULT = 0.2
 QUEUE_DEFAULT = "default"
 
 Rule = Verdict | type[Verdict] | backoffs.Backoff
@@ -57,14 +62,32 @@ class Task(Generic[P, R]):
         backoff: delay after a failed attempt.
         on_error: exception class -> verdict, or a backoff of its own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
+        limit: how many of its jobs run at the same time or begin in a time; see Limit.
+        process: a plain `def` runs in a process of its own, which can be stopped and killed.
+        batch: the handler gets a list of up to so many jobs, each as an Item.
+        max_wait_s: how long the first job of a batch waits for others, 0 to 3 seconds.
+        transaction: the handler gets `ctx.conn`, whose transaction commits with the completion;
+            True, or its isolation level: `repeatable_read` or `serializable`.
+        args_version: the form that its arguments have today; 1 is the first.
+        upgrade: by each older version that may still wait in the database, the function that
+            makes of such arguments (a dict, as JSON has it) those of the next version.
+        aliases: its former names; jobs that bear one are run, too.
+        redact: arguments that are shown as `***` by the command line and in errors.
+
+    Attributes:
+        around: in a worker, what the middleware makes of an attempt; see with_middleware().
+        limit_defaults: the values of the arguments that make the limit's key, when left out.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
-            that have no JSON form, a parameter named `conn`); the handler is no plain function;
-            `backoff` or `on_error` hold something else than policies and verdicts.
+            that have no JSON form, a parameter named `conn`); the handler is no plain function, or
+            not what `process`, `batch` or `transaction` need; `backoff` or `on_error` hold
+            something else than policies and verdicts.
         InvalidJob: name or queue outside their limits.
-        ValueError: attempts or timeout outside their limits.
+        ValueError: attempts, timeout, versions, batch or isolation outside their limits.
     """
+
+    around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
 
     def __init__(
         self,
@@ -77,9 +100,24 @@ class Task(Generic[P, R]):
         backoff: backoffs.Backoff = backoffs.DEFAULT,
         on_error: Mapping[type[BaseException], Rule] | None = None,
         unique: Unique | None = None,
+        limit: Limit | None = None,
+        process: bool = False,
+        batch: int | None = None,
+        max_wait_s: float = MAX_WAIT_S_DEFAULT,
+        transaction: bool | str = False,
+        args_version: int = 1,
+        upgrade: Mapping[int, Upgrade] | None = None,
+        aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
     ) -> None:
         _check_handler(handler)
         self.handler = handler
+        self.kind = kind_of(
+            handler, process=process, batch=batch, max_wait_s=max_wait_s, transaction=transaction
+        )
+        self.batch = batch or 1
+        self.max_wait_s = max_wait_s
+        self.isolation = isolation_of(handler.__name__, transaction)
         self.name = check_task_name(handler.__name__ if name is None else name)
         self.queue = check_queue(queue)
         _check_limits(self.name, max_attempts, timeout_s)
@@ -93,7 +131,18 @@ class Task(Generic[P, R]):
         self.__name__ = handler.__name__
         self.__module__ = handler.__module__
         self._signature, self.takes_context = _signature(self.name, handler)
-        self.args_type = _args_type(self.name, handler, self._signature)
+        _check_context(self.name, self.kind, takes_context=self.takes_context)
+        self._item: type | None = None
+        if self.kind is Kind.BATCH:
+            # Its one parameter is the list; to enqueue, there is one job's arguments in its place.
+            self._item = _item_class(self.name, handler, self._signature)
+            self.takes_context = True
+            fields = batches.args_fields(self._item)
+        else:
+            fields = _args_fields(self.name, handler, self._signature)
+        self.args_type = msgspec.defstruct(
+            self.name, fields, kw_only=True, forbid_unknown_fields=True, gc=False
+        )
         try:
             self._decoder = msgspec.json.Decoder(self.args_type)
             self.args_schema: str = _args_schema(self.args_type)
@@ -103,6 +152,17 @@ class Task(Generic[P, R]):
         self._fields = self.args_type.__struct_fields__
         self.unique = unique
         _check_unique(self.name, unique, self._fields)
+        self.form = Form(self.name, args_version, upgrade or {})
+        self.aliases = check_aliases(self.name, aliases)
+        self.redact = check_redact(self.name, redact, self._fields)
+        self.limit = limit
+        _check_limit(self.name, limit, self._fields)
+        self.limit_defaults = _defaults(self._signature, limit.arguments if limit else ())
+
+    @property
+    def limit_name(self) -> str | None:
+        """The name of its limit, the task's own unless it has another; None without a limit."""
+        return None if self.limit is None else check_task_name(self.limit.name or self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler itself, as any function; `.handler` takes a `ctx`, too."""
@@ -121,6 +181,14 @@ class Task(Generic[P, R]):
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise InvalidArgs(f"task {self.name}: {error}") from None
+        if self._item is not None:
+            (given,) = bound.values()
+            if not isinstance(given, self._item):
+                raise InvalidArgs(
+                    f"task {self.name}: its argument is a {self._item.__qualname__}, "
+                    f"not a {type(given).__qualname__}"
+                )
+            bound = {field: getattr(given, field) for field in self._fields}
         text = encode_args(self.name, bound)
         try:
             self._decoder.decode(text)
@@ -128,17 +196,37 @@ class Task(Generic[P, R]):
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return text
 
-    def decode(self, args: str) -> dict[str, Any]:
-        """Keyword arguments for the handler, from a job's JSON text.
+    def decode(self, args: str, args_version: int | None = None) -> dict[str, Any]:
+        """Keyword arguments for the handler, from a job's JSON text, brought to today's form.
 
         Raises:
-            InvalidArgs: they do not fit the signature any more.
+            InvalidArgs: they do not fit the signature any more, or cannot be upgraded.
         """
+        if (args_version or 1) != self.form.args_version:
+            args = self.form.lift(args, args_version or 1)
         try:
             decoded = self._decoder.decode(args)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return {field: getattr(decoded, field) for field in self._fields}
+
+    def parameters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the arguments that must be given, and of all that may be."""
+        given = self._signature.parameters.values()
+        required = tuple(each.name for each in given if each.default is each.empty)
+        return required, tuple(self._fields)
+
+    def item(self, args: str, args_version: int | None = None) -> Any:
+        """What a batch handler gets as one job's `args`, from its JSON text.
+
+        Raises:
+            InvalidArgs: it does not fit the handler's annotation any more.
+        """
+        assert self._item is not None
+        try:
+            return self._item(**self.decode(args, args_version))
+        except (TypeError, ValueError) as error:  # out of a __post_init__ of its own
+            raise InvalidArgs(f"task {self.name}: {error}") from error
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job of this task as a value: `send.job(to="ada@example.org").after(60)`.
@@ -148,7 +236,22 @@ class Task(Generic[P, R]):
         """
         text = self.encode(*args, **kwargs)
         unique = None if self.unique is None else self.keyed(self.unique, text)
-        return NewJob(self.name, text, queue=self.queue, checked=True, unique=unique)
+        return NewJob(
+            self.name,
+            text,
+            queue=self.queue,
+            checked=True,
+            unique=unique,
+            args_version=self.form.stored,
+            limit=self.limit_of(text),
+        )
+
+    def limit_of(self, args: str) -> LimitOf | None:
+        """The limit of a job with these arguments, a JSON object as text."""
+        if self.limit is None:
+            return None
+        name = self.limit.name or self.name
+        return limit_of(name, self.limit.arguments, args, self.limit_defaults)
 
     def keyed(self, unique: Unique, args: str) -> Unique:
         """The same with the key of these arguments, those that were left to their defaults too.
@@ -213,6 +316,23 @@ def _check_unique(task: str, unique: Unique | None, fields: tuple[str, ...]) -> 
         raise TypeError(f"task {task}: unique: it has no argument {missing[0]!r}")
 
 
+def _check_limit(task: str, limit: Limit | None, fields: tuple[str, ...]) -> None:
+    if limit is None:
+        return
+    if not isinstance(limit, Limit):
+        raise TypeError(f"task {task}: limit {limit!r} is no Limit(...)")
+    missing = [name for name in limit.arguments if name not in fields]
+    if missing:
+        raise TypeError(f"task {task}: limit: it has no argument {missing[0]!r}")
+
+
+def _defaults(signature: inspect.Signature, names: tuple[str, ...]) -> dict[str, Any]:
+    """The defaults of these parameters, as their JSON says them."""
+    values = {name: signature.parameters[name].default for name in names}
+    given = {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
+    return dict(msgspec.json.decode(msgspec.json.encode(given)))
+
+
 def encode_args(task: str, args: Mapping[str, Any]) -> str:
     """The JSON text of arguments by name, for a task whose signature is not known here.
 
@@ -247,9 +367,27 @@ def _signature(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signatur
     return inspect.Signature(parameters), takes_context
 
 
-def _args_type(
-    name: str, handler: Callable[..., Any], signature: inspect.Signature
-) -> type[msgspec.Struct]:
+def _check_context(task: str, kind: Kind, *, takes_context: bool) -> None:
+    if kind is Kind.PROCESS and takes_context:
+        raise TypeError(
+            f"task {task}: a handler with process=True has no ctx, which lives in its worker; "
+            "what it needs of the job goes into its arguments"
+        )
+    if kind is Kind.BATCH and takes_context:
+        raise TypeError(f"task {task}: each item of a batch has a ctx of its own; take the list")
+    if kind is Kind.TRANSACTION and not takes_context:
+        raise TypeError(f"task {task}: with transaction= its first parameter is ctx, for ctx.conn")
+
+
+def _item_class(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> type:
+    hints = _hints(name, handler, signature)
+    if len(signature.parameters) != 1 or len(hints) != 1:
+        return batches.args_class(name, None)
+    (hint,) = hints.values()
+    return batches.args_class(name, hint)
+
+
+def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
     # Only what is decoded: `ctx: Context` and the return type may be imported for checkers alone.
     written = getattr(handler, "__annotations__", {})
     wanted = SimpleNamespace(
@@ -257,9 +395,15 @@ def _args_type(
     )
     names = getattr(inspect.unwrap(handler), "__globals__", {})
     try:
-        hints = typing.get_type_hints(wanted, names, include_extras=True)
+        return typing.get_type_hints(wanted, names, include_extras=True)
     except NameError as error:
         raise TypeError(f"task {name}: its annotations cannot be read: {error}") from None
+
+
+def _args_fields(
+    name: str, handler: Callable[..., Any], signature: inspect.Signature
+) -> list[tuple[str, Any, Any]]:
+    hints = _hints(name, handler, signature)
     fields: list[tuple[str, Any, Any]] = []
     for parameter in signature.parameters.values():
         hint = hints.get(parameter.name, Any)
@@ -267,7 +411,7 @@ def _args_type(
             fields.append((parameter.name, hint, msgspec.NODEFAULT))
         else:
             fields.append((parameter.name, hint, _default(parameter.default)))
-    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+    return fields
 
 
 def _default(value: Any) -> Any:

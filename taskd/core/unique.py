@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -38,15 +38,61 @@ class OnConflict(StrEnum):
     RAISE = "raise"
 
 
+class AsksResults(Protocol):
+    """A client, as far as the answer to an enqueue needs it."""
+
+    async def result(self, job_id: int, timeout_s: float | None) -> Any:
+        """What the job's handler returned."""
+
+    def result_sync(self, job_id: int, timeout_s: float | None) -> Any:
+        """The same without an event loop."""
+
+
+RESULT_TIMEOUT_S = 60.0
+
+
 class Enqueued(int):
     """The id of the job that was enqueued, or of the one that holds its unique key.
 
     Attributes:
         outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; to a
             version also `follows` (it runs when the holder has ended) or `ignored` (it is old).
+        client: who enqueued it, and can wait for its result.
     """
 
     outcome: str = "enqueued"
+    client: AsksResults | None = None
+
+    async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+        """Wait until the job has ended; what its handler returned.
+
+        Args:
+            timeout_s: seconds to wait; None: as long as it takes.
+
+        Raises:
+            JobFailed, JobCancelled: it ended so; with its reason and error.
+            JobNotFound: its transaction was not committed, or its queue keeps it no longer.
+            TimeoutError: it has not ended in time. It goes on.
+            RuntimeError: no client has enqueued it.
+        """
+        return await self._client().result(int(self), timeout_s)
+
+    def result_sync(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+        """As result(), for code without an event loop.
+
+        Raises:
+            RuntimeError: called in an event loop, which it would block.
+        """
+        return self._client().result_sync(int(self), timeout_s)
+
+    def _client(self) -> AsksResults:
+        if self.client is None:
+            raise RuntimeError(f"job {int(self)} was enqueued elsewhere: ask client.result(id)")
+        return self.client
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A client, with its connections, stays where it is.
+        return (type(self).instead, (int(self), self.outcome))
 
     @classmethod
     def instead(cls, job_id: int, outcome: str) -> Self:

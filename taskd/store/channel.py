@@ -12,7 +12,7 @@ A half-open connection reports nothing, so it is probed, with a limit on the ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from taskd.errors import StoreUnavailable
@@ -20,38 +20,37 @@ from taskd.store.database import Database
 from taskd.store.translate import translated
 
 PROBE_TIMEOUT_S = 5.0
+# Those of queues begin with it and go on with an underscore.
+ALL_WORKERS = "taskd"
 
 
 class Pooled(StoreUnavailable):
     """Through a pooler LISTEN is accepted and nothing is ever heard."""
 
 
-class Channels:
+class Listening:
     """A listening connection.
 
     Args:
-        queues: each has a channel of its own.
-        heard: called with the queue for each notification, without its payload: a NOTIFY is a
-            hint that anybody can forge.
+        channels: names, and what is called with the payload of each notification there. A NOTIFY
+            is a hint that anybody can forge.
         lost: called once when the connection ends by itself.
     """
 
     def __init__(
         self,
         database: Database,
-        queues: Iterable[str],
-        heard: Callable[[str], None],
+        channels: Mapping[str, Callable[[str], None]],
         lost: Callable[[], None],
     ) -> None:
-        self._queues = {f"taskd_{queue}": queue for queue in queues}
+        self._channels = channels
         self._database = database
-        self._heard = heard
         self._lost = lost
         self._connection: Any = None
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._queues)
+        return len(self._channels)
 
     async def open(self) -> None:
         """Connect and LISTEN.
@@ -68,10 +67,10 @@ class Channels:
         # channel after the other. What it knows is private, and a test watches it.
         known: dict[str, set[Any]] = getattr(connection, "_listeners", {})
         with translated():
-            for channel in self._queues:
+            for channel in self._channels:
                 known.setdefault(channel, set())
                 await connection.add_listener(channel, self._hear)
-            await connection.execute("; ".join(f'LISTEN "{channel}"' for channel in self._queues))
+            await connection.execute("; ".join(f'LISTEN "{channel}"' for channel in self._channels))
 
     async def probe(self) -> None:
         """Make sure that the connection answers and still listens.
@@ -82,7 +81,7 @@ class Channels:
         with translated():
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 rows = await self._connection.fetch("SELECT pg_listening_channels()")
-        if missing := self._queues.keys() - {row[0] for row in rows}:
+        if missing := self._channels.keys() - {row[0] for row in rows}:
             raise StoreUnavailable(f"the connection no longer listens to {min(missing)}")
 
     def drop(self) -> None:
@@ -91,5 +90,34 @@ class Channels:
             self._connection.terminate()
             self._connection = None
 
-    def _hear(self, _connection: object, _pid: int, channel: str, _payload: object) -> None:
-        self._heard(self._queues[channel])
+    def _hear(self, _connection: object, _pid: int, channel: str, payload: str) -> None:
+        self._channels[channel](payload)
+
+
+class Channels(Listening):
+    """The channels of queues, one each, and the one of all workers.
+
+    Args:
+        heard: called with the queue for each notification, without its payload.
+        called: called with the payload of each notification on the channel of all workers.
+        lost: called once when the connection ends by itself.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        queues: Iterable[str],
+        heard: Callable[[str], None],
+        called: Callable[[str], None],
+        lost: Callable[[], None],
+    ) -> None:
+        channels = {f"taskd_{queue}": _ring(heard, queue) for queue in queues}
+        super().__init__(database, {**channels, ALL_WORKERS: called}, lost)
+
+    def __len__(self) -> int:
+        """How many queues have one."""
+        return super().__len__() - 1
+
+
+def _ring(heard: Callable[[str], None], queue: str) -> Callable[[str], None]:
+    return lambda _payload: heard(queue)

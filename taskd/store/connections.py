@@ -7,8 +7,8 @@ themselves and never bypassed: their drivers' connections may not be in the tran
 they will commit.
 
 What asyncpg raises is translated as everywhere. What the others raise stays theirs: it is what the
-caller's code and its transaction blocks expect. Only KeyHeld, which the caller has asked for, comes
-from all of them.
+caller's code and its transaction blocks expect. Only KeyHeld, which the caller has asked for, and
+QueueFull come from all of them.
 
 Nothing is imported for this: an object of a library is one only where that library is loaded.
 """

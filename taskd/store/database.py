@@ -75,6 +75,25 @@ class Database:
         _keep_alive(connection)
         return connection
 
+    async def connect_plain(self, purpose: str) -> asyncpg.Connection:
+        """A new connection for statements of the app: the session is as its user would have it.
+
+        To be made after another one, which has found out whether a pooler stands between.
+
+        Raises:
+            StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+        """
+        # As in _connect_directly_or_not: nothing prepared, no question about the host.
+        pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
+        with translated():
+            connection = await self._connect(
+                {"application_name": f"taskd {purpose}"},
+                command_timeout=None,
+                **(pooled if self.pooled else {}),
+            )
+        _keep_alive(connection)
+        return connection
+
     async def run(
         self, connection: asyncpg.Connection, name: str, args: tuple[Any, ...], **settings: str
     ) -> list[asyncpg.Record]:
@@ -97,11 +116,8 @@ class Database:
         args: tuple[Any, ...],
         settings: dict[str, str],
     ) -> list[asyncpg.Record]:
-        """In a transaction that says all that the session would remember: it may be anybody's."""
-        words = "".join(
-            f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
-        )
-        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{words}")
+        """In a transaction of its own."""
+        await self.begin(connection, **settings)
         try:
             rows: list[asyncpg.Record] = await connection.fetch(text, *args)
         except TimeoutError:
@@ -111,10 +127,26 @@ class Database:
                 # No question about the host was asked at connecting: another one is tried first.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():
-                await connection.execute("ROLLBACK")
+                await self.roll_back(connection)
             raise
-        await connection.execute("COMMIT")
+        await self.commit(connection)
         return rows
+
+    async def begin(self, connection: asyncpg.Connection, **settings: str) -> None:
+        """Begin a transaction; through a pooler one that says all that a session would remember."""
+        words = "".join(
+            f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
+        )
+        spoken = words if self.pooled else ""
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{spoken}")
+
+    async def commit(self, connection: asyncpg.Connection) -> None:
+        """Commit what was begun."""
+        await connection.execute("COMMIT")
+
+    async def roll_back(self, connection: asyncpg.Connection) -> None:
+        """Take back what was begun."""
+        await connection.execute("ROLLBACK")
 
     def _settings(self, settings: Mapping[str, str]) -> dict[str, str]:
         return {
@@ -152,13 +184,13 @@ class Database:
     async def _connect(self, server_settings: dict[str, str], **args: Any) -> asyncpg.Connection:
         """Connect to the first host that will do, beginning with the one that did last."""
         addresses = self._addresses
+        args = {"command_timeout": self.statement_timeout_s + 2.0} | args
         unsure: Exception | None = None
         for number, address in enumerate(addresses, 1):
             try:
                 connection = await asyncpg.connect(
                     **({"target_session_attrs": "read-write"} | self.connect_args | address | args),
                     timeout=CONNECT_TIMEOUT_S,
-                    command_timeout=self.statement_timeout_s + 2.0,
                     server_settings=server_settings,
                 )
             except Exception as error:

@@ -15,10 +15,10 @@ from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
 from taskd.store.pool import Pool
-from taskd.store.translate import key_held
+from taskd.store.translate import key_held, refusals
 
 # priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
-_URGENCY = itemgetter(7, 10, 0)
+URGENCY = itemgetter(7, 10, 0)
 
 
 class Fetches(Protocol):
@@ -64,10 +64,19 @@ ALL = Read()
 
 
 class DueIn(NamedTuple):
-    """Seconds until the next scheduled job and the next suspect are due; None: there is none."""
+    """What next_due says: seconds until something is due; None: there is none.
+
+    Attributes:
+        job_s: the next scheduled job.
+        suspect_s: the next suspect.
+        gate_s: a look at the limits.
+        limited: the queues that an operator has limited; None: nobody has looked.
+    """
 
     job_s: float | None
     suspect_s: float | None
+    gate_s: float | None = None
+    limited: Sequence[str] | None = None
 
 
 def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
@@ -81,13 +90,24 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [_float(job.delay_s) for job in jobs],
         [job.max_attempts for job in jobs],
         [_float(job.timeout_s) for job in jobs],
+        _rare([job.deadline for job in jobs]),
+        _rare([_float(job.deadline_s) for job in jobs]),
+        _rare([job.args_version for job in jobs]),
+        _rare([job.limit and job.limit.name for job in jobs]),
+        _rare([job.limit and job.limit.values for job in jobs]),
     )
+
+
+def _rare(column: list[Any]) -> list[Any]:
+    """The column of an option that few jobs have; empty when none has it: unnest() fills it up."""
+    return column if any(each is not None for each in column) else []
 
 
 def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
     return (
         job.task, job.queue, job.args, job.priority, job.run_at, _float(job.delay_s),
-        job.max_attempts, _float(job.timeout_s),
+        job.max_attempts, _float(job.timeout_s), job.deadline, _float(job.deadline_s),
+        job.args_version, *(job.limit or (None, None)),
     )  # fmt: skip
 
 
@@ -101,21 +121,20 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
 
     Raises:
         KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
+        QueueFull: a queue has no room for them; nothing was written.
     """
-    if not jobs:
-        return []
-    if any(job.unique is not None for job in jobs):
-        with key_held():
+    with refusals():
+        if any(job.unique is not None for job in jobs):
             # Over the client's own connections nothing else is in the transaction.
             args = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             told = await on.fetch("enqueue_unique_jobs", *args)
-        return [
-            Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
-            for _, job_id, outcome in sorted(tuple(row) for row in told)
-        ]
-    if len(jobs) == 1:
-        return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
-    rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
+            return [
+                Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
+                for _, job_id, outcome in sorted(tuple(row) for row in told)
+            ]
+        if len(jobs) == 1:
+            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
+        rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs)) if jobs else []
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return sorted(Enqueued(row[0]) for row in rows)
 
@@ -140,7 +159,7 @@ async def claim(
     Their fences grow by `stride`: see Lane.stride.
     """
     rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride)
-    rows.sort(key=_URGENCY)
+    rows.sort(key=URGENCY)
     return [Job(*(*row, queue, worker_id)) for row in rows]
 
 
@@ -178,6 +197,8 @@ async def ack_settled(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[
         [ack.reason for ack in acks],
         [ack.error for ack in acks],
         [ack.result for ack in acks],
+        _rare([ack.next for ack in acks]),
+        _rare([ack.parked or None for ack in acks]),
     )
     return {row[0]: JobState(row[1]) for row in rows}
 
@@ -210,12 +231,30 @@ async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobStat
     return {row[0]: JobState(row[1]) for row in rows}
 
 
-async def cancel(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, JobState]:
-    """Cancel waiting jobs, ask for running ones; others are missing in the answer."""
-    rows = await on.fetch("cancel_jobs", list(ids), reason)
+async def cancel(
+    on: Fetches, ids: Sequence[int], reason: str, states: Sequence[str] = ()
+) -> dict[int, JobState]:
+    """Cancel waiting jobs, ask for running ones; others are missing in the answer.
+
+    Args:
+        states: only jobs that are in one of these; none: in any.
+    """
+    rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None)
     return {row[0]: JobState(row[1]) for row in rows}
 
 
-async def retry(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Bring failed and cancelled jobs back; the ids of those that came."""
-    return sorted(row[0] for row in await on.fetch("retry_jobs", list(ids)))
+async def retry(
+    on: Fetches,
+    ids: Sequence[int],
+    run_at: datetime | None = None,
+    delay_s: float | None = None,
+) -> list[int]:
+    """Bring failed and cancelled jobs back, now or at a later time; the ids of those that came.
+
+    Raises:
+        KeyHeld: another job took the unique key of one of them in this moment; nothing was written,
+            and the next try will leave that one where it is.
+    """
+    with key_held("another job took the unique key of one of them just now; try again"):
+        rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
+    return sorted(row[0] for row in rows)

@@ -1,4 +1,4 @@
-"""Queues in the database: pausing and resuming."""
+"""Queues in the database: pausing, resuming."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import msgspec
 from taskd.core.error_groups import Failures
 from taskd.core.job import JobState
 from taskd.core.why import AHEAD_MAX, Facts
+from taskd.store import workflows
 from taskd.store.jobs import Fetches
 from taskd.store.workers import Incarnation
 
@@ -17,6 +18,7 @@ Row = dict[str, Any]
 ROWS_MAX = 1000
 # The workers that an answer about one job names.
 SERVERS_MAX = 20
+PARENTS_MAX = 20
 
 
 class Errors(NamedTuple):
@@ -46,12 +48,16 @@ async def list_jobs(
     return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
 
 
-async def show_job(on: Fetches, job_id: int) -> Row | None:
-    """Everything about one job, its JSON decoded; None when nobody knows it."""
-    for row in _rows(await on.fetch("show_job", job_id)):
+async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
+    """Everything about one job, its JSON decoded; None when nobody knows it.
+
+    Args:
+        unredacted: show the arguments that its task hides, too.
+    """
+    for row in _rows(await on.fetch("show_job", job_id, unredacted)):
         decoded = {
             name: msgspec.json.decode(row[name]) if row[name] is not None else None
-            for name in ("args", "errors", "result")
+            for name in ("args", "errors", "result", "progress")
         }
         return row | decoded
     return None
@@ -60,8 +66,12 @@ async def show_job(on: Fetches, job_id: int) -> Row | None:
 async def why_job(on: Fetches, job_id: int) -> Facts | None:
     """What decides whether a job runs; None when nobody knows it."""
     for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
-        servers = msgspec.json.decode(row["servers"] or "[]")
-        return msgspec.convert(row | {"servers": servers}, Facts)
+        more: Row = {"servers": msgspec.json.decode(row["servers"] or "[]")}
+        if row["state"] == JobState.BLOCKED:
+            parents = await workflows.held_up_by(on, job_id, PARENTS_MAX)
+            more["parents"] = parents
+            more["parents_left"] = parents[0]["parents"] if parents else 0
+        return msgspec.convert(row | more, Facts)
     return None
 
 

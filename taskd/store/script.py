@@ -11,6 +11,7 @@ HEAD = """\
 -- Each migration is one transaction and records itself in taskd.migration, so that
 -- `taskd db migrate` and `taskd db check` know of it.
 SET lock_timeout = '2s';
+SET client_min_messages = 'warning';
 """
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
+
+from taskd.core.limit import LimitOf, limit_of
 from taskd.store.jobs import Fetches
 
 NAMES_MAX = 10_000
@@ -21,13 +24,41 @@ class PublishedTask(NamedTuple):
     max_attempts: int
     timeout_s: float | None
     args_schema: str
+    args_version: int
+    redact: list[str]
     published_at: datetime
+    limit_name: str | None = None
+    limit_by: Sequence[str] | None = None
+    limit_defaults: str | None = None
+
+    def limit_of(self, args: str) -> LimitOf | None:
+        """The limit of a job with these arguments, a JSON object as text."""
+        if self.limit_name is None:
+            return None
+        defaults = msgspec.json.decode(self.limit_defaults or "{}")
+        return limit_of(self.limit_name, self.limit_by or (), args, defaults)
 
 
 async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:
     """The published tasks of these names, by name; those that nobody published are missing."""
     rows = await on.fetch("find_tasks", list(names))
     return {row[0]: PublishedTask(*row) for row in rows}
+
+
+async def pause(
+    on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
+) -> list[str]:
+    """Stop running jobs of tasks for so many seconds, or (None) until resumed.
+
+    Returns the names of those that are paused now, with their former names; what nobody has
+    published is missing.
+    """
+    return sorted(row[0] for row in await on.fetch("pause_tasks", list(names), for_s, reason))
+
+
+async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
+    """Run jobs of paused tasks again; the names of those that were paused."""
+    return sorted(row[0] for row in await on.fetch("resume_tasks", list(names)))
 
 
 async def names(on: Fetches) -> list[str]:

@@ -18,6 +18,7 @@ from taskd.errors import (
     InvalidJob,
     KeyHeld,
     PermissionDenied,
+    QueueFull,
     SchemaError,
     SchemaMissing,
     StoreUnavailable,
@@ -63,8 +64,11 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# What enqueue_unique() and the index name when a key is held.
-KEY_CONSTRAINT = "job_holds_key"
+# What enqueue_unique() and the index name when a key is held, and has_room() when there is none.
+REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
+    "job_holds_key": KeyHeld,
+    "queue_has_room": QueueFull,
+}
 
 NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
 # How asyncpg refuses a value before it is sent: with the value.
@@ -110,8 +114,9 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     mend = _to_be_mended(error, message, roles)
     if mend is not None:
         return mend
-    if _broken_constraint(error) == KEY_CONSTRAINT:
-        return KeyHeld(message)
+    refused = REFUSALS.get(_broken_constraint(error) or "")
+    if refused is not None:
+        return refused(message)
     if _is_bad_value(error):
         return ValueRefused(f"PostgreSQL: {message}")
     if isinstance(error, _DOWN):
@@ -181,24 +186,47 @@ def _broken_constraint(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def key_held() -> Iterator[None]:
-    """Raise KeyHeld whatever driver or framework has told of it.
+def key_held(message: str) -> Iterator[None]:
+    """Raise KeyHeld with these words, whatever driver or framework has told of it.
 
     Raises:
         KeyHeld: another job holds a unique key.
+    """
+    try:
+        with refusals():
+            yield
+    except KeyHeld as error:
+        raise KeyHeld(message) from error
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Raise what the enqueueing functions have refused as an error of taskd.
+
+    Raises:
+        KeyHeld, QueueFull: whatever driver or framework has told of it.
     """
     try:
         yield
     except TaskdError:
         raise
     except Exception as error:
-        # SQLAlchemy and Django wrap what the driver has raised.
-        inner: BaseException | None = error
-        while inner is not None:
-            if _broken_constraint(inner) == KEY_CONSTRAINT:
-                raise KeyHeld(first_line(inner)) from error
-            inner = getattr(inner, "orig", None) or inner.__cause__
-        raise
+        refused = _refusal(error)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _refusal(error: BaseException) -> KeyHeld | QueueFull | None:
+    """What the enqueueing functions have refused, whatever driver or framework tells of it."""
+    # SQLAlchemy and Django wrap what the driver has raised.
+    inner: BaseException | None = error
+    while inner is not None:
+        kind = REFUSALS.get(_broken_constraint(inner) or "")
+        if kind is not None:
+            return kind(first_line(inner))
+        inner = getattr(inner, "orig", None) or inner.__cause__
+    return None
 
 
 def _needs(roles: Sequence[str]) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from taskd.core.registry import Registry
 from taskd.errors import AppError
 from taskd.store.jobs import DueIn, Fetches
+from taskd.store.schedules import TicksIn
 
 
 class Incarnation(NamedTuple):
@@ -39,19 +42,30 @@ class Surroundings(NamedTuple):
     Attributes:
         others: the other workers that count as alive.
         orphans: a running job has no living owner.
+        uncounted: the depth of a queue that has a limit is to be counted.
+        expired: a waiting job's deadline is over.
+        paused: the tasks that are paused.
+        resumed: tasks that are paused no longer, and of which jobs are parked.
+        limits: the concurrency of queues, where somebody has set it.
     """
 
     others: list[Other]
     orphans: bool
+    uncounted: bool
     due: DueIn
+    ticks: TicksIn
+    expired: bool
+    paused: frozenset[str]
+    resumed: list[str]
+    limits: dict[str, int]
 
 
 class RunningJob(NamedTuple):
-    """A job that the database says a worker runs."""
+    """A job that the database says a worker runs; the reason is that of who asked to cancel it."""
 
     id: int
     fence: int
-    cancel_asked: bool
+    cancel_reason: str | None
     age_s: float
 
 
@@ -71,6 +85,7 @@ class Left(NamedTuple):
     soon: int
     paused: int
     unknown: int
+    blocked: int
     later_retries: int
     future: int
 
@@ -111,11 +126,21 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 
 
 async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
-    """The other workers, whether jobs are to be rescued, and what is due next."""
+    """The other workers, whether jobs are to be rescued, and what is due next, ticks as well."""
     rows = await on.fetch("look_around", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
-    orphans, job_s, suspect_s, *_ = rows[0]
-    others = [Other(*row[3:]) for row in rows if row[3] is not None]
-    return Surroundings(others, orphans, DueIn(job_s, suspect_s))
+    orphans, job_s, suspect_s, gate_s, limited, uncounted, *others = rows[0]
+    tick_s, query_tick_s, expired, paused, resumed, limits, *_ = others
+    return Surroundings(
+        [Other(*row[12:]) for row in rows if row[12] is not None],
+        orphans,
+        uncounted,
+        DueIn(job_s, suspect_s, gate_s, limited),
+        TicksIn(tick_s, query_tick_s),
+        expired,
+        frozenset(paused),
+        resumed,
+        msgspec.json.decode(limits or "{}", type=dict[str, int]),
+    )
 
 
 async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
@@ -151,16 +176,20 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
     Raises:
         AppError: a task of that name belongs to another app and has another signature.
     """
-    tasks = list(registry)
+    tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
     rows = await on.fetch(
         "publish_tasks",
         app,
-        [t.name for t in tasks],
-        [t.signature_hash for t in tasks],
-        [t.queue for t in tasks],
-        [t.max_attempts for t in tasks],
-        [t.timeout_s for t in tasks],
-        [t.args_schema for t in tasks],
+        [name for name, _ in tasks],
+        [t.signature_hash for _, t in tasks],
+        [t.queue for _, t in tasks],
+        [t.max_attempts for _, t in tasks],
+        [t.timeout_s for _, t in tasks],
+        [t.args_schema for _, t in tasks],
+        [t.kind.value for _, t in tasks],
+        [t.form.args_version for _, t in tasks],
+        [msgspec.json.encode(t.redact).decode() for _, t in tasks],
+        [None if name == t.name else t.name for name, t in tasks],
     )
     if rows:
         names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)

@@ -13,10 +13,10 @@ from taskd.core.job import JobState
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.errors import JobNotFound
-from taskd.store import testing
+from taskd.store import schedules, testing
 from taskd.store.database import Database, Lane
 from taskd.testing.rows import JobRow
-from taskd.testing.run import Run, raise_failures
+from taskd.testing.run import APP, Run, raise_failures
 from taskd.testing.wanted import Wanted
 
 
@@ -172,7 +172,11 @@ class TaskdDB:
     # Time.
 
     def travel(self, seconds: float) -> None:
-        """Let what is due within so many seconds be due now: delays, retries, pauses, key windows.
+        """Let what is due within so many seconds be due now: delays, schedules, pauses, keys.
+
+        Schedules of the imported modules are declared by this as by a worker, so that the first
+        tick of each is counted from here at the latest. A tick that is passed keeps to its
+        schedule's catch_up: by default the last one makes a job.
 
         The database's clock is not touched: all that is to come is moved towards it. Nor is the
         clock of this process: a handler that reads it sees the time of day.
@@ -182,4 +186,5 @@ class TaskdDB:
         """
         if not 0 < seconds < math.inf:
             raise ValueError(f"travel({seconds!r}): time goes forward, by seconds above zero")
+        self._ask(schedules.publish(self._lane, APP, self._registry.schedules.values()))
         self._ask(testing.travel(self._lane, seconds))

@@ -7,13 +7,15 @@ import copy
 import functools
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
 from taskd import events
 from taskd.config import Settings
+from taskd.core.batch import Item
 from taskd.core.failure import PACKAGE
+from taskd.core.kind import Kind
 from taskd.core.outcome import Retry
 from taskd.core.registry import Registry
 from taskd.core.task import Task
@@ -23,6 +25,7 @@ from taskd.testing.rows import JobRow
 from taskd.worker import Worker
 from taskd.worker.upkeep import MAX_CRASHES, RESCUE_BATCH
 
+APP = "testing"
 LOOK_EVERY_S = 0.01
 STOP_S = 10.0
 THREADS = 4
@@ -75,10 +78,7 @@ class Run:
         self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._died = False
-        self._registry = Registry()
-        self._registry.resources = registry.resources
-        for task in registry:
-            self._registry.add(self._watched(task))
+        self._registry = registry.with_tasks(map(self._watched, registry))
 
     async def until_nothing_is_due(self, timeout_s: float) -> None:
         """Run all that is due, and what becomes due by that.
@@ -113,7 +113,9 @@ class Run:
             drain_s=1.0,
             cancel_s=1.0,
         )
-        worker = self._worker = Worker(settings, self._registry, Database({"dsn": self._dsn}))
+        worker = self._worker = Worker(
+            settings, self._registry, Database({"dsn": self._dsn}), app=APP
+        )
         working = asyncio.create_task(worker.run(), name="taskd-testing-worker")
         try:
             while not working.done():
@@ -144,7 +146,13 @@ class Run:
     # The handlers.
 
     def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
-        """The task with a handler that tells what it raised, and dies where it is to die."""
+        """The task with a handler that tells what it raised, and dies where it is to die.
+
+        One that runs in a process of its own is left as it is: what it raises there is only told
+        by the job.
+        """
+        if task.kind is Kind.PROCESS:
+            return task
 
         @functools.wraps(task.handler)
         async def awaited(ctx: Any, **arguments: Any) -> Any:
@@ -156,8 +164,21 @@ class Run:
             with self._watching(ctx.job_id):
                 return task.handler(*([ctx] if task.takes_context else []), **arguments)
 
+        @functools.wraps(task.handler)
+        async def gathered(items: list[Item[Any]]) -> Any:
+            with ExitStack() as watching:
+                for item in items:
+                    watching.enter_context(self._watching(item.ctx.job_id))
+                said = await task.handler(items)
+            for item, each in zip(items, said if isinstance(said, list) else (), strict=False):
+                if isinstance(each, Exception):
+                    self.errors[item.ctx.job_id] = each
+            return said
+
         watched = copy.copy(task)
         watched.handler = awaited if task.is_async else called
+        if task.kind is Kind.BATCH:
+            watched.handler = gathered
         watched.takes_context = True
         return watched
 

@@ -46,7 +46,11 @@ _BY_ID = attrgetter("id")
 
 
 class Acker:
-    """Service; `done` and `settled` are called by the consumers and never wait."""
+    """Service; `done` and `settled` are called by the consumers and never wait.
+
+    Attributes:
+        on_written: called when outcomes were written.
+    """
 
     name = "acker"
 
@@ -66,6 +70,7 @@ class Acker:
         self._wrote_at = 0.0
         self._backoff = Backoff(base_s=0.05)
         self._outage_began: float | None = None
+        self.on_written: list[Callable[[], None]] = []
 
     def done(self, job: Job) -> None:
         """A plain success, the hot path: no result, nothing to say."""
@@ -166,6 +171,8 @@ class Acker:
             for part in _apart(group):
                 await self._write_what_can_be(write, worker_id, part)
             events.acks_written(len(group), time.perf_counter() - began)
+            for tell in self.on_written:
+                tell()
         self._in_flight = []
 
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:

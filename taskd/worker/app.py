@@ -15,9 +15,11 @@ from taskd import events
 from taskd.config import Settings
 from taskd.core import registry as registries
 from taskd.core.job import check_queue
+from taskd.core.kind import Kind
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.errors import AppError, ConfigError, InvalidJob
+from taskd.worker.job_processes import process_slots
 
 BUILT_IN_APP = "taskd"
 
@@ -66,10 +68,16 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
     """
     if not len(registry):
         raise ConfigError(
-            "there are no tasks to run: name your module with --app (or TASKD_APP), or set "
-            "TASKD_SMTP_HOST to turn the built-in send_email on"
+            "there are no tasks to run: name your module with --app (or TASKD_APP), or turn a "
+            "built-in one on: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
+            "TASKD_HTTP_HOSTS for http_request"
         )
     limits: dict[str, int] = {}
+    rooms = {
+        Kind.THREAD: settings.threads,
+        Kind.PROCESS: process_slots(settings),
+        Kind.TRANSACTION: settings.transaction_connections,
+    }
     for text in settings.queues or sorted({task.queue for task in registry}):
         name, _, number = text.partition(":")
         try:
@@ -82,9 +90,10 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
             limits[check_queue(name)] = limit
         except InvalidJob as error:
             raise ConfigError(str(error)) from None
-        # What waits here for a thread could run in another worker's.
-        if {task.is_async for task in registry if task.queue == name} == {False}:
-            limits[name] = min(limit, settings.threads)
+        # What waits here for a thread or the like could run in another worker's.
+        kinds = {task.kind for task in registry if task.queue == name}
+        if kinds and kinds <= rooms.keys():
+            limits[name] = min(limit, sum(rooms[kind] for kind in kinds))
     return limits
 
 

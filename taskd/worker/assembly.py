@@ -7,16 +7,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from taskd.config import Settings
+from taskd.core.job import Job
 from taskd.core.registry import Registry
 from taskd.store.database import Database, Lane
+from taskd.store.transactions import Transactions
 from taskd.store.workers import Incarnation
 from taskd.worker.acker import Acker
+from taskd.worker.calls import Places
 from taskd.worker.consumer import Consumer
+from taskd.worker.context import Reads
+from taskd.worker.controls import Calls, Controls
+from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
+from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
 from taskd.worker.notify import Notifier, Notify
+from taskd.worker.progress import ProgressWriter
 from taskd.worker.promoter import Promoter
 from taskd.worker.runner import Runner, Shared
 from taskd.worker.scout import Scout
@@ -65,6 +73,8 @@ class Assembly:
         self.lanes = (self.claims, self.acks, self.upkeep)
         self.acker = Acker(self.acks)
         self.threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="taskd-job")
+        self.processes = JobProcesses(settings, settings.app)
+        self.transactions = Transactions(database, settings.transaction_connections)
         settler = Settler(self.acker)
         self.counts = settler.counts
         self.shared = Shared(
@@ -72,25 +82,44 @@ class Assembly:
             settler=settler,
             lease=lease,
             pulse=pulse,
-            threads=self.threads,
-            thread_slots=asyncio.Semaphore(settings.threads),
+            places=Places(
+                threads=self.threads,
+                thread_slots=asyncio.Semaphore(settings.threads),
+                processes=self.processes,
+                transactions=self.transactions,
+            ),
             cancel_s=settings.cancel_s,
+            reads=Reads(self.upkeep),
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
-        self.handler_tasks = HandlerTasks(pulse, lambda job: any(r.runs(job) for r in self.runners))
+        self.handler_tasks = HandlerTasks(pulse, self._runs)
+        self.progress = ProgressWriter(self.upkeep, self._runs)
+        self.shared.progress = self.progress.tell
         self.leaving = Leaving(database, lease, self.acker, self.runners, LoopWatch(pulse))
         self.reconciler = Reconciler(
             self.claims, lease, self.acker, self.runners, settings.statement_timeout_s
         )
         self._add_claiming(settings, registry, lease)
+        self.controls = Controls(self.runners, self.shared)
+        firers = [Firer(self.upkeep), Firer(self.upkeep, database)]
+        self.sweeper = Sweeper(
+            self.upkeep,
+            lease,
+            me,
+            self.counts,
+            self.promoter.expect,
+            [firer.expect for firer in firers],
+            self.consumers.values(),
+            self.controls,
+        )
         self._add_listening(settings, database)
         upkeep: list[Service] = [
-            Sweeper(
-                self.upkeep, lease, me, self.counts, self.promoter.expect, self.consumers.values()
-            ),
+            self.sweeper,
             self.promoter,
+            *firers,
             self.reconciler,
             self.scout,
+            self.progress,
             Historian(database),
         ]
         notifiers = [Notifier(notify, self.runners, self.counts, lease)] if notify.active else []
@@ -103,6 +132,10 @@ class Assembly:
             ]
         )
 
+    def _runs(self, job: Job) -> bool:
+        """Whether an attempt of this very claim waits for something here."""
+        return any(runner.runs(job) for runner in self.runners)
+
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
         """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""
         self.scout = Scout(self.upkeep, settings.poll_s)
@@ -111,6 +144,7 @@ class Assembly:
             lease,
             {runner.queue: runner for runner in self.runners},
             registry.names(),
+            lambda: self.shared.paused,
             self.reconciler.doubt,
         )
         self.shared.suspect_ended = self.slow_lane.wakeup.set
@@ -127,6 +161,7 @@ class Assembly:
                 on_vain_ring=self.promoter.wakeup.set,
                 on_change=self.promoter.wakeup.set,
             )
+            self.acker.on_written.append(self.consumers[runner.queue].written)
 
     def _add_listening(self, settings: Settings, database: Database) -> None:
         """What wakes them: one listener for all queues."""
@@ -138,4 +173,5 @@ class Assembly:
         self.listener: Listener | None = None
         # Through a pooler nothing is heard: polling is all there is.
         if not listening.pooled:
-            self.listener = Listener(listening, self.consumers, self.promoter.hear)
+            calls = Calls(self.shared.lease, self.sweeper.wakeup, self.reconciler.wakeup)
+            self.listener = Listener(listening, self.consumers, self.promoter.hear, calls.hear)

@@ -15,6 +15,7 @@ from contextvars import Context as ContextVars
 from typing import Any
 
 from taskd.core.job import Job
+from taskd.core.kind import Kind
 from taskd.core.outcome import (
     CancelAsked,
     Happened,
@@ -22,6 +23,7 @@ from taskd.core.outcome import (
     NotStarted,
     Raised,
     Returned,
+    Settled,
     TimedOut,
     Verdict,
 )
@@ -36,27 +38,34 @@ class Attempt:
     """An attempt that waits for something.
 
     Attributes:
-        why: why taskd cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no thread`); None: it
+        why: why taskd cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no room`); None: it
             did not. The outcome is read from here and never from the exception, which a handler
             may raise or swallow.
-        waits_for_thread: it is a plain function that has not begun, as all threads are busy.
+        waits_for_room: it has not begun: it waits for a thread, a process or a connection, or for
+            its batch.
+        kill: ends it whatever it does; None: nothing can.
+        shares_place: its place is that of its batch.
         deadline: when it must have ended (time.monotonic); None: no limit.
         cancelled_at: when it was told to end (time.monotonic).
         abandoned: its end has been settled although it still runs.
+        cancel_reason: of who asked to cancel the job.
     """
 
     __slots__ = (
         "abandoned",
         "asyncio_task",
         "began",
+        "cancel_reason",
         "cancelled_at",
         "context",
         "coro",
         "deadline",
         "job",
+        "kill",
+        "shares_place",
         "task",
         "timeout_s",
-        "waits_for_thread",
+        "waits_for_room",
         "why",
     )
 
@@ -79,21 +88,24 @@ class Attempt:
         self.deadline = None if timeout_s is None else began + timeout_s
         self.asyncio_task = asyncio_task
         self.why: str | None = None
+        self.cancel_reason = ""
         self.cancelled_at: float | None = None
         self.abandoned = False
-        self.waits_for_thread = False
+        self.waits_for_room = False
+        self.kill: Callable[[], None] | None = None
+        self.shares_place = False
 
-    def wait_for_thread(self) -> None:
-        """No thread is free: the attempt has not begun, and no deadline counts."""
-        self.waits_for_thread = True
+    def wait_for_room(self) -> None:
+        """There is none yet: the attempt has not begun, and no deadline counts."""
+        self.waits_for_room = True
         self._set_deadline(None)
 
     def begin(self, now: float) -> None:
-        """It has its thread."""
-        self.waits_for_thread = False
+        """It has its thread, or what else it waited for."""
+        self.waits_for_room = False
         self.began = now
         self._set_deadline(None if self.timeout_s is None else now + self.timeout_s)
-        if self.why == "no thread":
+        if self.why == "no room":
             self.why = self.cancelled_at = None
 
     def _set_deadline(self, deadline: float | None) -> None:
@@ -113,28 +125,43 @@ class Attempt:
         """What happened, by our own flags: a handler may turn its cancellation into anything."""
         if self.why is None:
             return happened
-        if self.waits_for_thread and self.why != "cancel":
+        if self.context is not None and self.context.completed and isinstance(happened, Returned):
+            return happened  # whether that was committed decides
+        if self.waits_for_room and self.why != "cancel":
             return NotStarted()
         # It ended well after all, or decided for itself: work that is done is not done again.
-        # Async handlers were told of their deadline, and must not outlive it by swallowing that.
-        ended_well = isinstance(happened, Returned) or (
-            isinstance(happened, Raised) and isinstance(happened.error, Verdict)
-        )
-        if ended_well and not (self.why == "timeout" and self.task.is_async):
+        # All but threads were told of their deadline, and must not outlive it by swallowing that.
+        outlived = self.why == "timeout" and self.task.kind is not Kind.THREAD
+        if _decided(happened) and not outlived:
             return happened
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0)
-        return CancelAsked() if self.why == "cancel" else Interrupted()
+        return CancelAsked(self.cancel_reason) if self.why == "cancel" else Interrupted()
 
     def abandonment(self) -> Happened:
         """What to settle when it ignores its cancellation."""
+        left = self.kill is None  # else it is killed, and does not run any more
+        if self.waits_for_room and self.why != "cancel":
+            return NotStarted()
         if self.why == "timeout":
-            return TimedOut(self.timeout_s or 0.0, abandoned=True)
-        return CancelAsked() if self.why == "cancel" else Interrupted(abandoned=True)
+            return TimedOut(self.timeout_s or 0.0, abandoned=left, killed=not left)
+        return (
+            CancelAsked(self.cancel_reason) if self.why == "cancel" else Interrupted(abandoned=left)
+        )
 
     def stack(self) -> str:
         """Where it waits, for the log."""
         return where(self.coro)
+
+
+def _decided(happened: Happened) -> bool:
+    """Whether the handler returned, or raised a verdict."""
+    match happened:
+        case Returned() | Settled(decided=True):
+            return True
+        case Raised(error=error):
+            return isinstance(error, Verdict)
+    return False
 
 
 def where(coro: Any) -> str:

@@ -11,6 +11,7 @@ from taskd import events
 from taskd.core.job import Job
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs as store
+from taskd.store import limits
 from taskd.store.database import Lane
 from taskd.store.jobs import ALL
 from taskd.store.translate import HeldUp, Silence
@@ -82,6 +83,9 @@ class Consumer:
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
         self._reading = Reading()
+        # An operator has limited the queue; then a place may be free when a job of ours has ended.
+        self._limited = False
+        self._opens_s: float | None = None
 
     async def run(self) -> None:
         """Claim while there is work and room; else wait for a ring, the scout or room."""
@@ -128,6 +132,17 @@ class Consumer:
         self.attendance.doubt()
         self.wakeup.set()
 
+    def be_limited(self, *, limited: bool) -> None:
+        """Whether an operator has limited the queue."""
+        if limited != self._limited:
+            self._limited = limited
+            self.wakeup.set()
+
+    def written(self) -> None:
+        """Outcomes of jobs were written: a limited queue may have room."""
+        if self._limited:
+            self.wakeup.set()
+
     async def _wanted(self) -> int:
         """How many jobs to claim now; 0, after waiting a little: it may not, or has no room."""
         if self.quiet or not self._shared.lease.trusted:
@@ -153,6 +168,8 @@ class Consumer:
         if self.wakeup.is_set():
             return True
         pause_s = self.attendance.pause_s(self._reading.at_most(math.inf, time.monotonic()))
+        if self._opens_s is not None:
+            pause_s = min(pause_s, max(self._opens_s, CLAIM_EVERY_S))
         if self.attendance.attending:
             return await self.wakeup.wait(pause_s)
         with self._scout.watching(self.runner.queue, self.wakeup, self._poll_s) as sleeper:
@@ -198,16 +215,9 @@ class Consumer:
 
     async def _claim(self, batch: int) -> list[Job]:
         began = self._began = time.monotonic()
-        read = ALL if self.attendance.wants_all else self._reading.next(began)
+        read = ALL if self.attendance.wants_all or self._limited else self._reading.next(began)
         try:
-            jobs = await store.claim(
-                self._claims,
-                self._shared.lease.worker_id,
-                self.runner.queue,
-                batch,
-                read,
-                self._claims.stride,
-            )
+            jobs = await self._claim_jobs(batch, read)
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
                 # Arguments of 256 KB, a thousand times, may be too much for one statement.
@@ -231,9 +241,29 @@ class Consumer:
             jobs += await self._claim(batch - len(jobs))
         return jobs
 
+    async def _claim_jobs(self, batch: int, read: store.Read) -> list[Job]:
+        me, queue, stride = self._shared.lease.worker_id, self.runner.queue, self._claims.stride
+        if not self._limited:
+            return await store.claim(self._claims, me, queue, batch, read, stride)
+        claimed = await limits.claim(self._claims, me, queue, batch, stride)
+        self._opens_s = claimed.opens_s
+        return claimed.jobs
+
     def _take(self, jobs: list[Job]) -> None:
-        registry = self._shared.registry
+        registry, paused = self._shared.registry, self._shared.paused
+        if paused:
+            jobs = self._without(paused, jobs)
         unknown = [job.task for job in jobs if job.task not in registry]
         for name, count in Counter(unknown).items() if unknown else ():
             events.task_unknown(name, self.runner.queue, count)
         self.runner.add(jobs)
+
+    def _without(self, paused: frozenset[str], jobs: list[Job]) -> list[Job]:
+        """The jobs whose task is not paused; the others are given back."""
+        parked = [job for job in jobs if job.task in paused]
+        if not parked:
+            return jobs
+        for name, count in Counter(job.task for job in parked).items():
+            events.jobs_parked(name, self.runner.queue, count)
+        self.runner.park(parked)
+        return [job for job in jobs if job.task not in paused]

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
 from taskd.core.job import Job
+from taskd.core.stages import Next, Stop
 from taskd.core.unique import plain
-from taskd.errors import LeaseLost
-from taskd.store import connections
+from taskd.core.workflow import RESULTS_BYTES_MAX
+from taskd.errors import LeaseLost, ResultsTooLarge
+from taskd.store import connections, workflows
 from taskd.store.jobs import Fetches
 
 
+class Reads:
+    """How handlers read from the database, also those that run in threads."""
+
+    def __init__(self, lane: Fetches) -> None:
+        self.lane = lane
+        self.loop = asyncio.get_running_loop()
+
+
 class AttemptContext:
-    """What a handler gets as `ctx`; the promises are in taskd.Context."""
+    """What a handler gets as `ctx`; the promises are in taskd.Context.
+
+    Attributes:
+        completed: the completion was written in a transaction.
+        committed: that transaction is known to have committed.
+    """
+
+    NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
 
     __slots__ = (
         "_job",
+        "_progress",
+        "_reads",
+        "committed",
         "completed",
         "deadline",
         "idempotency_key",
@@ -35,14 +56,18 @@ class AttemptContext:
         max_attempts: int,
         deadline: float | None,
         resources: Mapping[str, Any],
+        reads: Reads,
+        progress: Callable[[Job, float, float | None, str], None],
     ) -> None:
         self._job = job
+        self._reads = reads
+        self._progress = progress
         self.idempotency_key = idempotency_key
         self.max_attempts = max_attempts
         self.deadline = deadline
         self.resources = resources
         self.stopping = False
-        self.completed = False
+        self.completed = self.committed = False
 
     @property
     def job_id(self) -> int:
@@ -73,6 +98,37 @@ class AttemptContext:
         """Seconds until the deadline; None without one."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
+    async def results(self) -> dict[str, Any]:
+        """What the jobs that this one waited for have returned, by the names of their nodes.
+
+        Raises:
+            ResultsTooLarge: it takes over 8 MiB.
+            StoreUnavailable: the database does not answer.
+        """
+        read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
+        if read.by_node is None:
+            raise ResultsTooLarge(
+                f"job {self._job.id}: what the jobs before it returned takes {read.size:,} bytes; "
+                f"at most {RESULTS_BYTES_MAX:,} are read. Return references to it instead."
+            )
+        return read.by_node
+
+    def results_sync(self) -> dict[str, Any]:
+        """The same for plain functions.
+
+        Raises:
+            ResultsTooLarge, StoreUnavailable: as results().
+        """
+        return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far this attempt is.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+        self._progress(self._job, done, total, note)
+
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job inside the transaction that is open on `conn`.
 
@@ -93,9 +149,11 @@ class AttemptContext:
         connections.finished(self._complete(connections.fetches_sync(conn), result))
 
     async def _complete(self, on: Fetches, result: Any) -> None:
-        text = None if result is None else msgspec.json.encode(result, enc_hook=plain).decode()
+        step = result.to_json() if isinstance(result, Next | Stop) else None
+        value = result.result if isinstance(result, Stop) else None if step else result
+        text = None if value is None else msgspec.json.encode(value, enc_hook=plain).decode()
         job = self._job
-        rows = await on.fetch("complete_job", job.id, job.worker_id, job.fence, text)
+        rows = await on.fetch("complete_job", job.id, job.worker_id, job.fence, text, step)
         if not rows:
             raise LeaseLost(f"job {job.id} no longer belongs to this attempt; roll back")
         self.completed = True

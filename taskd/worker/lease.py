@@ -175,7 +175,8 @@ class BeatThread:
         self._look_now = Wakeup()
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
-        self._backoff = Backoff()
+        # Others grant one lease after an outage: who tries again later is buried alive.
+        self._backoff = Backoff(cap_s=min(5.0, lease.lease_s / 6))
         pulse.on_wake.append(self._wake)
 
     def start(self) -> None:

@@ -55,11 +55,11 @@ class Leaving:
 
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
         """What runs: attempts that wait, and the one that blocks the loop in its first step."""
-        found = [
-            outcome.settle(attempt.job, attempt.task, attempt.abandonment())
-            for runner in self._runners
-            for attempt in runner.attempts()
-        ]
+        left = [attempt for runner in self._runners for attempt in runner.attempts()]
+        for attempt in left:
+            if attempt.kill is not None:
+                attempt.kill()
+        found = [outcome.settle(each.job, each.task, each.abandonment()) for each in left]
         if blocker is not None and blocker.id not in {ack.id for ack in found}:
             found.append(outcome.settle(blocker, None, Interrupted(abandoned=True)))
         return found

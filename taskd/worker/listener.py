@@ -22,6 +22,7 @@ class Listener:
         consumers: by queue; each is woken by its own rings, and all of them are told when rings may
             have been missed: what was enqueued before the LISTEN has rung for nobody.
         on_ring: called at each ring as well, and at each connecting.
+        on_call: called with the payload when somebody calls the workers (see controls.py).
     """
 
     name = "listener"
@@ -31,6 +32,7 @@ class Listener:
         database: Database,
         consumers: Mapping[str, Consumer],
         on_ring: Callable[[], None],
+        on_call: Callable[[str], None],
     ) -> None:
         self.connected = asyncio.Event()
         self._consumers, self._on_ring = consumers, on_ring
@@ -38,7 +40,9 @@ class Listener:
         self._stopping = False
         self._stopped = Wakeup()
         self._backoff = Backoff()
-        self._channels = Channels(database, consumers, heard=self._heard, lost=self._ended.set)
+        self._channels = Channels(
+            database, consumers, heard=self._heard, called=on_call, lost=self._ended.set
+        )
 
     async def run(self) -> None:
         """Listen, probe, reconnect."""

@@ -1,4 +1,7 @@
-"""The promoter: brings jobs whose time has come into the hot index, by a timer of its own."""
+"""The promoter: brings jobs whose time has come into the hot index, by a timer of its own.
+
+Jobs whose limit lets them through are brought there as well.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Mapping
 
 from taskd import events
 from taskd.errors import StoreUnavailable
-from taskd.store import jobs
+from taskd.store import jobs, limits
 from taskd.store.database import Lane
 from taskd.store.jobs import DueIn
 from taskd.worker.consumer import Consumer
@@ -57,7 +60,8 @@ class Promoter(Loop):
         Rings tell of it as well. This is for those that nobody heard, and for a look at the next
         due times twice a minute in place of every few seconds.
         """
-        soon = [each for each in due if each is not None]
+        self._tell_limited(due)
+        soon = [each for each in (due.job_s, due.suspect_s, due.gate_s) if each is not None]
         if soon and time.monotonic() + min(soon) < self._looks_at - PROMOTE_AT_MOST_EVERY_S:
             self.wakeup.set()
 
@@ -95,10 +99,33 @@ class Promoter(Loop):
             due = await jobs.next_due(self._lane)
             if not moved:
                 break  # others are promoting the rest
+        due = await self._admit(due)
+        self._tell_limited(due)
         wait_s = TIMER_S_MAX if due.job_s is None else max(due.job_s, 0.0)
+        if due.gate_s is not None:
+            wait_s = min(wait_s, max(due.gate_s, 0.0))
         if due.suspect_s is not None:
             if due.suspect_s <= 0:
                 self._suspects.set()
             else:
                 wait_s = min(wait_s, due.suspect_s)
         return wait_s
+
+    async def _admit(self, due: DueIn) -> DueIn:
+        """Admit what has come to the gates of limits, and what may now; what is due then."""
+        while due.gate_s is not None and due.gate_s <= 0:
+            admitted = await limits.admit(self._lane, PROMOTE_BATCH)
+            if admitted.queues:
+                events.jobs_admitted(admitted.queues)
+            for queue in admitted.queues.keys() & self._consumers.keys():
+                self._consumers[queue].wakeup.set()
+            due = await jobs.next_due(self._lane)
+            if not admitted.looked:
+                break  # others are about it, or hold a lock
+        return due
+
+    def _tell_limited(self, due: DueIn) -> None:
+        """Whose queue an operator has limited, or no longer."""
+        if due.limited is not None:
+            for queue, consumer in self._consumers.items():
+                consumer.be_limited(limited=queue in due.limited)

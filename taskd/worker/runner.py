@@ -11,31 +11,32 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context as ContextVars
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from taskd import events
 from taskd.core import outcome
 from taskd.core.job import Job
-from taskd.core.outcome import Happened, Raised, Returned
+from taskd.core.kind import Kind
+from taskd.core.outcome import Happened, Raised, Returned, Settled
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.worker.attempt import Attempt, Driver
-from taskd.worker.context import AttemptContext
+from taskd.worker.batches import Batches
+from taskd.worker.calls import Call, Places, call_of
+from taskd.worker.context import AttemptContext, Reads
 from taskd.worker.lease import Lease
 from taskd.worker.service import Wakeup
 from taskd.worker.settler import Settler
-from taskd.worker.threads import ThreadCall
+from taskd.worker.transaction_calls import TransactionAttemptContext
 from taskd.worker.watch import Pulse
 
 # If the rate was misjudged, what has waited here for so long is given back.
 HOARD_S = 0.5
-# So long an attempt waits for a thread; then another worker may have it.
-THREAD_WAIT_S = 5.0
+# So long an attempt waits for a thread or the like; then another worker may have it.
+ROOM_WAIT_S = 5.0
 # Handlers that never wait keep the loop to themselves for this long at a time.
 TURN_S = 0.002
 # Whoever enqueues may make up names of tasks.
@@ -49,23 +50,31 @@ class Shared:
     """What the runners of a worker share.
 
     Attributes:
-        threads: where plain `def` handlers run, and how many of them at the same time.
+        places: where handlers run that do not run on the loop.
         cancel_s: seconds that a cancelled attempt may take to end.
+        reads: how handlers read the results of the jobs before theirs.
         database_key: tells this database from others, for idempotency keys.
         resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a job of the slow lane has ended.
+        paused: tasks whose jobs are not to be run (see controls.py).
+        progress: takes what handlers say about how far they are.
     """
 
     registry: Registry
     settler: Settler
     lease: Lease
     pulse: Pulse
-    threads: Executor
-    thread_slots: asyncio.Semaphore
+    places: Places
     cancel_s: float
+    reads: Reads
     database_key: str = ""
     resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
+    paused: frozenset[str] = frozenset()
+    progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
+
+
+Prepared = tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None, Call | None]
 
 
 class Runner:
@@ -92,11 +101,13 @@ class Runner:
         self._coroutines: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[None] | None = None
         self._running = 0
-        self._thread_call: ThreadCall | None = None
+        self._batches = Batches(shared.pulse, self._dispatch)
+        self._jobs_per_place = _jobs_per_place(queue, shared.registry)
         self._walking = False
         self._closed = False
         self._moved_at = 0.0
-        self._unknown_since: dict[str, float] = {}
+        # By task, and by the version of its arguments that is newer than this code.
+        self._unknown_since: dict[tuple[str, int], float] = {}
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these, in their order, after those that wait already."""
@@ -117,12 +128,15 @@ class Runner:
     def _dispatch(self) -> None:
         """Have one coroutine walk through the buffer, if there is room for it."""
         if self._closed:
-            self.give_back()
+            self.close()
+        if self._batches.ready:
+            self._begin_batches()
         # A suspect has a place of its own: in a busy queue it would never find a free one.
         if (
             self._buffer
             and not self._walking
-            and self._running < self.limit + (self._buffer[0].crashes > 0)
+            and (self._places if self._batches.begun else self._running)
+            < self.limit + (self._buffer[0].crashes > 0)
         ):
             if not self._shared.lease.trusted:
                 return  # tick() tries again
@@ -134,6 +148,16 @@ class Runner:
             self._starting = coroutine
             self._coroutines.add(coroutine)
             coroutine.add_done_callback(self._ended)
+
+    def _begin_batches(self) -> None:
+        """Begin the batches that are ready, if there is room for them."""
+        while (
+            self._batches.ready
+            and self._places < self.limit + self._batches.suspect_first
+            and self._shared.lease.trusted
+            and not self._closed
+        ):
+            self._batches.begin()
 
     def _ended(self, coroutine: asyncio.Task[None]) -> None:
         self._coroutines.discard(coroutine)
@@ -157,7 +181,7 @@ class Runner:
                 prepared = self._prepare(job, began)
                 if prepared is None:
                     continue
-                task, coro, context = prepared
+                task, coro, context, call = prepared
                 own = ContextVars()
                 pulse.job = job
                 try:
@@ -167,7 +191,7 @@ class Runner:
                 except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail one job only
                     self._settle(job, task, context, Raised(error), began)
                 else:
-                    attempt = self._suspended(job, task, coro, context, began, me)
+                    attempt = self._suspended(job, task, coro, context, call, began, me)
                     try:
                         happened = await Driver(coro, own, waits_for, job, pulse)
                     except BaseException as error:  # noqa: BLE001 - see below
@@ -193,67 +217,82 @@ class Runner:
         self._shared.pulse.job = None
         if attempt is None:
             self._walking = False
-        if attempt is None or not attempt.abandoned:
+        if attempt is None or not (attempt.abandoned or attempt.shares_place):
             self._running -= 1
         self._dispatch()
         self.room.set()
 
-    def _prepare(
-        self, job: Job, began: float
-    ) -> tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None] | None:
+    def _prepare(self, job: Job, began: float) -> Prepared | None:
         """The handler's coroutine, ready for its first step; None when the job ends without one."""
         task = self._shared.registry.get(job.task)
+        if job.rare is not None and job.late:
+            self._settle(job, task, None, outcome.Expired(), began)
+            return None
         if task is None:
-            unknown_for_s = began - self._unknown_since.setdefault(job.task, began)
+            unknown_for_s = began - self._unknown_since.setdefault((job.task, 0), began)
             self._settle(job, None, None, outcome.TaskUnknown(unknown_for_s), began)
             return None
-        running = self._attempts.get(job.id)
-        if running is not None and _same_job(running.job, job):
-            # Claimed again while it runs here, as a failover forgot the first claim: adopt the new.
-            running.job.fence, running.job.worker_id = job.fence, job.worker_id
+        args_version = None if job.rare is None else job.args_version
+        if args_version is not None and task.form.is_newer(args_version):
+            self._settle(job, task, None, self._newer(job, args_version, began), began)
             return None
-        if running is not None:
-            # A failover has forgotten the one that runs and gave its id to another: its outcome
-            # is nobody's.
-            running.job.fence = NO_FENCE
-            self._settle(job, task, None, outcome.IdTaken(), began)
-            return None
-        if job.id in self._ghosts:
-            # An abandoned attempt of it still runs in this process.
-            self._settle(job, task, None, outcome.StillRuns(), began)
+        if job.id in self._attempts or job.id in self._ghosts:
+            self._meet(job, task, began)
             return None
         if outcome.attempts_spent(job, task):
             self._settle(job, task, None, Raised(outcome.Fail("its last attempt crashed")), began)
             return None
         context: AttemptContext | None = None
         try:
-            arguments = task.decode(job.args)
             if task.takes_context:
-                timeout_s = job.timeout_s or task.timeout_s
-                context = AttemptContext(
-                    job,
-                    f"{self._shared.database_key}-{job.id}",
-                    outcome.attempts_limit(job, task),
-                    None if timeout_s is None else began + timeout_s,
-                    self._shared.resources,
-                )
-                coro = self._coroutine(task, context, arguments)
+                context = self._context(job, task, began)
+            call: Call | None = None
+            if task.kind is Kind.ASYNC:
+                first = () if context is None else (context,)
+                coro = task.handler(*first, **task.decode(job.args, args_version))
             else:
-                coro = self._coroutine(task, None, arguments)
+                call = call_of(job, task, context, self._shared.places, self._batches)
+                coro = call.run()
+            if task.around is not None:
+                coro = task.around(context, coro)
         except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
             self._settle(job, task, context, Raised(error), began)
             return None
-        return task, coro, context
+        return task, coro, context, call
 
-    def _coroutine(
-        self, task: Task[..., Any], context: AttemptContext | None, arguments: dict[str, Any]
-    ) -> Coroutine[Any, Any, Any]:
-        first = () if context is None else (context,)
-        if task.is_async:
-            made: Coroutine[Any, Any, Any] = task.handler(*first, **arguments)
-            return made
-        call = self._thread_call = ThreadCall(partial(task.handler, *first, **arguments))
-        return call.run(self._shared.threads, self._shared.thread_slots)
+    def _meet(self, job: Job, task: Task[..., Any], began: float) -> None:
+        """A job was claimed whose id runs here already."""
+        running = self._attempts.get(job.id)
+        if running is None:
+            # An abandoned attempt of it still runs in this process.
+            self._settle(job, task, None, outcome.StillRuns(), began)
+        elif _same_job(running.job, job):
+            # Claimed again while it runs here, as a failover forgot the first claim: adopt the new.
+            running.job.fence, running.job.worker_id = job.fence, job.worker_id
+        else:
+            # A failover has forgotten the one that runs and gave its id to another: its outcome
+            # is nobody's.
+            running.job.fence = NO_FENCE
+            self._settle(job, task, None, outcome.IdTaken(), began)
+
+    def _newer(self, job: Job, args_version: int, began: float) -> outcome.ArgsNewer:
+        met = (job.task, args_version)
+        if met not in self._unknown_since:
+            events.task_outdated(job.task, self.queue, args_version)
+        return outcome.ArgsNewer(began - self._unknown_since.setdefault(met, began))
+
+    def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
+        timeout_s = _timeout_s(job, task)
+        kind = TransactionAttemptContext if task.kind is Kind.TRANSACTION else AttemptContext
+        return kind(
+            job,
+            f"{self._shared.database_key}-{job.id}",
+            outcome.attempts_limit(job, task),
+            None if timeout_s is None else began + timeout_s,
+            self._shared.resources,
+            self._shared.reads,
+            self._shared.progress,
+        )
 
     def _suspended(
         self,
@@ -261,15 +300,17 @@ class Runner:
         task: Task[..., Any],
         coro: Coroutine[Any, Any, Any],
         context: AttemptContext | None,
+        call: Call | None,
         began: float,
         me: asyncio.Task[Any],
     ) -> Attempt:
         """A handler waits for something: this coroutine is its own, and a successor walks on."""
         self._shared.pulse.job = None
-        timeout_s = job.timeout_s or task.timeout_s
+        timeout_s = _timeout_s(job, task)
         attempt = self._attempts[job.id] = Attempt(job, task, coro, context, began, timeout_s, me)
-        if not task.is_async and self._thread_call is not None:
-            self._thread_call.belongs_to(attempt)
+        if call is not None:
+            call.belongs_to(attempt)
+            self._running -= attempt.shares_place
         events.job_started(job)
         self._walking = False
         self._dispatch()
@@ -283,6 +324,8 @@ class Runner:
             return
         del self._attempts[job.id]
         self.waited_s += time.monotonic() - attempt.began
+        if isinstance(happened, Returned) and isinstance(happened.value, Settled):
+            happened = happened.value
         happened = attempt.judge(happened)
         if isinstance(happened, Returned):
             self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
@@ -319,7 +362,19 @@ class Runner:
         """Give back a job that was claimed and not started."""
         self._settle(job, None, None, outcome.NotStarted(), time.monotonic())
 
+    def park(self, jobs: Iterable[Job]) -> None:
+        """Give back jobs whose task is paused."""
+        now = time.monotonic()
+        for job in jobs:
+            self._settle(job, None, None, outcome.TaskPaused(), now)
+
     # What others ask of it.
+
+    def resize(self, limit: int) -> None:
+        """Run so many at a time from now on; what runs beyond that goes on to its end."""
+        self.limit = limit
+        self._dispatch()
+        self.room.set()
 
     def tick(self, now: float) -> None:
         """Every 50 ms (`now`: time.monotonic()): deadlines, abandoning, what waits too long."""
@@ -330,25 +385,31 @@ class Runner:
                     overdue.append(attempt)
             elif attempt.deadline is not None and now >= attempt.deadline:
                 attempt.cancel("timeout", now)
-            elif attempt.waits_for_thread and now - attempt.began >= THREAD_WAIT_S:
-                attempt.cancel("no thread", now)
+            elif attempt.waits_for_room and now - attempt.began >= ROOM_WAIT_S:
+                attempt.cancel("no room", now)
         for attempt in overdue:
             self.abandon(attempt)
         if len(self._unknown_since) > UNKNOWN_TASKS_MAX:
             self._unknown_since.clear()
-        if self._buffer:
+        if self._buffer or self._batches.ready:
             self._dispatch()
-            if now - self._moved_at > HOARD_S:
-                self.give_back()
+        if self._buffer and now - self._moved_at > HOARD_S:
+            self.give_back()
 
     def abandon(self, attempt: Attempt) -> None:
-        """Settle an attempt that ignores its cancellation, and free its place."""
+        """Settle an attempt that ignores its cancellation, and free its place.
+
+        One that can be killed is; any other is left behind.
+        """
         attempt.abandoned = True
         self._attempts.pop(attempt.job.id, None)
-        self._ghosts[attempt.job.id] = attempt
-        self._running -= 1
-        self._settler.counts["abandoned"] += 1
-        events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
+        self._running -= not attempt.shares_place
+        if attempt.kill is not None:
+            attempt.kill()
+        else:
+            self._ghosts[attempt.job.id] = attempt
+            self._settler.counts["abandoned"] += 1
+            events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
         self._settle(
             attempt.job, attempt.task, attempt.context, attempt.abandonment(), attempt.began
         )
@@ -358,7 +419,7 @@ class Runner:
     def close(self) -> int:
         """Start nothing more: give back what waits, now and later; how many jobs wait now."""
         self._closed = True
-        return self.give_back()
+        return self.give_back() + self._batches.give_back()
 
     def give_back(self) -> int:
         """Release what was claimed and not started; how many jobs."""
@@ -386,11 +447,17 @@ class Runner:
         for attempt in list(self._attempts.values()):
             attempt.cancel(why, now)
 
-    def cancel_job(self, job_id: int) -> None:
-        """Somebody asked to cancel this job."""
+    def cancel_job(self, job_id: int, reason: str) -> None:
+        """Somebody asked to cancel this job, if it is here."""
+        now = time.monotonic()
         attempt = self._attempts.get(job_id)
         if attempt is not None:
-            attempt.cancel("cancel", time.monotonic())
+            attempt.cancel_reason = reason
+            attempt.cancel("cancel", now)
+            return
+        for job in [job for job in self._buffer if job.id == job_id]:
+            self._buffer.remove(job)
+            self._settle(job, None, None, outcome.CancelAsked(reason), now)
 
     def abandon_all(self) -> None:
         """Leave everything that still runs behind."""
@@ -416,7 +483,7 @@ class Runner:
     @property
     def idle(self) -> bool:
         """Nothing waits here and nothing runs."""
-        return not self._buffer and not self._running
+        return not (self._buffer or self._running or self._attempts)
 
     @property
     def waiting(self) -> int:
@@ -426,7 +493,14 @@ class Runner:
     @property
     def free(self) -> int:
         """Attempts that could begin now."""
-        return self.limit - self._running - len(self._buffer)
+        free = (self.limit - self._places - len(self._batches.ready)) * self._jobs_per_place
+        gathered = self._batches.gathered if self._jobs_per_place > 1 else 0
+        return free - gathered - len(self._buffer)
+
+    @property
+    def _places(self) -> int:
+        """Those that are taken, of `limit`."""
+        return self._running + self._batches.places
 
     def knows(self, job_id: int) -> bool:
         """Whether a job is here, waiting or running."""
@@ -442,6 +516,23 @@ class Runner:
         yield from self._attempts
         for job in self._buffer:
             yield job.id
+
+
+def _jobs_per_place(queue: str, registry: Registry) -> int:
+    """How many jobs to claim for each free place.
+
+    The size of a batch in a queue that is for batches alone. In others they are gathered from
+    smaller claims, so that other jobs are not claimed by the hundred for a few places.
+    """
+    tasks = [task for task in registry if task.queue == queue]
+    if any(task.kind is not Kind.BATCH for task in tasks):
+        return 1
+    return max((task.batch for task in tasks), default=1)
+
+
+def _timeout_s(job: Job, task: Task[..., Any]) -> float | None:
+    """A batch has one limit for all of its jobs."""
+    return task.timeout_s if task.kind is Kind.BATCH else job.timeout_s or task.timeout_s
 
 
 def _same_job(one: Job, other: Job) -> bool:

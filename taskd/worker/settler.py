@@ -13,7 +13,6 @@ from taskd.core.task import Task
 from taskd.worker.acker import Acker
 from taskd.worker.context import AttemptContext
 
-NOT_COMMITTED = "ctx.complete() was called, but its transaction was not committed"
 COUNTED = (
     "done",
     "retried",
@@ -24,6 +23,8 @@ COUNTED = (
     "interrupted",
     "abandoned",
 )
+
+GIVEN_BACK = outcome.TaskUnknown | outcome.IdTaken | outcome.ArgsNewer | outcome.TaskPaused
 
 
 class NotCommitted(Exception):
@@ -49,8 +50,12 @@ class Settler:
         began: float,
         value: Any,
     ) -> None:
-        """A handler returned; a plain None is the hot path."""
-        if value is None and (context is None or not context.completed):
+        """A handler returned; a plain None is the hot path.
+
+        What is part of a workflow may be a stage, and is asked what follows from its None.
+        """
+        plain = value is None and (job.rare is None or job.workflow_id is None)
+        if plain and (context is None or not context.completed):
             self.counts["done"] += 1
             self._acker.done(job)
             events.job_done(job, time.monotonic() - began)
@@ -67,7 +72,7 @@ class Settler:
     ) -> None:
         """Decide, hand the outcome to the acker, say it."""
         if context is not None and context.completed and isinstance(happened, Returned):
-            self._completed(job, task, time.monotonic() - began)
+            self._completed(job, task, context, time.monotonic() - began)
             return
         try:
             ack = outcome.settle(job, task, happened)
@@ -75,18 +80,23 @@ class Settler:
             text = f"its outcome could not be described: {type(error).__name__}"
             ack = outcome.settle(job, task, Raised(RuntimeError(text)))
         self._acker.settled(ack)
-        if isinstance(happened, outcome.TaskUnknown | outcome.IdTaken):
-            self.counts["released"] += 1  # said once per batch, in Consumer._take
+        if isinstance(happened, GIVEN_BACK):
+            self.counts["released"] += 1  # said once for many, in Consumer and Runner
         else:
             self._say(job, ack, time.monotonic() - began)
 
-    def _completed(self, job: Job, task: Task[..., Any] | None, duration_s: float) -> None:
-        """The handler completed it in its own transaction.
+    def _completed(
+        self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
+    ) -> None:
+        """The job was completed in a transaction.
 
-        Should that not have committed, the row still runs and a failure is written; else the
-        guard matches nothing, as it should.
+        Unless that is known to have committed, a failure is written: it finds the row if it still
+        runs, waits while the transaction is undecided, and matches nothing after its commit.
         """
-        ack = outcome.settle(job, task, Raised(NotCommitted(NOT_COMMITTED)))
+        if context.committed:
+            self._say(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
+            return
+        ack = outcome.settle(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
 
         def told(took: bool) -> None:
             self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)

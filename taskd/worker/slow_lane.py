@@ -6,7 +6,7 @@ crash names the culprit and costs no innocent job anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs
@@ -24,6 +24,7 @@ class SlowLane(Loop):
     """Claims the next suspect when the current one has ended.
 
     Args:
+        paused: the tasks that are paused: their suspects stay where they are.
         on_doubt: called when the reply to a claim was lost: it may have been committed.
     """
 
@@ -35,11 +36,12 @@ class SlowLane(Loop):
         lease: Lease,
         runners: Mapping[str, Runner],
         tasks: Sequence[str],
+        paused: Callable[[], Collection[str]],
         on_doubt: Callable[[], None],
     ) -> None:
         super().__init__(LOOK_EVERY_S)
         self._claims, self._lease, self._on_doubt = claims, lease, on_doubt
-        self._runners, self._tasks = runners, list(tasks)
+        self._runners, self._tasks, self._paused = runners, list(tasks), paused
         self._current: tuple[Runner, int] | None = None
         self.quiet = False
 
@@ -57,7 +59,7 @@ class SlowLane(Loop):
                 self._claims,
                 self._lease.worker_id,
                 list(self._runners),
-                self._tasks,
+                [task for task in self._tasks if task not in self._paused()],
                 self._claims.stride,
             )
         except StoreUnavailable:

@@ -21,30 +21,33 @@ class ThreadCall:
         call: the function with its arguments.
     """
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._begun = False
+    def __init__(self, call: Callable[[], Any], pool: Executor, slots: asyncio.Semaphore) -> None:
+        self._call, self._pool, self._slots = call, pool, slots
+        self._waits = False
         self._attempt: Attempt | None = None
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """Its time counts from when it has a thread."""
+        """Its time counts from when it has a thread; before that, middleware may run."""
         self._attempt = attempt
-        if not self._begun:
-            attempt.wait_for_thread()
+        if self._waits:
+            attempt.wait_for_room()
 
-    async def run(self, pool: Executor, slots: asyncio.Semaphore) -> Any:
+    async def run(self) -> Any:
         """Run it; what it returns.
 
         A thread cannot be cancelled, so this does not end before it: to return early would let the
         job run elsewhere while it still runs here. Who waits too long abandons the attempt.
         """
-        async with slots:
-            self._begun = True
+        self._waits = True
+        if self._attempt is not None:
+            self._attempt.wait_for_room()
+        async with self._slots:
+            self._waits = False
             if self._attempt is not None:
                 self._attempt.begin(time.monotonic())
             # In the job's own context: what a function sets is not there for the thread's next job.
             inside = copy_context().run
-            future = asyncio.get_running_loop().run_in_executor(pool, inside, self._guarded)
+            future = asyncio.get_running_loop().run_in_executor(self._pool, inside, self._guarded)
             while not future.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait({future})

@@ -12,7 +12,7 @@ from taskd.worker.assembly import Assembly
 CHECK_EVERY_S = 0.2
 CHECK_AT_LEAST_EVERY_S = 2.0
 # What may stay: it is named in the last line of `taskd run`.
-STAYS = ("future", "paused", "unknown", "later_retries")
+STAYS = ("future", "paused", "unknown", "blocked", "later_retries")
 
 
 async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[str, int]:

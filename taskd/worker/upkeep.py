@@ -12,11 +12,13 @@ from taskd import events
 from taskd.core.job import JobState
 from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
-from taskd.store import history, jobs, workers
+from taskd.store import control, history, jobs, limits, results, workers, workflows
 from taskd.store.database import Database, Lane
 from taskd.store.jobs import DueIn
+from taskd.store.schedules import TicksIn
 from taskd.worker.acker import Acker
 from taskd.worker.consumer import Consumer
+from taskd.worker.controls import Controls
 from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.lease import Lease, is_gone
 from taskd.worker.runner import Runner
@@ -25,6 +27,7 @@ from taskd.worker.watch import REST_AFTER_S, REST_TICK_S, TICK_S, Pulse
 
 MAX_CRASHES = 3
 RESCUE_BATCH = 1000
+EXPIRE_BATCH = UNPARK_BATCH = 1000
 SWEEP_EVERY_S_MAX = 5.0
 RECONCILE_EVERY_S = 2.0
 IDLE_LOOK_EVERY_S = 15.0
@@ -85,12 +88,14 @@ def _works(runner: Runner) -> bool:
 
 
 class Sweeper(Loop):
-    """Looks around: buries dead workers, takes their jobs back, tells the promoter what is due.
+    """Looks around: buries dead workers, takes their jobs back, tells others what is due.
 
     Args:
         counts: how jobs ended here; those that it fails as `crashed` count too.
         on_due: called with the next due times.
+        on_ticks: called with the next ticks of schedules.
         consumers: look again when a worker was buried: for its queues nobody may have rung.
+        controls: told what operators have set.
     """
 
     name = "sweeper"
@@ -102,21 +107,56 @@ class Sweeper(Loop):
         me: Callable[[], workers.Incarnation],
         counts: dict[str, int],
         on_due: Callable[[DueIn], None],
+        on_ticks: Sequence[Callable[[TicksIn], None]],
         consumers: Collection[Consumer],
+        controls: Controls,
     ) -> None:
         super().__init__(min(lease.lease_s / 6, SWEEP_EVERY_S_MAX))
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
-        self._on_due, self._consumers = on_due, consumers
+        self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
+        self._controls = controls
+
+    async def look(self) -> workers.Surroundings:
+        """Look around, and heed what operators have set; a worker does so before its first claim.
+
+        Raises:
+            StoreUnavailable: not now.
+        """
+        seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
+        self._controls.heed(seen.paused, seen.limits)
+        return seen
 
     async def tick(self) -> None:
         """Sweep once; without a database there is nothing to sweep."""
         try:
-            seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
+            seen = await self.look()
             self._on_due(seen.due)
+            for told in self._on_ticks:
+                told(seen.ticks)
+            if seen.uncounted:
+                await limits.count_depths(self._lane)
             if await self._bury(seen.others) or seen.orphans:
                 await self._rescue()
+            if seen.expired:
+                await self._expire()
+            if seen.resumed:
+                await self._unpark(seen.resumed)
         except StoreUnavailable:
             return
+
+    async def _expire(self) -> None:
+        while ended := await control.expire(self._lane, EXPIRE_BATCH):
+            events.jobs_expired(ended)
+            self._counts["failed"] += sum(ended.values())
+            if sum(ended.values()) < EXPIRE_BATCH:
+                return
+
+    async def _unpark(self, tasks: list[str]) -> None:
+        while moved := await control.unpark(self._lane, tasks, UNPARK_BATCH):
+            events.jobs_unparked(moved)
+            for consumer in self._consumers:
+                if consumer.runner.queue in moved:
+                    consumer.wakeup.set()
 
     async def _rescue(self) -> None:
         while True:
@@ -196,9 +236,9 @@ class Reconciler(Loop):
         if strangers:
             events.jobs_reconciled([row.id for row in strangers])
         for row in rows:
-            if row.cancel_asked:
+            if row.cancel_reason is not None:
                 for runner in self._runners:
-                    runner.cancel_job(row.id)
+                    runner.cancel_job(row.id, row.cancel_reason)
 
     def _known(self) -> set[int]:
         known = set(self._acker.unwritten())
@@ -208,7 +248,7 @@ class Reconciler(Loop):
 
 
 class Historian(Loop):
-    """Makes history partitions ahead, drops expired ones, forgets old workers and unique keys."""
+    """Makes history partitions ahead, drops expired ones, forgets old workers, keys, workflows."""
 
     name = "historian"
 
@@ -233,6 +273,9 @@ class Historian(Loop):
                 events.partition_dropped(leaf)
             await history.prune_default(lane)
             await history.prune_keys(lane)
+            await workflows.prune(lane)
+            await results.prune_progress(lane)
+            await limits.prune_buckets(lane)
             await workers.forget(lane, FORGET_WORKERS_AFTER_S)
         except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
             events.upkeep_postponed("history", str(error))

@@ -13,15 +13,18 @@ from dataclasses import asdict
 
 from taskd import events
 from taskd.config import Settings
+from taskd.core.kind import Kind
 from taskd.core.registry import Registry
 from taskd.errors import ConfigError, TaskdError
-from taskd.store import migrations, workers
+from taskd.store import limits, migrations, schedules, workers
 from taskd.store.database import Database
 from taskd.store.translate import NoRoom
 from taskd.worker.app import queue_limits
 from taskd.worker.assembly import Assembly
+from taskd.worker.job_processes import check_found
 from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
 from taskd.worker.lifeline import Place
+from taskd.worker.middleware import with_middleware
 from taskd.worker.notify import Notify
 from taskd.worker.report import Report
 from taskd.worker.resources import Resources
@@ -34,8 +37,9 @@ UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
 RETIRE_S = 1.0
 
-# One each for claims, acks, upkeep, beats and listening, and one now and then for the history.
-CONNECTIONS = 6
+# One each for claims, acks, upkeep, beats and listening, and now and then one for the history and
+# one for the queries of schedules.
+CONNECTIONS = 7
 
 
 class Worker:
@@ -69,10 +73,11 @@ class Worker:
         last: bool = False,
     ) -> None:
         self.settings = settings
-        self.registry = registry
+        self.registry = registry = with_middleware(registry)
         self.database = database
         self.report = Report()
         self.limits = queue_limits(settings, registry)
+        check_found(registry)
         self.ready = asyncio.Event()
         self._app = app
         self._until_empty = until_empty
@@ -155,10 +160,13 @@ class Worker:
         await self._check_connections()
         self.parts.shared.database_key = await workers.identify(self.parts.upkeep)
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
+        await schedules.publish(self.parts.upkeep, self._app, self.registry.schedules.values())
+        await limits.publish(self.parts.upkeep, self._app, self.registry)
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         self.parts.handler_tasks.watch()
         await self._register()
+        await self.parts.sweeper.look()  # before the first claim: what is paused is not run
         self._beat = BeatThread(self.database, self._lease, self._pulse, self._buried)
         self._beat.start()
         self.parts.supervisor.start()
@@ -191,24 +199,27 @@ class Worker:
 
     async def _check_connections(self) -> None:
         """The connection budget, checked against the server before it is used."""
-        of_all = CONNECTIONS * self._place.of
+        needed = CONNECTIONS
+        if any(task.kind is Kind.TRANSACTION for task in self.registry):
+            needed += self.settings.transaction_connections
+        of_all = needed * self._place.of
         server = await workers.connections(self.parts.upkeep)
         usable = server.allowed - server.reserved
         if of_all > usable:
             several = f", and {self._place.of} processes {of_all}"
             raise ConfigError(
-                f"this worker needs {CONNECTIONS} connections{'' if self._place.alone else several}"
+                f"this worker needs {needed} connections{'' if self._place.alone else several}"
                 f"; the server allows {usable}. Raise its max_connections"
                 f"{'' if self._place.alone else ', or run fewer processes'}."
             )
         # Those of the lanes are open and counted. Others may end at any time, so it only warns;
         # the first of several processes does so for all of them, before they are started.
         free = usable - server.used + len(self.parts.lanes)
-        wanted = of_all if self._place.number == 1 else CONNECTIONS
+        wanted = of_all if self._place.number == 1 else needed
         if wanted > free:
             events.connections_short(wanted, free)
         self._connections = {
-            "connections": CONNECTIONS,
+            "connections": needed,
             **({} if self._place.alone else {"connections_of_all": of_all}),
             "server_has": usable,
             "server_used": server.used,
@@ -295,8 +306,7 @@ class Worker:
         except ConfigError as error:
             events.service_crashed("reload", error, crashes=1, delay_s=0.0)
             return
-        for runner in self.parts.runners:
-            runner.limit = limits.get(runner.queue, runner.limit)
+        self.parts.controls.configure(limits)
         self.settings = settings
         self.parts.shared.cancel_s = settings.cancel_s
         events.configure(
@@ -387,6 +397,8 @@ class Worker:
         if hasattr(self, "_beat"):
             await self._beat.stop()
         self.parts.handler_tasks.unwatch()
+        await self.parts.processes.close()
+        await self.parts.transactions.close()
         await self._resources.close()
         for close in self._on_close:
             with contextlib.suppress(Exception):

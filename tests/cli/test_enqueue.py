@@ -83,7 +83,7 @@ def test_a_built_in_task_is_known_before_any_worker(taskd):
 )
 def test_a_built_in_task_is_checked_with_the_words_of_a_published_one(taskd, given):
     before = taskd("enqueue", "send_email", *given, code=2).stderr
-    [task] = tasks.signatures()
+    task, *_ = tasks.signatures()
     taskd.publish("send_email", schema=json.loads(task.args_schema))
     assert taskd("enqueue", "send_email", *given, code=2).stderr == before
     assert before.startswith("taskd: task send_email: ")

@@ -125,10 +125,10 @@ def test_tasks(taskd):
             "required": ["to", "whom"],
         }
     )
-    [row] = taskd.json("tasks")
+    [row] = taskd.json("tasks", "list")
     assert row["args_schema"]["required"] == ["to", "whom"]
-    line = taskd("tasks").stdout.splitlines()[1].split("\t")
-    assert line[:5] == ["send_report", "app", "email", "5", "30s"]
+    line = taskd("tasks", "list").stdout.splitlines()[1].split("\t")
+    assert line[:6] == ["send_report", "app", "email", "async", "5", "30s"]
     for part in (
         "to: string",
         "n: integer = ...",
@@ -137,8 +137,8 @@ def test_tasks(taskd):
         "whom: Person",
         "any: any = ...",
     ):
-        assert part in line[5].split(", ")
-    assert line[5].startswith("to: string, whom: Person, ")
+        assert part in line[-1].split(", ")
+    assert line[-1].startswith("to: string, whom: Person, ")
 
 
 def test_stats(taskd):

@@ -65,7 +65,7 @@ def test_everybody_can_do_what_the_role_is_for(shells, worker, taskd):
     assert (post["done"], post["failed"]) == (1, 1)
     assert "post" in [row["queue"] for row in observer.json("queues", "list")]
     assert [row["state"] for row in observer.json("workers")] == ["live"]
-    assert "greet" in [row["name"] for row in observer.json("tasks")]
+    assert "greet" in [row["name"] for row in observer.json("tasks", "list")]
     observer("health")
     observer("db", "check")
     shells["worker"]("health")
@@ -131,10 +131,11 @@ def test_roles_are_printed_or_made(taskd, logins):
 
 
 def test_a_migration_hands_over_and_grants_what_it_made(taskd, logins, monkeypatch):
-    extra = migrations.Migration(2, "extra", "CREATE TABLE taskd.extra ();")
+    number = len(migrations.all_migrations()) + 1
+    extra = migrations.Migration(number, "extra", "CREATE TABLE taskd.extra ();")
     known = (*migrations.all_migrations(), extra)
     monkeypatch.setattr(migrations, "all_migrations", lambda: known)
-    assert taskd("db", "migrate").stdout == "0002_extra\n"
+    assert taskd("db", "migrate").stdout == f"{number:04d}_extra\n"
     owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.extra'::regclass"
     assert taskd.sql(owner)[0][0] == logins.role("owner")
 

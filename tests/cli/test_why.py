@@ -184,7 +184,7 @@ def test_a_task_that_no_worker_of_its_queue_knows(taskd, why):
         "1 live worker serves the queue email: host1 (pid 4242) with the app app; "
         "it does not know the task render." in text
     )
-    assert "No worker has ever published a task of this name.\n  next: taskd tasks\n" in text
+    assert "No worker has ever published a task of this name.\n  next: taskd tasks list\n" in text
     taskd.publish("render")
     taskd.worker(14, "email")
     told = why(made)[1]

@@ -71,6 +71,14 @@ async def listener(dsn: str) -> AsyncIterator[Listener]:
 
 
 @pytest.fixture
+async def other(dsn: str) -> AsyncIterator[Any]:
+    """A second plain connection."""
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
 def registry() -> Registry:
     return Registry()
 

@@ -31,8 +31,10 @@ from sqlalchemy.ext import asyncio as sa_asyncio
 
 from taskd import Client, NewJob
 from taskd.core.registry import Registry
-from taskd.errors import InvalidArgs, UnknownTask
+from taskd.core.unique import Unique
+from taskd.errors import InvalidArgs, KeyHeld, UnknownTask
 from taskd.store.statements import load
+from taskd.workflows import Workflow, chain
 
 # Nothing listens on port 1: with conn, a client is never connected.
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
@@ -230,6 +232,17 @@ def test_a_refused_job_harms_its_savepoint_and_nothing_else(
     caller.run(NOTE)
     caller.commit()
     assert looks() == (["before"], 1)
+
+
+def test_a_key_that_is_held_is_told_by_one_error_whatever_the_driver(
+    client: Client, caller: Caller, looks: Any
+) -> None:
+    held = client.enqueue_sync(NewJob("t", queue="q", unique=Unique("k")), conn=caller.conn)
+    again = NewJob("t", queue="q", unique=Unique("k", on_conflict="raise"))
+    with pytest.raises(KeyHeld, match=f"job {held} of task"), caller.savepoint():
+        client.enqueue_sync(again, conn=caller.conn)
+    caller.commit()
+    assert looks() == (["t"], 0)
 
 
 @pytest.mark.usefixtures("published")
@@ -492,3 +505,42 @@ with psycopg.connect({dsn!r}) as conn:
 assert not sys.modules.keys() & {{"sqlalchemy", "django", "psycopg2"}}
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=45, cwd=Path.cwd())
+
+
+# Workflows.
+
+WAITS = "SELECT node, state::text, waits_for FROM taskd.job ORDER BY id"
+FLOW = [("a", "queued", None), ("b", "queued", None), ("a-2", "blocked", 1)]
+
+
+def flow() -> Workflow:
+    made = chain(NewJob("a", queue="q"), NewJob("a", '{"text": "100 %s"}', queue="q"))
+    made.add(NewJob("b", queue="q"))
+    return made
+
+
+def test_a_workflow_is_part_of_the_callers_transaction(
+    dsn: str, client: Client, caller: Caller, looks: Any
+) -> None:
+    flow().start_sync(conn=caller.conn, client=client)
+    assert looks() == ([], 0)
+    caller.rollback()
+    run = flow().start_sync(conn=caller.conn, client=client)
+    assert list(run.jobs) == ["a", "b", "a-2"]
+    caller.commit()
+    with psycopg.connect(dsn) as other:
+        assert other.execute(WAITS).fetchall() == FLOW
+    other.close()
+
+
+async def test_a_workflow_is_part_of_the_callers_async_transaction(
+    dsn: str, client: Client, acaller: Caller, looks: Any
+) -> None:
+    await flow().start(conn=acaller.conn, client=client)
+    assert looks() == ([], 0)
+    await acaller.rollback()
+    await flow().start(conn=acaller.conn, client=client)
+    await acaller.commit()
+    with psycopg.connect(dsn) as other:
+        assert other.execute(WAITS).fetchall() == FLOW
+    other.close()

@@ -156,7 +156,7 @@ async def test_an_ack_finds_its_rows_by_primary_key_and_in_its_order(
     ids = list(range(3, 4 * batch, 4))
     for name, args in (
         ("ack_done", (ME, ids, [1] * len(ids))),
-        ("complete_job", (ids[0], ME, 1, None)),
+        ("complete_job", (ids[0], ME, 1, None, None)),
     ):
         found = await nodes(sql, name, *args, mode)
         assert on_job(found) == [("Index Scan", "job_pkey")], name
@@ -168,7 +168,7 @@ async def test_any_outcome_is_written_by_primary_key(sql, table, mode, batch) ->
     ids = list(range(3, 4 * batch, 4))
     args = [ME, ids, *([value] * len(ids) for value in (1, "failed", 0, "f", "f"))]
     nothing = ["NULL"] * len(ids)
-    found = await nodes(sql, "ack_settled", *args, nothing, nothing, nothing, mode)
+    found = await nodes(sql, "ack_settled", *args, *[nothing] * 4, [], mode)
     assert {kind for kind, _ in on_job(found)} <= {"Index Scan", "Tid Scan"}
     assert {index for _, index in on_job(found)} == {"job_pkey"}
 
@@ -189,7 +189,7 @@ async def test_a_promotion_picks_along_its_index_and_writes_by_tid(sql, table, m
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_next_due_times_are_the_first_entries_of_two_indexes(sql, table, mode) -> None:
     found = on_job(await nodes(sql, "next_due", mode))
-    assert {index for _, index in found} == {"job_due", "job_suspect"}
+    assert {index for _, index in found} == {"job_due", "job_suspect", "job_arrived"}
     assert {kind for kind, _ in found} <= {"Index Scan", "Index Only Scan"}
 
 
@@ -197,9 +197,22 @@ async def test_the_next_due_times_are_the_first_entries_of_two_indexes(sql, tabl
 async def test_to_look_around_touches_one_row_for_each_owner_and_due_time(sql, table, mode) -> None:
     found = await nodes(sql, "look_around", ME, 30, "host", "boot", "ns", mode)
     # The probe for each further owner stands in a select list, where EXPLAIN does not show it.
-    assert sorted(index for _, index in on_job(found)) == ["job_due", "job_running", "job_suspect"]
+    assert sorted(index for _, index in on_job(found)) == [
+        "job_arrived", "job_deadline", "job_due", "job_parked", "job_running", "job_suspect",
+        "job_suspect",
+    ]  # fmt: skip
     assert {kind for kind, _ in on_job(found)} <= {"Index Scan", "Index Only Scan"}
     assert [relation for _, relation, _ in found].count("worker") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_is_parked_or_expired_is_found_by_an_index_of_its_own(sql, table, mode) -> None:
+    for name, args, index in (
+        ("unpark_jobs", (["t"], 1000), "job_parked"),
+        ("expire_jobs", (1000,), "job_deadline"),
+    ):
+        found = on_job(await nodes(sql, name, *args, mode))
+        assert sorted(found) == [("Index Scan", index), ("Tid Scan", "")], name
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -239,5 +252,6 @@ async def test_a_million_jobs_change_no_plan(sql, analysed) -> None:
         await test_a_promotion_picks_along_its_index_and_writes_by_tid(sql, None, mode)
         await test_the_next_due_times_are_the_first_entries_of_two_indexes(sql, None, mode)
         await test_to_look_around_touches_one_row_for_each_owner_and_due_time(sql, None, mode)
+        await test_what_is_parked_or_expired_is_found_by_an_index_of_its_own(sql, None, mode)
         await test_a_rescue_looks_at_running_jobs_only(sql, None, mode)
         await test_a_workers_running_jobs_are_found_by_their_index(sql, None, mode)

@@ -14,10 +14,10 @@ from tests.logins import Logins
 # What a right that is needed for something else brings along: whoever moves jobs to the history by
 # hand can end them, and what only reads need not be kept from those who may read all of it.
 BESIDES = {
-    "producer": {"demo_live"},
-    "worker": {"demo_left"},
-    "observer": {"check_acks"},
-    "admin": {"check_acks", "locked_jobs", "ack_done", "complete_job"},
+    "producer": {"demo_live", "bench_left", "find_bounds"},
+    "worker": {"demo_left", "find_bounds", "find_live_jobs", "tasks_of_jobs"},
+    "observer": {"check_acks", "find_bounds"},
+    "admin": {"check_acks", "locked_jobs", "ack_done", "expire_jobs"},
 }
 
 

@@ -166,6 +166,7 @@ ALLOWED = {
     ("store/database.py", "SET LOCAL "),
     ("store/database.py", "ROLLBACK"),
     ("store/database.py", "COMMIT"),
+    ("store/transactions.py", "SET LOCAL "),  # of a handler's own transaction
     ("store/migrations.py", "SELECT pg_advisory_xact_lock("),  # before there is a schema
     ("store/migrations.py", "SET LOCAL statement_timeout"),
     ("store/migrations.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
@@ -176,6 +177,7 @@ ALLOWED = {
     ("store/script.py", "BEGIN;"),
     ("store/script.py", "COMMIT;"),
     ("store/script.py", "INSERT INTO taskd.migration"),
+    ("tasks/http_request.py", "DELETE"),  # a method of HTTP
     ("store/testing.py", "CREATE DATABASE "),  # a name, for which no parameter can stand
     ("store/testing.py", "DROP DATABASE "),
 }

@@ -5,11 +5,13 @@ A line that must be refused ends in `# refused`; all others must pass.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_type
 
 from taskd import Client, Context, Enqueued, Fail, Fixed, NewJob, Task, task
 from taskd.core.registry import Registry
+from taskd.handlers import Item, TransactionContext
 from taskd.worker.context import AttemptContext
 
 
@@ -98,12 +100,54 @@ async def calling_the_handler() -> None:
 async def misspelt(to: str) -> None: ...
 
 
+@dataclass
+class Product:
+    id: int
+
+
+@task(batch=100, max_wait_s=0.5)
+async def in_batches(items: list[Item[Product]]) -> None:
+    assert_type(items[0].args, Product)
+    assert_type(items[0].ctx.job_id, int)
+
+
+@task(transaction="serializable")
+async def in_a_transaction(ctx: TransactionContext, account: int) -> None:
+    await ctx.conn.execute("SELECT 1")
+
+
+@task(process=True, timeout_s=5)
+def in_a_process(path: str) -> int:
+    return len(path)
+
+
+async def kinds_of_handlers() -> None:
+    in_batches.job(Product(1))
+    await in_batches.enqueue(Product(1))
+    await in_batches.options(delay_s=5).enqueue(Product(1))
+    in_batches.job(id=1)  # refused
+    in_batches.job([Product(1)])  # refused
+    in_a_transaction.job(account=1)
+    in_a_transaction.job(account="1")  # refused
+    in_a_process.job("a")
+    in_a_process.job(1)  # refused
+
+
+@task(batch=100)  # refused
+async def no_items(items: list[Product]) -> None: ...
+
+
+@task(transaction="serialisable")  # refused
+async def misspelt_isolation(ctx: TransactionContext) -> None: ...
+
+
 def takes_any_task(any_task: Task[..., Any]) -> str:
     return any_task.name
 
 
 takes_any_task(plain)
 takes_any_task(in_a_thread)
+takes_any_task(in_batches)
 
 
 def what_the_worker_gives_is_a_context(made: AttemptContext) -> Context:

@@ -168,10 +168,16 @@ def test_a_finished_job_comes_back_by_hand_only_and_never_when_done() -> None:
     assert {(b, a) for b, a in TRANSITIONS if b in FINISHED} == {
         (JobState.FAILED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.QUEUED),
+        (JobState.FAILED, JobState.SCHEDULED),
+        (JobState.CANCELLED, JobState.SCHEDULED),
+        # To the gate of its limit, or waiting for others.
+        (JobState.FAILED, JobState.BLOCKED),
+        (JobState.CANCELLED, JobState.BLOCKED),
     }
 
 
-def test_only_running_jobs_are_done_or_failed() -> None:
+def test_only_running_jobs_are_done_and_no_new_one_is_finished() -> None:
     for before, after in TRANSITIONS:
-        if after in (JobState.DONE, JobState.FAILED):
+        if after is JobState.DONE:
             assert before is JobState.RUNNING
+        assert before is not None or after not in FINISHED

@@ -38,7 +38,9 @@ SCHEDULED, QUEUED = JobState.SCHEDULED, JobState.QUEUED
 
 
 def job(attempt: int = 1, max_attempts: int | None = None) -> Job:
-    return Job(7, 3, "send", "{}", attempt, max_attempts, None, 100, 0, 0.0, 0.0, "q", 99)
+    return Job(
+        7, 3, "send", "{}", attempt, max_attempts, None, 100, 0, 0.0, 0.0, queue="q", worker_id=99
+    )
 
 
 async def send() -> None: ...

@@ -27,7 +27,10 @@ QUEUED = {
     "serving": 1,
     "knowing": 1,
     "ahead": 0,
+    "args_version": 1,
     "servers": [],
+    "parents": [],
+    "parents_left": 0,
 }
 NOTHING = {each: None for each in Facts.__struct_fields__ if each not in QUEUED}
 LATER = {"state": "scheduled", "run_at": NOW + timedelta(hours=1), "due_in_s": 3600.0}
@@ -121,8 +124,16 @@ def test_a_job_that_is_due_waits_to_be_queued_by_any_worker() -> None:
 
 
 def test_every_live_job_has_a_reason() -> None:
-    for state in ("scheduled", "queued", "running"):
+    for state in ("blocked", "scheduled", "queued", "running"):
         for crashes in (0, 1):
             for due_in_s in (-1.0, 1.0):
                 facts = {"state": state, "crashes": crashes, "due_in_s": due_in_s}
                 assert why(**facts), facts
+
+
+def test_a_blocked_job_waits_for_jobs_or_for_somebody_who_retries_one() -> None:
+    running = {"id": 2, "node": "a", "task": "t", "state": "running", "on_failed": "wait"}
+    failed = running | {"id": 3, "state": "failed"}
+    blocked = {"state": "blocked", "parents_left": 1}
+    assert why(**blocked, parents=[running]) == [Reason(Why.WAITS_FOR_JOBS)]
+    assert why(**blocked, parents=[running, failed]) == [Reason(Why.WAITS_FOR_RETRY, mend=True)]

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.http_server import Server as WebServer
+from tests.tasks.http_server import serving as web_serving
 from tests.tasks.smtp_server import Server, serving
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -59,7 +61,7 @@ def commands(block: str) -> list[str]:
 class Tour:
     """Somebody who does what the README says, from its first block to its last."""
 
-    def __init__(self, home: Path, dsn: str, sql: Any, mail: Server) -> None:
+    def __init__(self, home: Path, dsn: str, sql: Any, mail: Server, web: WebServer) -> None:
         self.home, self.sql, self.walked = home, sql, list[str]()
         self.environ = os.environ | {"TASKD_DSN": dsn, "PYTHONPATH": os.pathsep.join(sys.path)}
         # What stands in for the names of the README's example.
@@ -71,11 +73,21 @@ class Tour:
                 "TASKD_SMTP_TLS": "off",
             },
         }
+        # The host of the README's webhook, in its settings and in its URL.
+        self.stand_ins = {
+            '"hooks.example.org"': f'"localhost:{web.port}"]\nhttp_networks = ["127.0.0.1"',
+            '", "*.partner.example:8443"': '"',
+            "https://hooks.example.org": f"http://localhost:{web.port}",
+        }
         self.processes: list[asyncio.subprocess.Process] = []
         (home / "jobs.ndjson").write_text(LINES)
 
     async def walk(self, language: str, block: str) -> None:
-        if language == "python":
+        for shown, real in self.stand_ins.items():
+            block = block.replace(shown, real)
+        if language == "toml":
+            (self.home / "taskd.toml").write_text(block)
+        elif language == "python":
             await self._python(block)
         elif language == "sql":
             for statement in filter(str.strip, block.split(";")):
@@ -157,20 +169,29 @@ class Tour:
 async def test_the_readme_can_be_walked_from_its_first_block_to_its_last(
     home: Path, dsn: str, sql: Any
 ) -> None:
-    async with serving() as mail, aclosing(Tour(home, dsn, sql, mail)) as tour:
+    async with (
+        serving() as mail,
+        web_serving() as web,
+        aclosing(Tour(home, dsn, sql, mail, web)) as tour,
+    ):
         for language, block in blocks():
             if "taskd jobs show 42" in block:
                 # All that the README has enqueued so far: by itself from Python, from SQL and from
-                # the shell, two of them for later, one for a key, and the mail, which is sent.
-                assert await tour.states() == {"queued": 8, "scheduled": 2, "done": 1}
+                # the shell, two of them for later, one for a key, one that waits for another, the
+                # job of a schedule that was run by hand, the mail, the command and the webhook.
+                # What was due when the schedules' app ran is done.
+                assert await tour.states() == {
+                    "queued": 3, "scheduled": 2, "done": 10, "blocked": 1
+                }  # fmt: skip
                 await make_job_42(sql)
             await tour.walk(language, block)
         assert [to for to, _ in mail.mails] == [["ada@example.org"]]
+        assert [(asked.path, asked.body) for asked in web.asked] == [("/orders", b'{"order":42}')]
         assert len(tour.walked) >= 15, "the blocks of the README were not found"
         await sql.execute("UPDATE taskd.job SET run_at = now()")
         await tour._command("taskd run --app myapp.jobs --until-empty")
-        # What serves the queue of the keys' example is not in that app.
-        assert await tour.states() == {"done": 11, "queued": 1}
+        # What serves the queues of the keys' and the workflows' examples is not in that app.
+        assert await tour.states() == {"done": 14, "queued": 2, "blocked": 1}
 
 
 async def rest(stream: asyncio.StreamReader) -> str:

@@ -112,6 +112,16 @@ async def waits_for_lock(sql: Any, connection: Any) -> None:
             await asyncio.sleep(0.002)
 
 
+async def steps_back(sql: Any, connection: Any) -> None:
+    """Wait until the connection's statement has met a lock, and sleeps before it tries again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await sql.fetchval(
+            "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $1",
+            connection.get_server_pid(),
+        ):
+            await asyncio.sleep(0.002)
+
+
 class Transaction:
     """A transaction held open on a connection of its own, until it is told to commit."""
 

@@ -247,8 +247,8 @@ async def test_an_outcome_that_cannot_be_stored_writes_nothing_of_its_batch(
 @pytest.mark.parametrize(
     ("state", "ends_as", "reason"),
     [
-        (SCHEDULED, CANCELLED, "cancel asked"),
-        (QUEUED, CANCELLED, "cancel asked"),
+        (SCHEDULED, CANCELLED, "by hand"),
+        (QUEUED, CANCELLED, "by hand"),
         (FAILED, FAILED, "gave up"),
         (CANCELLED, CANCELLED, "gave up"),
         (DONE, DONE, "gave up"),
@@ -376,7 +376,7 @@ async def test_a_worker_that_nobody_is_matches_no_waiting_job(sql, lane: Lane) -
     [job_id] = await enqueue(lane)
     for name, args in (
         ("ack_done", (None, [job_id], [0])),
-        ("complete_job", (job_id, None, 0, None)),
+        ("complete_job", (job_id, None, 0, None, None)),
     ):
         assert [r for r in await lane.fetch(name, *args) if r[0]] == []
     assert await state_of(sql, job_id) == "queued"
@@ -502,7 +502,7 @@ async def test_the_fate_of_a_written_ack_stays_acked_when_people_move_the_job_on
 
 
 async def jobs_completed(on, job, result: str | None = None) -> list:
-    return await on.fetch("complete_job", job.id, job.worker_id, job.fence, result)
+    return await on.fetch("complete_job", job.id, job.worker_id, job.fence, result, None)
 
 
 async def test_the_effects_and_the_completion_commit_together(

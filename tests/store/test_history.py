@@ -98,7 +98,7 @@ async def test_finished_jobs_expire_by_their_queue_and_outcome(sql, lane, me, ot
     await settle(lane, settled, DONE, result="1")
     await settle(lane, failed, FAILED)
     await settle(lane, cancelled, CANCELLED)
-    await lane.fetch("complete_job", completed.id, me, completed.fence, None)
+    await lane.fetch("complete_job", completed.id, me, completed.fence, None, None)
     [by_hand] = await enqueue(lane)
     await jobs.cancel(lane, [by_hand], "by hand")
     crashed = await run_one(lane, other)
@@ -138,7 +138,7 @@ async def test_a_retention_of_nothing_leaves_no_row_and_acks_count_as_written(
     assert await done(lane, plain) == 1
     assert await settle(lane, settled, DONE, result="1") == DONE
     assert await settle(lane, failed, FAILED) == FAILED
-    assert await lane.fetch("complete_job", completed.id, me, completed.fence, None)
+    assert await lane.fetch("complete_job", completed.id, me, completed.fence, None, None)
     assert await sql.fetchval("SELECT count(*) FROM taskd.jobs") == 0
 
 
@@ -160,16 +160,18 @@ async def test_partitions_are_made_ahead_for_every_retention_in_use(sql, lane, u
     await reports.keep_queue(lane, "q", DAY_S // 2, 90 * DAY_S)
     await reports.keep_queue(lane, "r", 0, 365 * DAY_S)
     await history.make_partitions(upkeep)
-    added = {await leaf_of(sql, keep + ahead) for keep in (0, 90, 365) for ahead in AHEAD}
+    added = {await leaf_of(sql, keep + ahead) for keep in (0, 1, 90, 365) for ahead in AHEAD}
     assert await leaves(sql) == before | added
     assert await history.make_partitions(upkeep) == 0
 
 
-async def test_a_retention_of_nothing_needs_no_partition(sql, lane: Lane, upkeep) -> None:
+async def test_a_retention_of_nothing_needs_partitions_for_workflows_only(
+    sql, lane: Lane, upkeep
+) -> None:
     before = await leaves(sql)
     await reports.keep_queue(lane, "q", 0, 0)
-    assert await history.make_partitions(upkeep) == 0
-    assert await leaves(sql) == before
+    assert await history.make_partitions(upkeep) == len(AHEAD)
+    assert await leaves(sql) == before | {await leaf_of(sql, 1 + ahead) for ahead in AHEAD}
 
 
 async def test_every_partition_has_what_its_parent_has(sql, lane: Lane, upkeep) -> None:

@@ -155,7 +155,9 @@ async def test_a_retried_job_has_at_least_one_more_attempt(
 ) -> None:
     if task_limit is not None:
         await sql.execute(
-            "INSERT INTO taskd.task VALUES ('t', 'app', '', 'q', $1, NULL, '{}')", task_limit
+            "INSERT INTO taskd.task (name, app, signature, queue, max_attempts, args_schema) "
+            "VALUES ('t', 'app', '', 'q', $1, '{}')",
+            task_limit,
         )
     job = await run_one(lane, me, max_attempts=own_limit)
     await settle(lane, job, FAILED)

@@ -148,7 +148,9 @@ async def test_without_a_boot_id_nobody_is_a_neighbour(sql, lane: Lane, me) -> N
 
 
 async def test_who_is_alone_sees_nobody_and_still_learns_what_is_due(sql, lane: Lane, me) -> None:
-    assert await workers.look_around(lane, incarnation(me), 30.0) == ([], False, (None, None))
+    seen = await workers.look_around(lane, incarnation(me), 30.0)
+    nothing_due = (None, None, None, [])
+    assert seen == ([], False, False, nothing_due, (None, None), False, frozenset(), [], {})
     await enqueue(lane, delay_s=60.0)
     seen = await workers.look_around(lane, incarnation(me), 30.0)
     assert seen.others == []
@@ -194,9 +196,9 @@ async def test_running_jobs_are_those_that_the_database_says_this_worker_runs(
     await jobs.cancel(lane, [mine[0].id], "by hand")
     await sql.execute("UPDATE taskd.job SET started_at = now() - interval '1 h'")
     rows = sorted(await workers.running_jobs(lane, me))
-    assert [(each.id, each.fence, each.cancel_asked) for each in rows] == [
-        (mine[0].id, 1, True),
-        (mine[1].id, 1, False),
+    assert [(each.id, each.fence, each.cancel_reason) for each in rows] == [
+        (mine[0].id, 1, "by hand"),
+        (mine[1].id, 1, None),
     ]
     assert all(3600 <= each.age_s < 3700 for each in rows)
 
@@ -251,8 +253,8 @@ async def test_two_rescuers_share_the_jobs(lane: Lane, connect: Connect, me) -> 
         (1, 5, False, SCHEDULED, None),
         (2, 5, False, FAILED, "crashed"),  # the third death
         (0, 1, False, SCHEDULED, None),  # it may never have started: crashes have their own budget
-        (0, 5, True, CANCELLED, "cancel asked"),
-        (2, 1, True, CANCELLED, "cancel asked"),
+        (0, 5, True, CANCELLED, "by hand"),
+        (2, 1, True, CANCELLED, "by hand"),
     ],
 )
 async def test_what_becomes_of_a_dead_workers_job(

@@ -66,10 +66,10 @@ async def test_a_job_being_cancelled_is_stepped_over(sql, lane: Lane, connect: C
 
 
 async def test_next_due_tells_plain_jobs_and_suspects_apart(sql, lane: Lane, me) -> None:
-    assert await jobs.next_due(lane) == (None, None)
+    assert await jobs.next_due(lane) == (None, None, None, [])
     job = await run_one(lane, me)
     await enqueue(lane)  # queued: no timer needs to wait for it
-    assert await jobs.next_due(lane) == (None, None)
+    assert await jobs.next_due(lane) == (None, None, None, [])
     await enqueue(lane, delay_s=500)
     await enqueue(lane, delay_s=100)
     await take_over(lane, job)

@@ -104,7 +104,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "UPDATE taskd.job SET state = 'done'",
         "UPDATE taskd.job SET fence = fence + 1",
         "UPDATE taskd.job SET priority = -1",
-        "UPDATE taskd.job SET cancel_asked = true",
+        "UPDATE taskd.job SET cancel_reason = 'mine'",
         "DELETE FROM taskd.job",
         "TRUNCATE taskd.job",
         "SELECT args FROM taskd.job",
@@ -139,6 +139,15 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "INSERT INTO taskd.queue (name, paused_at) VALUES ('q', now())",
         "UPDATE taskd.task SET queue = 'mine'",
         "DELETE FROM taskd.migration",
+        # Schedules.
+        "SELECT name FROM taskd.schedule",
+        "INSERT INTO taskd.schedule (name, task, queue, every_s) VALUES ('s', 't', 'q', 60)",
+        "UPDATE taskd.schedule SET paused_at = now()",
+        "DELETE FROM taskd.schedule",
+        "SELECT taskd.set_schedule('s', 't', queue => 'q', every => '1 min')",
+        "SELECT taskd.run_schedule('s')",
+        "SELECT taskd.fire_schedule('s', 0, NULL, '{}', now())",
+        "SELECT taskd.make_scheduled_jobs('s', now(), NULL, true)",
         # Definitions.
         "DROP TABLE taskd.job",
         "DROP SCHEMA taskd CASCADE",
@@ -471,7 +480,7 @@ async def test_a_schema_that_was_handed_over_gets_its_grants_anew_after_a_migrat
 ) -> None:
     # As a migration run by a superuser leaves it: a new table that nobody may read, a new owner.
     await sql.execute(
-        "DROP TABLE taskd.task; CREATE TABLE taskd.task (name text PRIMARY KEY, app text)"
+        "ALTER TABLE taskd.task RENAME TO past; CREATE TABLE taskd.task (LIKE taskd.past)"
     )
     assert await roles.renew(database) == roles.names(logins.prefix)
     owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.task'::regclass"
@@ -505,6 +514,6 @@ async def test_an_error_quotes_no_row(sql: Any, lane: Lane) -> None:
 
 async def test_a_value_that_cannot_be_sent_is_not_quoted(lane: Lane) -> None:
     with pytest.raises(ValueRefused) as caught:
-        await lane.fetch("enqueue_jobs", ["t"], ["q"], ['{"iban": "DE02\ud800"}'], *[[None]] * 5)
+        await lane.fetch("enqueue_jobs", ["t"], ["q"], ['{"iban": "DE02\ud800"}'], *[[None]] * 10)
     assert "query argument $3" in str(caught.value)
     assert "DE02" not in str(caught.value)

@@ -101,8 +101,8 @@ class Report:
             _unexpected(row)
             for row in self.unexpected
             if row["reason"] != "crashed"
-            or not row["blows"]
-            or row["blows"] + row["pills"] < MAX_CRASHES
+            or not row["blows"] + row["lapses"]
+            or row["blows"] + row["pills"] + row["lapses"] < MAX_CRASHES
         ]
         return found
 
@@ -120,7 +120,8 @@ class Report:
 def _unexpected(row: Any) -> str:
     return (
         f"{row['task']} {row['id']} ended {row['state']}: {row['reason']} "
-        f"(crashed by {row['blows']} kills or pauses and {row['pills']} pills)"
+        f"(crashed by {row['blows']} kills or pauses, {row['pills']} pills and "
+        f"{row['lapses']} leases that ran out)"
     )
 
 
@@ -387,16 +388,22 @@ WHERE job.task = 'pill'
 GROUP BY job.id, job.state, job.reason
 """
 
-# Every task but these two must end well, however often its neighbours die.
+# Every task but these two must end well, however often its neighbours die. What its workers died
+# of: a blow of ours; a pill that ran there; or a lease that ran out on a machine too busy to beat,
+# which counts as a death, too.
 UNEXPECTED = """
 SELECT job.id, job.task, job.state, job.reason,
        count(*) FILTER (WHERE crash.ours) AS blows,
-       count(*) FILTER (WHERE NOT crash.ours) AS pills
+       count(*) FILTER (WHERE NOT crash.ours AND crash.pill) AS pills,
+       count(*) FILTER (WHERE NOT crash.ours AND NOT crash.pill) AS lapses
 FROM taskd.jobs AS job
 LEFT JOIN (
-    SELECT claim.job, worker.pid IN (
-        SELECT pid FROM judge.kill UNION SELECT pid FROM judge.pause
-    ) AS ours
+    SELECT claim.job,
+           worker.pid IN (SELECT pid FROM judge.kill UNION SELECT pid FROM judge.pause) AS ours,
+           EXISTS (
+               SELECT FROM judge.claim AS other JOIN taskd.jobs AS pill ON pill.id = other.job
+               WHERE pill.task = 'pill' AND other.worker = worker.id AND other.closed_as = 'rescue'
+           ) AS pill
     FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
     WHERE claim.closed_as = 'rescue'
 ) AS crash ON crash.job = job.id

@@ -17,6 +17,7 @@
 | I7 | a run that no failure, rescue, interrupt or lost claim explains; a rescue from the living |
 | I8 | an attempt count that is not claims minus refunds |
 | I9 | a claim before `run_at` |
+| I10 | more jobs of a key running at a time than its limit allows |
 | I11 | a ledger that does not hold one entry per `done` |
 | I12 | what is left behind: sessions, open transactions, advisory locks |
 

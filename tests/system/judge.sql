@@ -176,7 +176,7 @@ BEGIN
     )
     INSERT INTO judge.violation ("check", what, job, detail)
     -- An outcome for a job that does not run can only be that of a run which lost it.
-    SELECT 'I3', CASE WHEN live.old_state IN ('scheduled', 'queued') THEN 'stale write' ELSE 'transition' END,
+    SELECT 'I3', CASE WHEN live.old_state IN ('blocked', 'scheduled', 'queued') THEN 'stale write' ELSE 'transition' END,
            seen.job,
            format('%s -> %s, fence %s -> %s', coalesce(live.old_state, '?'), seen.new_state,
                   coalesce(live.old_fence::text, '?'), seen.fence)
@@ -188,7 +188,12 @@ BEGIN
     ) AS live ON true
     WHERE live.old_fence IS DISTINCT FROM seen.fence
        OR NOT EXISTS (SELECT 1 FROM judge.allowed AS a
-                      WHERE a.old_state = live.old_state AND a.new_state = seen.new_state);
+                      WHERE a.old_state = live.old_state AND a.new_state = seen.new_state)
+       -- A job that waits fails for one reason, and not before its time.
+       OR seen.new_state = 'failed' AND live.old_state <> 'running'
+          AND NOT EXISTS (SELECT 1 FROM new_rows AS ended
+                          WHERE ended.id = seen.job AND ended.reason = 'expired'
+                            AND ended.deadline < clock_timestamp());
     GET DIAGNOSTICS hits = ROW_COUNT;
     PERFORM judge.object(hits);
     RETURN NULL;
@@ -457,7 +462,7 @@ CREATE VIEW judge.breach AS
     UNION ALL
     SELECT 'I1', 'stuck', job, format('%s since %s', new_state, at), false
     FROM judge.last AS last
-    WHERE new_state IN ('scheduled', 'queued', 'running')
+    WHERE new_state IN ('blocked', 'scheduled', 'queued', 'running')
       AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = last.job AND said.what = 'waiting')
     UNION ALL
     SELECT 'I2', 'never ran', job, 'done without a single start', true
@@ -491,12 +496,26 @@ CREATE VIEW judge.breach AS
     UNION ALL
     SELECT 'I8', 'attempt', job, 'it came back at once, and the attempt was burned', false
     FROM judge.step
-    WHERE old_state = 'running' AND new_state IN ('scheduled', 'queued') AND run_at = old_run_at
+    WHERE old_state = 'running' AND new_state IN ('blocked', 'scheduled', 'queued') AND run_at = old_run_at
       AND attempt = old_attempt AND crashes = old_crashes
       AND NOT (interrupts > old_interrupts AND old_interrupts >= 10)
     UNION ALL
     SELECT 'I9', 'early', job, format('started at %s, due at %s', at, run_at), false
     FROM judge.claim WHERE at < run_at
+    UNION ALL
+    -- Claims of a key that were open when another one of it began. Limits that somebody changes meanwhile are left out.
+    SELECT 'I10', 'limit', one.job, format('%s of %s ran at %s', others.jobs, rule.name, one.at), false
+    FROM judge.claim AS one
+    JOIN taskd.jobs AS job ON job.id = one.job
+    JOIN taskd.job_limit AS rule ON rule.name = job.limit_name AND NOT rule.by_hand
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs
+        FROM judge.claim AS other
+        JOIN taskd.jobs AS its ON its.id = other.job
+        WHERE its.limit_name = job.limit_name AND its.limit_key = job.limit_key
+          AND other.at <= one.at AND coalesce(other.closed_at, 'infinity') > one.at
+    ) AS others
+    WHERE others.jobs > rule.concurrency
     UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity

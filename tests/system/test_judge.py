@@ -19,7 +19,7 @@ import pytest
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack, Happened, Interrupted, NotStarted, Raised, settle
 from taskd.core.task import Task
-from taskd.store import jobs
+from taskd.store import control, jobs
 from taskd.store.statements import statement
 from tests.system.judge import Judge, Verdict
 from tests.system.recorder import RECORD
@@ -466,6 +466,15 @@ async def test_cancelled_and_forgotten_jobs_are_lawful(scene: Open) -> None:
     assert (verdict.figures.cancelled, verdict.figures.forgotten) == (1, 1)
 
 
+async def test_a_job_whose_deadline_is_over_fails_lawfully_wherever_it_waits(scene: Open) -> None:
+    stage = await scene(strict=True)
+    expired = [await stage.enqueue(deadline_s=0.0), await stage.enqueue(deadline_s=0, delay_s=60)]
+    await control.expire(stage.house, 10)
+    verdict = await stage.judge.check(enqueued=expired)
+    verdict.require()
+    assert (verdict.figures.failed, verdict.figures.failed_unrun) == (2, 2)
+
+
 async def test_jobs_meant_to_wait_are_not_stuck(scene: Open) -> None:
     stage = await scene()
     job_id = await stage.enqueue(delay_s=3600)
@@ -611,6 +620,19 @@ async def claimed_before_its_time(stage: Scene) -> None:
     await stage.a.does(await stage.a.claim())
 
 
+async def expired_before_its_time(stage: Scene) -> None:
+    await stage.enqueue(deadline_s=0.0)
+    # As a statement would that looks at another clock.
+    await stage.sql(
+        "WITH gone AS (DELETE FROM taskd.job RETURNING *) INSERT INTO taskd.job_history "
+        "(id, enqueued_at, run_at, finished_at, expires_at, fence, state, priority, attempt, "
+        "crashes, interrupts, queue, task, args, errors, reason, deadline) "
+        "SELECT id, enqueued_at, run_at, now(), now() + interval '1 day', fence, 'failed', "
+        "priority, attempt, crashes, interrupts, queue, task, args, errors, 'expired', "
+        "now() + interval '1 h' FROM gone"
+    )
+
+
 async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
     job_id = await one_job_done(stage)
     return {"ledger": (TASK, [job_id, job_id])}
@@ -645,6 +667,7 @@ CRIMES = [
     (history_rewritten, "I3", "transition"),
     (history_from_nowhere, "I3", "transition"),
     (ack_of_a_job_that_waits, "I3", "stale write"),
+    (expired_before_its_time, "I3", "stale write"),
     (queued_suspect, "I3", "suspect"),
     (fence_reused, "I4", "two claims"),
     (worker_dug_up, "I5", "burial"),

@@ -215,7 +215,7 @@ async def test_a_child_that_is_killed_during_the_drain_counts_as_abandoned(famil
     ("args", "settings", "why"),
     [
         (["--app", "no_such_app"], {}, "app 'no_such_app' cannot be imported"),
-        ([], {"processes": 64}, "64 processes 384"),
+        ([], {"processes": 64}, "64 processes 448"),
         ([], {"dsn": "postgresql://127.0.0.1/x?port=1"}, "refuse"),
     ],
     ids=["app", "connections", "database"],

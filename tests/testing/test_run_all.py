@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from taskd import Cancel, Client, Fail, Fixed, Retry, Snooze
 from taskd.errors import JobNotFound
+from taskd.handlers import Item
 from taskd.testing import AttemptFailed, Crash, TaskdDB
 
 
@@ -307,3 +309,53 @@ def test_a_test_without_a_loop_runs_jobs_as_well(db: TaskdDB, dsn: str, task: An
 def test_a_job_that_does_not_exist_is_told(db: TaskdDB) -> None:
     with pytest.raises(JobNotFound, match="no job 5"):
         db.job(5)
+
+
+@dataclass
+class Page:
+    number: int
+
+
+async def test_batches_run_and_say_what_was_raised_for_each_job(
+    db: TaskdDB, client: Client, task: Any
+) -> None:
+    @task(batch=3, max_wait_s=0.05, max_attempts=1)
+    async def index(items: list[Item[Page]]) -> list[Any]:
+        return [ValueError("odd") if item.args.number % 2 else item.args.number for item in items]
+
+    await client.enqueue_many(index.job(Page(number)) for number in range(3))
+    with pytest.raises(AttemptFailed, match="1 of 3 jobs failed") as failed:
+        await db.run_all(check=True, concurrency=3)
+    assert str(failed.value.__cause__) == "odd"
+
+
+async def test_a_worker_that_dies_in_a_batch_gives_all_of_it_back(
+    db: TaskdDB, client: Client, task: Any
+) -> None:
+    sizes: list[int] = []
+
+    @task(batch=2, max_wait_s=0.05)
+    async def index(items: list[Item[Page]]) -> None:
+        sizes.append(len(items))
+
+    ids = [await client.enqueue(index.job(Page(number))) for number in range(2)]
+    ran = await db.run_all(concurrency=2, crash=[ids[0]])
+    assert [row.state for row in ran] == ["done", "done"]
+    assert sum(sizes) == 4
+
+
+async def test_a_transaction_is_rolled_back_when_its_worker_dies(
+    db: TaskdDB, client: Client, task: Any
+) -> None:
+    seen: list[int] = []
+
+    @task(transaction=True)
+    async def counts(ctx: Any) -> None:
+        await ctx.conn.execute("CREATE TABLE IF NOT EXISTS effect ()")
+        await ctx.conn.execute("INSERT INTO effect DEFAULT VALUES")
+        seen.append(await ctx.conn.fetchval("SELECT count(*) FROM effect"))
+
+    job = await client.enqueue(counts.job())
+    [row] = await db.run_all(crash=[job])
+    assert row.state == "done"
+    assert seen == [1, 1]

@@ -141,7 +141,10 @@ async def test_leaving_writes_all_but_what_is_locked_and_closes_the_row(desk: De
         "SELECT 'q', 't', 'running', $1, 1, 1, now() FROM generate_series(1, 6) RETURNING id",
         ME,
     )
-    jobs = [Job(row[0], 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, "q", ME) for row in ids]
+    jobs = [
+        Job(row[0], 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, queue="q", worker_id=ME)
+        for row in ids
+    ]
     lease = Lease(30.0)
     lease.worker_id = ME
     leaving = Leaving(Database({"dsn": desk.dsn}), lease, Acker(desk.lane), [], None)

@@ -344,7 +344,7 @@ async def test_a_running_job_is_cancelled_from_sql(desk: Desk) -> None:
     await until(lambda: worker.worker.parts.runners[0].running == 2)
     assert set((await jobs.cancel(desk.lane, ids, "no more")).values()) == {"running"}
     rows = await desk.settled(*ids)
-    assert {(row["state"], row["reason"]) for row in rows} == {("cancelled", "cancel asked")}
+    assert {(row["state"], row["reason"]) for row in rows} == {("cancelled", "no more")}
 
 
 async def test_a_cancel_that_races_with_the_end_has_one_outcome(desk: Desk) -> None:

@@ -28,7 +28,7 @@ async def acker() -> AsyncIterator[Acker]:
 
 async def test_while_outcomes_cannot_be_written_nothing_is_claimed(acker: Acker) -> None:
     assert acker.has_room()
-    acker.done(Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, "default", 7))
+    acker.done(Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, queue="default", worker_id=7))
     async with asyncio.timeout(10):
         while acker.has_room():
             await asyncio.sleep(0)

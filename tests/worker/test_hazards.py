@@ -221,7 +221,7 @@ async def test_the_first_reason_to_cancel_decides(desk: Desk, first: str) -> Non
     assert worker.worker._pulse.job is None  # all of them wait; none keeps the loop
     reasons = {
         "timeout": lambda: runner.cancel_all("timeout"),
-        "cancel": lambda: [runner.cancel_job(job) for job in ids],
+        "cancel": lambda: [runner.cancel_job(job, "by hand") for job in ids],
         "stop": lambda: runner.cancel_all("stop"),
     }
     for name in sorted(reasons, key=lambda name: name != first):  # all in one turn of the loop
@@ -256,8 +256,8 @@ async def test_a_handler_that_returns_in_the_turn_of_its_cancellation_is_judged_
     if why == "timeout":
         runner.tick(time.monotonic() + 601)
     else:
-        runner.cancel_job(one)
-        runner.cancel_job(two)
+        runner.cancel_job(one, "by hand")
+        runner.cancel_job(two, "by hand")
     first, second = await desk.settled(one, two)
     # Work that was done although it should not be is not done again; but late is late.
     assert [first["state"], second["state"]] == {

@@ -337,7 +337,7 @@ async def test_a_thread_that_takes_too_long_is_abandoned(
         )
         # The only thread is still busy with it. Waiting for one is no time of the attempt, and
         # whoever waits long is given back, for a worker that has a thread.
-        monkeypatch.setattr(runner, "THREAD_WAIT_S", 0.5)
+        monkeypatch.setattr(runner, "ROOM_WAIT_S", 0.5)
         (late,) = await desk.enqueue(waits_for_a_thread.job())
         await until(lambda: worker.worker.parts.counts["released"] >= 2)
     finally:

@@ -18,7 +18,7 @@ USUAL_S, SLOW_S = 0.002, 0.030
 
 
 def claimed(job_id: int, priority: int = 100) -> list[Job]:
-    return [Job(job_id, 1, "t", "{}", 1, None, None, priority, 0, 0.0, 1_800_000_000.123456)]
+    return [Job(job_id, 1, "t", "{}", 1, None, None, priority, 0, 0.0, 1_800_000_000.123456, None)]
 
 
 def warmed() -> Reading:

@@ -503,7 +503,7 @@ async def test_a_claim_after_a_failover_takes_no_fence_of_before_it(desk: Desk) 
     await desk.sql.execute(
         "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 0, attempt = 0"
     )
-    worker.worker.parts.runners[0].limit = 2
+    worker.worker.parts.runners[0].resize(2)
     await desk.sql.execute("NOTIFY taskd_default")
     after = await until(lambda: _running(desk, job))
     assert (before["fence"], after["fence"] > 1) == (1, True)

@@ -34,7 +34,8 @@ class Ambush:
 
     Attributes:
         purpose: of the connection.
-        name: of the statement.
+        name: of the statement, or the text of a simple query ("COMMIT").
+        on_its_way: the statement itself is taken away, and the server never hears it.
         fits: told the command tag ("UPDATE 7"); whether this is the reply to take.
         silently: swallow everything from then on; else cut the connection.
         sprung: set when it has happened.
@@ -44,7 +45,12 @@ class Ambush:
     name: str
     fits: Callable[[str], bool]
     silently: bool = False
+    on_its_way: bool = False
     sprung: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def text(self) -> str:
+        return self.name if self.name == "COMMIT" else statement(self.name).text
 
 
 class Link:
@@ -78,9 +84,7 @@ class Link:
             while self.fault is Fault.BLACK_HOLE:  # accepted, and never answered
                 if not await self._from_client.read(CHUNK):
                     return
-            reader, self._to_server = await asyncio.open_connection(
-                *self._proxy.upstream, limit=2**22
-            )
+            reader, self._to_server = await self._proxy.reach()
             self._to_server.write(packet)
             back = asyncio.create_task(self._backwards(reader), name="proxy-backwards")
             try:
@@ -117,11 +121,15 @@ class Link:
             _, name, _ = body.split(b"\0", 2)
             self.running = self.statements.get(name, "")
             ambush = self._proxy.ambush
-            if ambush and (self.purpose, self.running) == (
-                ambush.purpose,
-                statement(ambush.name).text,
-            ):
+            if ambush and (self.purpose, self.running) == (ambush.purpose, ambush.text):
                 self._held = bytearray()
+        elif kind == ord("Q"):
+            ambush = self._proxy.ambush
+            text = body.rstrip(b"\0").decode()
+            if ambush and (self.purpose, text) == (ambush.purpose, ambush.text):
+                self._held = bytearray()
+                if ambush.on_its_way:
+                    self._settle_ambush()
 
     async def _backwards(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -172,6 +180,9 @@ class Link:
 class Proxy:
     """Listens on a port of the loopback and passes on to a server.
 
+    Args:
+        host: of the server, or the directory of its socket.
+
     Attributes:
         delay_s: added to every piece, each way.
         limits: by purpose, after how many bytes or CommandCompletes of replies its connections
@@ -195,6 +206,13 @@ class Proxy:
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**22)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the server."""
+        host, port = self.upstream
+        if host.startswith("/"):
+            return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}", limit=2**22)
+        return await asyncio.open_connection(host, port, limit=2**22)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -1,0 +1,200 @@
+-- Control: operators change waiting jobs, pause tasks and find jobs by what they are; workers carry it out.
+--
+-- Nobody need tell the workers: what is said here stands in the tables, and each worker looks every five seconds
+-- (look_around in lease.sql). So that they need not wait, statements also call them on the channel `taskd`, which all
+-- listen to; a call is a hint, and carries the id of the worker that it is meant for, or nothing.
+
+-- What it takes and answers is told with the function (migrations/0004_control.sql).
+
+-- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean)
+-- roles: admin
+-- moves: queued -> scheduled, scheduled -> queued, queued -> blocked, scheduled -> blocked, blocked -> queued, blocked -> scheduled
+SELECT job_id AS id, outcome
+FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8::smallint, $9,
+                  CASE WHEN $12 THEN timestamptz 'infinity' ELSE $10 END, $11);
+
+-- The tasks of waiting jobs, so that the client can check new arguments against what is published.
+
+-- name: tasks_of_jobs(ids bigint[])
+-- roles: observer, admin
+SELECT DISTINCT task::text AS task FROM taskd.job WHERE id = ANY ($1::bigint[]) AND worker_id IS NULL;
+
+-- Pausing tasks by their names; former names go with them. Workers claim a paused task's jobs as ever, for the claim looks
+-- at no task, and give them back `parked`: scheduled, with their attempts refunded, and out of the claim's way. So a task
+-- that nobody has published cannot be paused, and is missing in the answer.
+
+-- name: pause_tasks(names text[], for_s double precision, reason text)
+-- roles: admin
+WITH held AS MATERIALIZED (
+    SELECT name
+    FROM taskd.task
+    WHERE name = ANY ($1::text[]) OR alias_of = ANY ($1::text[])
+    ORDER BY name
+    FOR UPDATE
+), paused AS (
+    UPDATE taskd.task AS task
+    SET paused_at = clock_timestamp(), paused_until = clock_timestamp() + make_interval(secs => $2), pause_reason = $3
+    FROM held
+    WHERE task.name = held.name
+    RETURNING task.name::text
+), called AS (
+    SELECT pg_notify('taskd', '')
+)
+SELECT name FROM paused, (SELECT count(*) FROM called) AS c;
+
+-- name: resume_tasks(names text[])
+-- roles: admin
+WITH held AS MATERIALIZED (
+    SELECT name
+    FROM taskd.task
+    WHERE (name = ANY ($1::text[]) OR alias_of = ANY ($1::text[])) AND paused_at IS NOT NULL
+    ORDER BY name
+    FOR UPDATE
+), resumed AS (
+    UPDATE taskd.task AS task
+    SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+    FROM held
+    WHERE task.name = held.name
+    RETURNING task.name::text
+), called AS (
+    SELECT pg_notify('taskd', '')
+)
+SELECT name FROM resumed, (SELECT count(*) FROM called) AS c;
+
+-- Brings parked jobs back when their task is paused no longer: any worker that sees it does so, a batch at a time, also
+-- those that a worker has parked late. A suspect goes back to the slow lane, a job with a limit to its gate.
+
+-- name: unpark_jobs(tasks text[], batch bigint)
+-- roles: worker
+-- moves: scheduled -> queued, scheduled -> blocked
+WITH moved AS (
+    UPDATE taskd.job AS job
+    SET state = CASE WHEN job.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(job.limit_name, now()) END,
+        run_at = now(),
+        parked = false
+    WHERE job.ctid = ANY (ARRAY(
+          SELECT ctid
+          FROM taskd.job
+          WHERE parked AND state = 'scheduled' AND task = ANY ($1::text[])
+          LIMIT $2
+          FOR UPDATE SKIP LOCKED
+      ))
+    RETURNING job.queue::text
+), counted AS (
+    SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
+), rung AS (
+    SELECT taskd.ring(queue) FROM counted
+)
+SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
+
+-- Ends jobs that wait, be it for their limit, and whose deadline is over; those that wait for other jobs when they are free. Most are met by a worker that claims them too late; these
+-- nobody claims. In the order of the deadlines, over job_deadline alone, and past those that somebody holds.
+
+-- name: expire_jobs(batch bigint)
+-- roles: worker
+-- moves: scheduled -> failed, queued -> failed, blocked -> failed, blocked -> queued, blocked -> scheduled, blocked -> cancelled
+WITH ended AS (
+    DELETE FROM taskd.job AS job
+    WHERE job.ctid = ANY (ARRAY(
+          SELECT ctid
+          FROM taskd.job
+          WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL
+          ORDER BY deadline
+          LIMIT $1
+          FOR UPDATE SKIP LOCKED
+      ))
+    RETURNING job.*
+), kept AS (
+    INSERT INTO taskd.job_history (
+        id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+    )
+    SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+           now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
+                                                  CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
+           ended.fence, 'failed', ended.priority, ended.attempt, ended.max_attempts,
+           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, 'expired', ended.errors,
+           ended.key_scope, ended.unique_key, ended.version,
+           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.limit_name, ended.limit_key
+    FROM ended
+    LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+    WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
+), followed AS (
+    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+), unblocked AS (
+    SELECT taskd.unblock(array_agg(id), array_agg('failed'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), told AS (
+    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+), opened AS (
+    SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
+    FROM ended
+    WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
+      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    HAVING count(*) > 0
+)
+SELECT ended.task::text AS task, count(*) AS jobs
+FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
+     (SELECT count(*) FROM opened) AS o
+GROUP BY ended.task;
+
+-- Finding jobs by what they are, for changes in bulk. It walks: each statement reads no more than `read_max` rows behind
+-- the last one, live ones along the primary key, failed and cancelled ones along job_history_not_done, and says how far
+-- it came; whoever walks on gives that back. The bounds are drawn at the beginning, so that what comes back, or fails
+-- again, meanwhile is not met twice. A live job counts as of its birth, a finished one as of its end.
+
+-- name: find_bounds(since_s double precision, older_s double precision)
+-- roles: admin
+SELECT coalesce((SELECT max(id) FROM taskd.job), 0) AS up_to_id,
+       coalesce(now() - make_interval(secs => $1), '1970-01-01 00:00:00+00') AS after,
+       now() - make_interval(secs => coalesce($2, 0::double precision)) AS up_to;
+
+-- `error`: a pattern for ILIKE, for the reason or the last error; `args`: a JSON object that must be part of the arguments.
+
+-- name: find_live_jobs(after_id bigint, up_to_id bigint, after timestamptz, up_to timestamptz, read_max bigint, queue text, task text, states text[], error text, args text)
+-- roles: admin
+WITH seen AS MATERIALIZED (
+    SELECT id, queue, task, state, enqueued_at, args, errors -> -1 AS error
+    FROM taskd.job
+    WHERE id > $1 AND id <= $2
+    ORDER BY id
+    LIMIT $5
+)
+SELECT (SELECT count(*) FROM seen) AS seen, (SELECT max(id) FROM seen) AS last_id,
+       ARRAY(
+           SELECT id
+           FROM seen
+           WHERE enqueued_at >= $3 AND enqueued_at <= $4
+             AND ($6::text IS NULL OR queue = $6)
+             AND ($7::text IS NULL OR task = $7)
+             AND ($8::text[] IS NULL OR state::text = ANY ($8::text[]))
+             AND ($9::text IS NULL OR concat_ws(': ', error ->> 'type', error ->> 'message') ILIKE $9)
+             AND ($10::text IS NULL OR args::jsonb @> $10::text::jsonb)
+           ORDER BY id
+       ) AS ids;
+
+-- name: find_finished_jobs(after timestamptz, after_id bigint, up_to timestamptz, read_max bigint, queue text, task text, states text[], error text, args text)
+-- roles: admin
+WITH seen AS MATERIALIZED (
+    SELECT id, queue, task, state, finished_at, args, reason, errors -> -1 AS error
+    FROM taskd.job_history
+    WHERE state <> 'done' AND finished_at >= $1 AND (finished_at, id) > ($1, $2) AND finished_at <= $3
+    ORDER BY finished_at, id
+    LIMIT $4
+)
+SELECT (SELECT count(*) FROM seen) AS seen,
+       (SELECT id FROM seen ORDER BY finished_at DESC, id DESC LIMIT 1) AS last_id,
+       (SELECT max(finished_at) FROM seen) AS last_at,
+       ARRAY(
+           SELECT id
+           FROM seen
+           WHERE ($5::text IS NULL OR queue = $5)
+             AND ($6::text IS NULL OR task = $6)
+             AND ($7::text[] IS NULL OR state::text = ANY ($7::text[]))
+             AND ($8::text IS NULL OR reason ILIKE $8
+                  OR concat_ws(': ', error ->> 'type', error ->> 'message') ILIKE $8)
+             AND ($9::text IS NULL OR args @> $9::text::jsonb)
+           ORDER BY id
+       ) AS ids;

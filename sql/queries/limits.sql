@@ -1,0 +1,176 @@
+-- Limits: jobs that wait at the gate of their limit, queues that an operator has limited, and what both allow.
+--
+-- How the gate works stands in migrations/0006_limits.sql. Admitting is done by the statements that free a place, and
+-- by admit_jobs, for jobs that have just come and for openings. Any worker runs it, when next_due (promote.sql) or
+-- look_around (lease.sql) say that there is something to look at: a cluster without limits asks nothing more.
+
+-- name: admit_jobs(batch bigint)
+-- roles: worker
+-- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
+SELECT looked, queues FROM taskd.admit_due($1);
+
+-- Claims from a limited queue; otherwise as claim_jobs. A row without an id says in how many seconds there will be a token.
+
+-- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint)
+-- roles: worker
+-- moves: queued -> running
+SELECT (job).id, (job).fence, (job).task::text, (job).args::text, (job).attempt, (job).max_attempts::smallint,
+       (job).timeout_s::double precision, (job).priority, (job).crashes,
+       date_part('epoch', (job).started_at - (job).run_at) AS wait_s,
+       date_part('epoch', (job).run_at) AS due_at_s,
+       CASE WHEN (job).workflow_id IS NOT NULL OR (job).args_version IS NOT NULL OR (job).deadline < (job).started_at
+            THEN ARRAY[(job).workflow_id, (job).args_version, ((job).deadline < (job).started_at)::integer] END AS rare, opens_s
+FROM taskd.claim_limited($1, $2, $3, $4);
+
+-- What the code of an app says about its limits, and which task has which. What an operator has set stays. A limit
+-- that has changed is looked at again, for all its keys. Rows are locked in the order of their names.
+
+-- name: publish_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[], tasks text[], task_limits text[], task_bys text[], task_defaults text[])
+-- roles: worker
+WITH changed AS (
+    INSERT INTO taskd.job_limit AS rule (name, concurrency, concurrency_in_all, rate, burst, app, declared)
+    SELECT name, concurrency, concurrency_in_all, rate, burst, $1,
+           jsonb_build_object('concurrency', concurrency, 'concurrency_in_all', concurrency_in_all,
+                              'rate', rate, 'burst', burst)
+    FROM unnest($2::text[], $3::integer[], $4::integer[], $5::double precision[], $6::integer[])
+        AS l (name, concurrency, concurrency_in_all, rate, burst)
+    ORDER BY name
+    ON CONFLICT (name) DO UPDATE
+    SET app = excluded.app, declared = excluded.declared,
+        concurrency = CASE WHEN rule.by_hand THEN rule.concurrency ELSE excluded.concurrency END,
+        concurrency_in_all = CASE WHEN rule.by_hand THEN rule.concurrency_in_all ELSE excluded.concurrency_in_all END,
+        rate = CASE WHEN rule.by_hand THEN rule.rate ELSE excluded.rate END,
+        burst = CASE WHEN rule.by_hand THEN rule.burst ELSE excluded.burst END
+    WHERE rule.declared IS DISTINCT FROM excluded.declared
+    RETURNING name
+), opened AS (
+    INSERT INTO taskd.opening (limit_name) SELECT name FROM changed
+), mine AS MATERIALIZED (
+    SELECT task.name, t.limit_name, (SELECT array_agg(n) FROM jsonb_array_elements_text(t.by::jsonb) AS n) AS limit_by,
+           t.defaults::jsonb AS limit_defaults
+    FROM unnest($7::text[], $8::text[], $9::text[], $10::text[]) AS t (name, limit_name, by, defaults)
+    JOIN taskd.task AS task ON task.name = t.name
+    WHERE task.app = $1
+    ORDER BY task.name
+    FOR NO KEY UPDATE OF task
+)
+UPDATE taskd.task AS task
+SET limit_name = mine.limit_name, limit_by = mine.limit_by, limit_defaults = mine.limit_defaults
+FROM mine
+WHERE task.name = mine.name
+  AND (task.limit_name, task.limit_by, task.limit_defaults)
+      IS DISTINCT FROM (mine.limit_name, mine.limit_by, mine.limit_defaults);
+
+-- Limits by hand. A bound that is not given stays as it is, unless it is named in `without`. All workers are rung
+-- for, so that what was parked comes at once when there is more room.
+
+-- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[])
+-- roles: admin
+WITH changed AS (
+    INSERT INTO taskd.job_limit AS rule (name, concurrency, concurrency_in_all, rate, burst, by_hand)
+    VALUES ($1::text, $2, $3, $4, CASE WHEN $4::double precision IS NOT NULL THEN coalesce($5::integer, least(10000, greatest(1, ceil($4)))::integer) END, true)
+    ON CONFLICT (name) DO UPDATE
+    SET concurrency = CASE WHEN 'concurrency' <> ALL ($6::text[]) THEN coalesce($2, rule.concurrency) END,
+        concurrency_in_all = CASE WHEN 'concurrency_in_all' <> ALL ($6::text[])
+                                  THEN coalesce($3, rule.concurrency_in_all) END,
+        rate = CASE WHEN 'rate' <> ALL ($6::text[]) THEN coalesce($4, rule.rate) END,
+        burst = CASE WHEN 'rate' = ANY ($6::text[]) THEN NULL
+                     WHEN $4 IS NOT NULL THEN coalesce($5, least(10000, greatest(1, ceil($4)))::integer)
+                     ELSE CASE WHEN rule.rate IS NOT NULL THEN coalesce($5, rule.burst) END END,
+        by_hand = true
+    RETURNING name::text, concurrency, concurrency_in_all, rate, burst
+), opened AS (
+    INSERT INTO taskd.opening (limit_name) SELECT name FROM changed
+), rung AS (
+    SELECT pg_notify('taskd_' || queue, '')
+    FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
+)
+SELECT changed.* FROM changed, (SELECT count(*) FROM rung) AS r;
+
+-- Takes back what was set by hand: what the code says counts again, and a limit that no code names is gone.
+
+-- name: clear_limits(names text[])
+-- roles: admin
+WITH held AS MATERIALIZED (
+    SELECT name, declared FROM taskd.job_limit WHERE name = ANY ($1::text[]) AND by_hand ORDER BY name FOR UPDATE
+), gone AS (
+    DELETE FROM taskd.job_limit WHERE name IN (SELECT name FROM held WHERE declared IS NULL)
+    RETURNING name::text
+), back AS (
+    UPDATE taskd.job_limit AS rule
+    SET concurrency = (rule.declared ->> 'concurrency')::integer,
+        concurrency_in_all = (rule.declared ->> 'concurrency_in_all')::integer,
+        rate = (rule.declared ->> 'rate')::double precision,
+        burst = (rule.declared ->> 'burst')::integer,
+        by_hand = false
+    FROM held
+    WHERE rule.name = held.name AND held.declared IS NOT NULL
+    RETURNING rule.name::text
+), opened AS (
+    INSERT INTO taskd.opening (limit_name) SELECT name FROM back
+), rung AS (
+    SELECT pg_notify('taskd_' || queue, '')
+    FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
+    WHERE EXISTS (SELECT FROM held)
+)
+SELECT name FROM (SELECT name FROM gone UNION ALL SELECT name FROM back) AS cleared, (SELECT count(*) FROM rung) AS r
+ORDER BY name;
+
+-- Each limit with what it allows, and what holds its places and stands in its lines: job_place and job_line.
+
+-- name: list_limits(batch bigint)
+-- roles: worker, observer, admin
+SELECT rule.name::text, rule.concurrency, rule.concurrency_in_all, rule.rate, rule.burst, rule.app, rule.by_hand,
+       rule.declared IS NOT NULL OR rule.by_hand AS known,
+       (SELECT array_agg(task.name::text ORDER BY task.name) FROM taskd.task AS task
+        WHERE task.limit_name = rule.name) AS tasks,
+       (SELECT count(*) FROM taskd.job AS job
+        WHERE job.limit_name = rule.name AND job.limit_name IS NOT NULL
+          AND (job.state IN ('queued', 'running') OR job.gate IN ('next', 'admitted'))
+          AND job.state = 'running') AS running,
+       (SELECT count(*) FROM taskd.job AS job
+        WHERE job.limit_name = rule.name AND job.limit_key IS NOT NULL AND job.state = 'blocked'
+          AND job.waits_for IS NULL) AS blocked
+FROM taskd.job_limit AS rule
+ORDER BY rule.name
+LIMIT $1;
+
+-- What an operator allows a queue, as set_limit: all workers together, and (`concurrency`) each worker process. Claims see it
+-- at once; workers are called, and look.
+
+-- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[])
+-- roles: admin
+WITH changed AS (
+    INSERT INTO taskd.queue AS queue (name, concurrency, max_running, max_depth, rate, burst)
+    VALUES ($1::text, $2, $3, $4, $5, CASE WHEN $5::double precision IS NOT NULL THEN coalesce($6::integer, least(10000, greatest(1, ceil($5)))::integer) END)
+    ON CONFLICT (name) DO UPDATE
+    SET concurrency = CASE WHEN 'concurrency' <> ALL ($7::text[]) THEN coalesce($2, queue.concurrency) END,
+        max_running = CASE WHEN 'max_running' <> ALL ($7::text[]) THEN coalesce($3, queue.max_running) END,
+        max_depth = CASE WHEN 'max_depth' <> ALL ($7::text[]) THEN coalesce($4, queue.max_depth) END,
+        rate = CASE WHEN 'rate' <> ALL ($7::text[]) THEN coalesce($5, queue.rate) END,
+        burst = CASE WHEN 'rate' = ANY ($7::text[]) THEN NULL
+                     WHEN $5 IS NOT NULL THEN coalesce($6, least(10000, greatest(1, ceil($5)))::integer)
+                     ELSE CASE WHEN queue.rate IS NOT NULL THEN coalesce($6, queue.burst) END END,
+        tokens = NULL, filled_at = NULL
+    RETURNING name::text, concurrency, max_running, max_depth, rate, burst
+), rung AS (
+    SELECT pg_notify('taskd_' || name, ''), pg_notify('taskd', '') FROM changed
+)
+SELECT changed.* FROM changed, (SELECT count(*) FROM rung) AS r;
+
+-- name: count_depths()
+-- roles: worker
+SELECT taskd.count_depths();
+
+-- Forgets buckets that are full again, and those of limits without a rate.
+
+-- name: prune_buckets()
+-- roles: worker
+WITH rule AS MATERIALIZED (
+    SELECT name, rate, burst FROM taskd.job_limit ORDER BY name FOR NO KEY UPDATE SKIP LOCKED
+)
+DELETE FROM taskd.bucket AS bucket
+USING rule
+WHERE bucket.limit_name = rule.name
+  AND (rule.rate IS NULL
+       OR bucket.filled_at < clock_timestamp() - make_interval(secs => least(rule.burst / rule.rate, 1e9)));

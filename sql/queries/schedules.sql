@@ -1,0 +1,119 @@
+-- Schedules: what makes jobs at times of its own (sql/migrations/0002_schedules.sql tells how).
+--
+-- Any worker fires what is due. It reads which ticks those are, reckons the one that follows, and fires, which holds
+-- only if nobody was faster; so there is one job for each tick, whoever looks and whoever dies.
+
+-- What those who reckon go by: no clock but the database's.
+
+-- name: database_time()
+-- roles: producer, worker, observer, admin
+SELECT clock_timestamp() AS now;
+
+-- Makes or changes schedules: at a worker's start those that its app declares, or with no app one by hand. `taken`: one
+-- of that name, which says something else, is another app's, or was made by hand; then the worker refuses to start. In
+-- the order of their names, so that two workers cannot wait for each other.
+
+-- name: set_schedules(app text, definitions text)
+-- roles: worker, admin
+SELECT d.name, taskd.set_schedule(
+           d.name, d.task, d.args, make_interval(secs => d.every_s), d.cron, d.timezone, d.query, d.queue, d.priority,
+           d.max_attempts, d.timeout_s, d.catch_up, d.catch_up_max, d.overlap, d.jitter_s, d.deadline_s, d.starts_at,
+           d.next_at, $1, d.checked
+       ) AS outcome
+FROM (
+    SELECT *
+    FROM jsonb_to_recordset($2::text::jsonb) AS d (
+        name text, task text, args jsonb, every_s double precision, cron text, timezone text, query text, queue text,
+        priority integer, max_attempts integer, timeout_s double precision, catch_up text, catch_up_max integer,
+        overlap text, jitter_s double precision, deadline_s double precision, starts_at timestamptz,
+        next_at timestamptz, checked boolean
+    )
+    ORDER BY d.name
+) AS d;
+
+-- What an app has declared before and declares no more. What others declare, and what was made at run time, stays.
+
+-- name: drop_undeclared_schedules(app text, names text[])
+-- roles: worker, admin
+DELETE FROM taskd.schedule
+WHERE app = $1 AND name <> ALL ($2::text[])
+RETURNING name::text;
+
+-- name: delete_schedules(names text[])
+-- roles: worker, admin
+DELETE FROM taskd.schedule
+WHERE name = ANY ($1::text[])
+RETURNING name::text, app;
+
+-- A pause keeps ticks from being fired, and they are not made up for: the first one after it is the first to come.
+
+-- name: pause_schedules(names text[], reason text)
+-- roles: worker, admin
+UPDATE taskd.schedule
+SET paused_at = clock_timestamp(), pause_reason = $2
+WHERE name = ANY ($1::text[])
+RETURNING name::text;
+
+-- name: resume_schedules(names text[])
+-- roles: worker, admin
+UPDATE taskd.schedule
+SET paused_at = NULL, pause_reason = NULL,
+    next_at = CASE WHEN cron IS NULL THEN taskd.next_of_every(starts_at, every_s, clock_timestamp()) END
+WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL
+RETURNING name::text;
+
+-- name: run_schedule(name text)
+-- roles: admin
+-- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
+SELECT outcome, ids FROM taskd.run_schedule($1);
+
+-- What is due, with a query or without, by the user who asks: a query runs as its own user. One that has no next tick
+-- gets it now.
+
+-- name: due_schedules(with_query boolean, batch bigint)
+-- roles: worker, admin
+SELECT schedule.name::text, schedule.revision, schedule.every_s, schedule.cron, schedule.timezone,
+       schedule.starts_at::timestamptz, schedule.next_at::timestamptz, schedule.catch_up, schedule.catch_up_max,
+       clock.now
+FROM (SELECT clock_timestamp() AS now) AS clock, taskd.schedule AS schedule
+WHERE schedule.paused_at IS NULL AND (schedule.next_at IS NULL OR schedule.next_at <= clock.now)
+  AND CASE WHEN $1 THEN schedule.query_user = session_user ELSE schedule.query_user IS NULL END
+ORDER BY schedule.next_at NULLS FIRST
+LIMIT $2;
+
+-- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz)
+-- roles: worker
+-- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
+SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5);
+
+-- A schedule whose next tick nobody can tell (it was made by SQL with a cron that is none) pauses, and says why.
+
+-- name: stall_schedule(name text, revision bigint, error text)
+-- roles: worker, admin
+UPDATE taskd.schedule
+SET paused_at = clock_timestamp(), pause_reason = $3, last_error = $3, last_error_at = clock_timestamp()
+WHERE name = $1 AND revision = $2 AND paused_at IS NULL
+RETURNING name::text;
+
+-- In how many seconds the next tick is, of those without a query and of those with one of this user; NULL when there is
+-- none. Workers that look around ask the same (lease.sql).
+
+-- name: next_ticks()
+-- roles: worker, observer, admin
+SELECT (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+        WHERE paused_at IS NULL AND query_user IS NULL
+        ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
+       (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+        WHERE paused_at IS NULL AND query_user = session_user
+        ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s;
+
+-- name: list_schedules(batch bigint)
+-- roles: worker, observer, admin
+SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts_at::timestamptz, next_at::timestamptz,
+       date_part('epoch', next_at - clock_timestamp()) AS due_in_s, last_tick, catch_up, catch_up_max, overlap,
+       jitter_s, deadline_s, query_user::text, skipped, skipped_tick, last_error, last_error_at, paused_at,
+       pause_reason, changed_at, created_at, clock_timestamp() AS now,
+       (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live
+FROM taskd.schedule AS schedule
+ORDER BY name
+LIMIT $1;

@@ -1,0 +1,132 @@
+-- Workflows: started in one statement, read as a whole, stopped by hand, forgotten when no job of them is left.
+--
+-- What the end of a job does to those that wait for it is done by functions within the statements that end jobs
+-- (ack.sql, lease.sql, jobs.sql), and told in the migration that makes them.
+
+-- All jobs of a workflow, or the first one of a pipeline: the id of the workflow, then theirs in their order. One statement
+-- whatever their number, so all of them are born or none; see the function for what the arrays of dependencies say.
+
+-- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
+-- roles: producer, admin
+-- moves: - -> blocked, - -> queued, - -> scheduled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
+SELECT taskd.enqueue_workflow(
+    $1, $2, $3::text::jsonb, $4::text[], $5::text[], $6::text[], $7::smallint[], $8::timestamptz[], $9::double precision[],
+    $10::smallint[], $11::double precision[], $12::timestamptz[], $13::double precision[], $14::smallint[], $15::text[],
+    $16::text[], $17::text[], $18::integer[], $19::integer[], $20::bigint[], $21::text[]
+) AS ids;
+
+-- What the jobs before this one have returned, for its handler; nothing of it when that is too much.
+
+-- name: parent_results(job_id bigint, bytes_max bigint)
+-- roles: worker
+SELECT node, result, bytes FROM taskd.parent_results($1, $2);
+
+-- The newest workflows and how their jobs stand, counted along the indexes on workflow_id.
+
+-- name: list_workflows(name text, batch bigint)
+-- roles: observer, admin
+SELECT found.id, found.name, found.kind, found.created_at,
+       date_part('epoch', clock_timestamp() - found.created_at) AS age_s,
+       found.stopped_at, counts.jobs, counts.blocked, counts.waiting, counts.running, counts.done, counts.failed,
+       counts.cancelled
+FROM (
+    SELECT id, name::text, kind, created_at, stopped_at
+    FROM taskd.workflow
+    WHERE $1::text IS NULL OR name = $1
+    ORDER BY id DESC
+    LIMIT $2
+) AS found
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs,
+           count(*) FILTER (WHERE state = 'blocked') AS blocked,
+           count(*) FILTER (WHERE state IN ('scheduled', 'queued')) AS waiting,
+           count(*) FILTER (WHERE state = 'running') AS running,
+           count(*) FILTER (WHERE state = 'done') AS done,
+           count(*) FILTER (WHERE state = 'failed') AS failed,
+           count(*) FILTER (WHERE state = 'cancelled') AS cancelled
+    FROM taskd.jobs
+    WHERE workflow_id = found.id
+) AS counts
+ORDER BY found.id DESC;
+
+-- name: find_workflow(id bigint)
+-- roles: worker, observer, admin
+SELECT id, name::text, kind, created_at, stopped_at, stages::text AS stages FROM taskd.workflow WHERE id = $1;
+
+-- The parts of a workflow, each with how many jobs it has in which state, and after which parts it comes. A part is a job; but
+-- members of a group, which only differ by the number in brackets, are one, however many they are. So is a stage
+-- that ran several times. Jobs that are part of another workflow, or of none, are parts by their id.
+
+-- name: workflow_parts(id bigint, batch bigint)
+-- roles: observer, admin
+WITH job AS MATERIALIZED (
+    SELECT id, task, state, coalesce(split_part(node, '[', 1), 'job ' || id) AS part
+    FROM taskd.jobs
+    WHERE workflow_id = $1
+), edge AS MATERIALIZED (
+    SELECT DISTINCT coalesce(parent.part, 'job ' || d.parent_id) AS parent, job.part,
+           CASE WHEN d.on_failed <> 'cancel' THEN d.on_failed::text END AS on_failed
+    FROM taskd.dependency AS d
+    JOIN job ON job.id = d.job_id
+    LEFT JOIN job AS parent ON parent.id = d.parent_id
+    WHERE d.workflow_id = $1
+), state AS (
+    SELECT part, state, count(*) AS jobs FROM job GROUP BY part, state
+)
+SELECT job.part, min(job.task) AS task, min(job.id) AS first_id, max(job.id) AS last_id, count(*) AS jobs,
+       (SELECT json_object_agg(state.state, state.jobs)::text FROM state WHERE state.part = job.part) AS states,
+       ARRAY(SELECT edge.parent FROM edge WHERE edge.part = job.part AND edge.parent <> job.part ORDER BY 1) AS after,
+       (SELECT min(edge.on_failed) FROM edge WHERE edge.part = job.part) AS on_failed
+FROM job
+GROUP BY job.part
+ORDER BY first_id
+LIMIT $2;
+
+-- Counts of all runs of one name, part by part: over the index on the name, and each run's jobs.
+
+-- name: workflow_stats(name text, batch bigint)
+-- roles: observer, admin
+SELECT part, queue, task,
+       sum(jobs)::bigint AS jobs,
+       coalesce(sum(jobs) FILTER (WHERE state = 'blocked'), 0)::bigint AS blocked,
+       coalesce(sum(jobs) FILTER (WHERE state IN ('scheduled', 'queued')), 0)::bigint AS waiting,
+       coalesce(sum(jobs) FILTER (WHERE state = 'running'), 0)::bigint AS running,
+       coalesce(sum(jobs) FILTER (WHERE state = 'done'), 0)::bigint AS done,
+       coalesce(sum(jobs) FILTER (WHERE state = 'failed'), 0)::bigint AS failed,
+       coalesce(sum(jobs) FILTER (WHERE state = 'cancelled'), 0)::bigint AS cancelled
+FROM taskd.workflow_parts
+WHERE workflow = $1
+GROUP BY part, queue, task
+ORDER BY part
+LIMIT $2;
+
+-- Stopping takes two statements, in transactions of their own. This one lets no further stage begin; when it is
+-- committed, whatever was just beginning one is over, and its job is found by the next.
+
+-- name: stop_workflow(id bigint)
+-- roles: admin
+UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) WHERE id = $1 RETURNING id;
+
+-- name: workflow_jobs_to_cancel(id bigint)
+-- roles: worker, observer, admin
+SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER BY id;
+
+-- Which jobs hold up a blocked one, the first of them and how many there are.
+
+-- name: held_up_by(job_id bigint, batch bigint)
+-- roles: observer, admin
+SELECT parent.id, parent.node, parent.task, parent.state, d.on_failed::text AS on_failed,
+       count(*) OVER () AS parents
+FROM (SELECT id, workflow_id FROM taskd.job WHERE id = $1 AND waits_for IS NOT NULL) AS held
+JOIN taskd.dependency AS d ON d.workflow_id = held.workflow_id AND d.job_id = held.id AND NOT d.counted
+LEFT JOIN LATERAL (
+    SELECT d.parent_id AS id, max(node) AS node, max(task) AS task, coalesce(max(state), 'gone') AS state
+    FROM taskd.jobs
+    WHERE jobs.id = d.parent_id
+) AS parent ON true
+ORDER BY parent.id
+LIMIT $2;
+
+-- name: prune_workflows()
+-- roles: worker
+SELECT taskd.prune_workflows() AS pruned;

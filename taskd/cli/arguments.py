@@ -1,0 +1,49 @@
+"""Arguments of a job on a command line: `key=text` and `key:=json`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from taskd.errors import InvalidArgs
+
+PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
+PAIRS = click.argument("pairs", metavar="[KEY=TEXT | KEY:=JSON]...", nargs=-1)
+
+
+def arguments(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
+    """The arguments of one job.
+
+    Raises:
+        UsageError: a pair is none, or a key comes twice.
+        InvalidArgs: it is not JSON.
+    """
+    args = {} if args_json is None else _object("the arguments", args_json)
+    for pair in pairs:
+        match = PAIR.fullmatch(pair)
+        if match is None:
+            raise click.UsageError(f"{pair!r} is neither key=text nor key:=json")
+        key = match["key"]
+        if key in args:
+            raise click.UsageError(f"the argument {key!r} is given twice")
+        value = match["value"]
+        args[key] = _decoded(key, value) if match["sign"] == ":=" else value
+    return args
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    value = _decoded(name, text)
+    if not isinstance(value, dict):
+        raise InvalidArgs(f"{name}: {text!r} is not a JSON object")
+    return value
+
+
+def _decoded(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidArgs(f"{name}: {text[:100]!r} is not JSON: {error}") from None

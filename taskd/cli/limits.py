@@ -1,0 +1,179 @@
+"""`taskd limits`: how many jobs run at the same time, and how many begin in a time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Generic, TypeVar
+
+import click
+
+from taskd.cli.output import Row, print_json, print_rows, text_of
+from taskd.cli.session import Session, json_option, pass_session
+from taskd.core.limit import BURST_MAX, CONCURRENCY_MAX, RATE_MAX
+
+N = TypeVar("N")
+NONE = "none"
+RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|m|h)")
+UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class OrNone(click.ParamType[Any], Generic[N]):
+    """A value, or the word that takes the bound away."""
+
+    def __init__(self, inner: click.ParamType[N], word: str = NONE) -> None:
+        self._inner, self._word = inner, word
+        self.name = inner.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> N | str:
+        """Read it."""
+        return NONE if value in (self._word, NONE) else self._inner.convert(value, param, ctx)
+
+
+class Rate(click.ParamType[float]):
+    """Jobs per second, written `100/s`, `30/m`, `5/h`."""
+
+    name = "rate"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read it."""
+        if isinstance(value, float):
+            return value
+        match = RATE.fullmatch(str(value))
+        rate = float(match[1]) / UNIT_S[match[2]] if match else 0.0
+        if not 0 < rate <= RATE_MAX:
+            self.fail(f"{value!r} is no rate: write 100/s, 30/m or 5/h", param, ctx)
+        return rate
+
+
+def number(most: int, word: str = NONE) -> OrNone[int]:
+    """A whole number from 1 on, or the word."""
+    return OrNone(click.IntRange(1, most), word)
+
+
+def bounds(**given: Any) -> tuple[dict[str, Any], list[str]]:
+    """What was given, and the bounds to take away.
+
+    Raises:
+        UsageError: nothing was given.
+    """
+    if all(value is None for value in given.values()):
+        raise click.UsageError(
+            f"give one of {', '.join('--' + n.replace('_', '-') for n in given)}"
+        )
+    without = [name for name, value in given.items() if value == NONE]
+    return {name: None if value == NONE else value for name, value in given.items()}, without
+
+
+def rate_text(rate: float | None, burst: int | None = None) -> str:
+    """`100/s, burst 20`; nothing without a rate."""
+    if rate is None:
+        return ""
+    unit = "s" if rate >= 1 else "m" if rate * 60 >= 1 else "h"
+    return f"{rate * UNIT_S[unit]:g}/{unit}" + (f", burst {burst}" if burst is not None else "")
+
+
+def _rate(row: Row) -> str:
+    return rate_text(row["rate"], row["burst"])
+
+
+def _from(row: Row) -> str:
+    if row["by_hand"]:
+        return "by hand"
+    return f"app {row['app']}" if row["known"] else "not published"
+
+
+COLUMNS = {
+    "LIMIT": text_of("name"),
+    "PER KEY": text_of("concurrency"),
+    "IN ALL": text_of("concurrency_in_all"),
+    "RATE": _rate,
+    "RUNNING": text_of("running"),
+    "BLOCKED": text_of("blocked"),
+    "FROM": _from,
+    "TASKS": text_of("tasks"),
+}
+
+rate_option = click.option(
+    "--rate", type=OrNone(Rate()), help="So many may begin: 100/s, 30/m, 5/h; or none."
+)
+burst_option = click.option(
+    "--burst",
+    type=click.IntRange(1, BURST_MAX),
+    help="So many at once after a pause; by default one second's worth.",
+)
+
+
+@click.group()
+def limits() -> None:
+    """List limits and change them while workers run."""
+
+
+@limits.command("list")
+@json_option
+@pass_session
+def list_(session: Session, as_json: bool) -> None:
+    """List limits: what they allow, what runs, and what they block."""
+    from taskd.store import limits as store
+
+    print_rows(session.ask(store.list_limits), COLUMNS, as_json=as_json)
+
+
+@limits.command("set")
+@click.argument("name")
+@click.option("--concurrency", type=number(CONCURRENCY_MAX), help="Running of each key; or none.")
+@click.option(
+    "--in-all", "in_all", type=number(CONCURRENCY_MAX), help="Running of all keys; or none."
+)
+@rate_option
+@burst_option
+@json_option
+@pass_session
+def set_(
+    session: Session,
+    name: str,
+    concurrency: int | str | None,
+    in_all: int | str | None,
+    rate: float | str | None,
+    burst: int | None,
+    as_json: bool,
+) -> None:
+    """Change a limit; it stays so when the app starts again. What is not given stays as it is.
+
+    Jobs that run go on. Jobs that were blocked come at once when there is more room.
+    """
+    from taskd.core.job import check_task_name
+    from taskd.store import limits as store
+
+    check_task_name(name)
+    given, without = bounds(
+        concurrency=concurrency, concurrency_in_all=in_all, rate=rate, burst=burst
+    )
+    row = session.ask(lambda lane: store.set_limit(lane, name, **given, without=without))
+    if as_json:
+        print_json(row)
+        return
+    print_rows(
+        [row],
+        {name: COLUMNS[name] for name in ("LIMIT", "PER KEY", "IN ALL", "RATE")},
+        as_json=False,
+    )
+
+
+@limits.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@json_option
+@pass_session
+def clear(session: Session, names: tuple[str, ...], as_json: bool) -> None:
+    """Take back what was set by hand: what the code of the app says counts again."""
+    from taskd.store import limits as store
+
+    cleared = session.ask(lambda lane: store.clear(lane, names))
+    if as_json:
+        print_json({"cleared": cleared, "not_set": sorted(set(names) - set(cleared))})
+        return
+    for name in dict.fromkeys(names):
+        session.say(f"cleared: {name}" if name in cleared else f"not set by hand: {name}")

@@ -1,0 +1,302 @@
+"""`taskd schedules`: see them, see what comes, make, pause, run and delete them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import click
+
+from taskd.cli.arguments import PAIRS, arguments
+from taskd.cli.output import Row, moment, print_json, print_rows, span, span_of, text_of
+from taskd.cli.session import (
+    DURATION,
+    MOMENT,
+    QUEUE,
+    REASON,
+    Session,
+    json_option,
+    pass_session,
+)
+from taskd.cli.session import (
+    run as run_,
+)
+from taskd.core.job import NewJob
+from taskd.core.schedule import CATCH_UP_MAX_LIMIT, CatchUp, Cron, Every, Overlap, Schedule
+from taskd.core.task import encode_args
+from taskd.errors import ScheduleNotFound
+
+if TYPE_CHECKING:
+    from taskd.store.database import Lane
+
+NEXT_MAX = 1000
+
+
+def _rhythm(row: Row) -> str:
+    return f"every {span(row['every_s'])}" if row["every_s"] else f"{row['cron']} {row['timezone']}"
+
+
+def _next(row: Row) -> str:
+    if row["paused_at"] is not None:
+        return "paused" + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+    return moment(row["next_at"])
+
+
+COLUMNS = {
+    "SCHEDULE": text_of("name"),
+    "TASK": text_of("task"),
+    "QUEUE": text_of("queue"),
+    "RHYTHM": _rhythm,
+    "NEXT": _next,
+    "LAST": text_of("last_tick"),
+    "LIVE": text_of("live"),
+    "SKIPPED": text_of("skipped"),
+    "APP": text_of("app"),
+    "LAST ERROR": text_of("last_error"),
+}
+NEXT_COLUMNS = {
+    "SCHEDULE": text_of("schedule"),
+    "TICK": text_of("local"),
+    "ZONE": text_of("timezone"),
+    "IN": span_of("in_s"),
+}
+
+
+@click.group()
+def schedules() -> None:
+    """List, make, pause, run and delete schedules, and say when they come."""
+
+
+@schedules.command("list")
+@json_option
+@pass_session
+def list_(session: Session, as_json: bool) -> None:
+    """List schedules: their rhythm, the next and the last tick, and what went wrong."""
+    from taskd.store import schedules as store
+
+    print_rows(session.ask(store.list_), COLUMNS, as_json=as_json)
+
+
+@schedules.command("next")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option(
+    "-n", "number", type=click.IntRange(1, NEXT_MAX), default=5, show_default=True, help="Ticks."
+)
+@json_option
+@pass_session
+def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) -> None:
+    """Print the ticks to come, on the wall clock of each schedule's zone; all by default."""
+    from taskd.store import schedules as store
+
+    rows = session.ask(store.list_)
+    _check_known(names, {row["name"] for row in rows})
+    wanted = [row for row in rows if not names or row["name"] in names]
+    coming = [
+        _tick(row, tick)
+        for row in wanted
+        if row["paused_at"] is None
+        for tick in itertools.islice(_ticks(row), number)
+    ]
+    print_rows(coming, NEXT_COLUMNS, as_json=as_json)
+    for row in wanted:
+        if row["paused_at"] is not None:
+            session.say(f"{row['name']} is paused: no tick comes until it is resumed")
+
+
+def _ticks(row: Row) -> Iterator[datetime]:
+    from taskd.store.schedules import rhythm
+
+    when = rhythm(row["every_s"], row["cron"], row["timezone"], row["starts_at"])
+    known = row["next_at"]
+    # One that no worker has looked at yet, as after a resume.
+    return itertools.chain([known] if known else [], when.ticks(known or row["now"]))
+
+
+def _tick(row: Row, tick: datetime) -> dict[str, Any]:
+    local = tick.astimezone(ZoneInfo(row["timezone"]))
+    return {
+        "schedule": row["name"],
+        "tick": tick.astimezone(UTC).isoformat(),
+        "local": local.isoformat(sep=" ", timespec="seconds"),
+        "timezone": row["timezone"],
+        "in_s": (tick - row["now"]).total_seconds(),
+    }
+
+
+@schedules.command("set")
+@click.argument("name")
+@click.argument("task")
+@PAIRS
+@click.option("--args", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
+@click.option("--every", "every_s", type=DURATION, help="A period: 30s, 5m, 2h.")
+@click.option("--starts-at", type=MOMENT, help="With --every: the first tick.")
+@click.option("--cron", metavar="EXPRESSION", help="'minute hour day month weekday'.")
+@click.option("--timezone", metavar="ZONE", help="With --cron: whose clock.  [default: UTC]")
+@click.option("--query", metavar="SQL", help="A job for each row; its columns are arguments.")
+@click.option("--queue", type=QUEUE, help="The task's own queue by default.")
+@click.option("--priority", type=int, default=100, show_default=True, help="Smaller runs first.")
+@click.option("--max-attempts", type=int, help="The task's own number by default.")
+@click.option("--timeout", "timeout_s", type=DURATION, help="Of one attempt.")
+@click.option(
+    "--catch-up",
+    type=click.Choice([each.value for each in CatchUp]),
+    default="last",
+    show_default=True,
+    help="Ticks that were missed.",
+)
+@click.option(
+    "--catch-up-max",
+    type=click.IntRange(1, CATCH_UP_MAX_LIMIT),
+    default=100,
+    show_default=True,
+    help="With all: at most.",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice([each.value for each in Overlap]),
+    default="allow",
+    show_default=True,
+    help="A tick while a job is live.",
+)
+@click.option("--jitter", "jitter_s", type=DURATION, help="Start up to so long after the tick.")
+@click.option("--deadline", "deadline_s", type=DURATION, help="Not started by then: it expires.")
+@json_option
+@pass_session
+def set_(
+    session: Session,
+    /,
+    name: str,
+    task: str,
+    pairs: tuple[str, ...],
+    args_json: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Make a schedule, or change the one of that name.
+
+    taskd schedules set nightly report of=sales --cron '0 3 * * *' --timezone Europe/Berlin
+
+    It is what the command says, with the defaults for what it does not say. A pause stays.
+    """
+    every_s, cron = options.pop("every_s"), options.pop("cron")
+    starts_at, timezone = options.pop("starts_at"), options.pop("timezone")
+    if (every_s is None) == (cron is None):
+        raise click.UsageError("give --every or --cron")
+    if (starts_at is not None and cron is not None) or (timezone is not None and cron is None):
+        raise click.UsageError("--starts-at goes with --every, --timezone with --cron")
+    of_job = {
+        key: value
+        for key in ("queue", "priority", "max_attempts", "timeout_s")
+        if (value := options.pop(key)) is not None
+    }
+    schedule = Schedule(
+        name,
+        NewJob(task, encode_args(task, arguments(pairs, args_json)), **of_job),
+        Cron(cron, timezone or "UTC") if cron is not None else Every(every_s, starts_at),
+        **options,
+    )
+    outcome, row = run_(_set(session, schedule))
+    if as_json:
+        print_json(row | {"outcome": outcome})
+        return
+    session.say(f"{outcome}: {name}, {_rhythm(row)}; next: {_next(row) or 'not reckoned yet'}")
+    if row["app"] is not None and outcome != "unchanged":
+        session.say(
+            f"app {row['app']} declares it; its code changes it no more until it is deleted"
+        )
+
+
+async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any]]:
+    async with session.client() as client:
+        outcome = await client.schedules.set(schedule)
+        [row] = [row for row in await client.schedules.list() if row["name"] == schedule.name]
+        return outcome, row
+
+
+@schedules.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--reason", type=REASON, help="Shown by `taskd schedules list`.")
+@json_option
+@pass_session
+def pause(session: Session, names: tuple[str, ...], reason: str | None, as_json: bool) -> None:
+    """Fire no ticks until resumed. What passes meanwhile is not made up for."""
+    from taskd.store import schedules as store
+
+    paused = session.ask(lambda lane: store.pause(lane, names, reason))
+    _told(session, "paused", names, paused, as_json)
+
+
+@schedules.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@json_option
+@pass_session
+def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
+    """Fire again, from the next tick to come."""
+    from taskd.store import schedules as store
+
+    async def work(lane: Lane) -> tuple[list[str], set[str]]:
+        return await store.resume(lane, names), {row["name"] for row in await store.list_(lane)}
+
+    resumed, known = session.ask(work)
+    _check_known(names, known)
+    if as_json:
+        print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
+        return
+    for name in dict.fromkeys(names):
+        session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
+
+
+@schedules.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@json_option
+@pass_session
+def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
+    """Delete schedules; their jobs stay. One that an app declares comes back when that starts."""
+    from taskd.store import schedules as store
+
+    deleted = session.ask(lambda lane: store.delete(lane, names))
+    _told(session, "deleted", names, sorted(deleted), as_json)
+    for name, app in sorted(deleted.items()):
+        if app is not None and not as_json:
+            session.say(f"app {app} declares {name}, and makes it again when it starts")
+
+
+@schedules.command("run")
+@click.argument("name")
+@json_option
+@pass_session
+def run(session: Session, name: str, as_json: bool) -> None:
+    """Make the jobs of a schedule now, beside its ticks, and print their ids.
+
+    It may be paused. With --overlap skip nothing is made while one of its jobs is live; with cancel
+    that one is cancelled.
+    """
+    from taskd.store import schedules as store
+
+    ids = session.ask(lambda lane: store.run(lane, name))
+    if as_json:
+        print_json({"schedule": name, "outcome": "skipped" if ids is None else "fired", "ids": ids})
+    elif ids is None:
+        session.say(f"skipped: a job of {name} is live")
+    else:
+        for job_id in ids:
+            click.echo(job_id)
+
+
+def _told(
+    session: Session, done: str, names: tuple[str, ...], found: list[str], as_json: bool
+) -> None:
+    if as_json:
+        print_json({done: found})
+    elif found:
+        session.say(f"{done}: {', '.join(found)}")
+    _check_known(names, set(found))
+
+
+def _check_known(names: tuple[str, ...], known: set[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ScheduleNotFound(f"there is no schedule {name!r}; see taskd schedules list")

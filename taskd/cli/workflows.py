@@ -1,0 +1,218 @@
+"""`taskd workflows`: see how workflows and pipelines stand, and stop them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.output import (
+    Row,
+    count,
+    moment,
+    print_json,
+    print_rows,
+    printable,
+    span_of,
+    text_of,
+)
+from taskd.cli.session import REASON, Session, json_option, pass_session
+from taskd.core.tree import Line, Part, lines, told
+from taskd.errors import WorkflowNotFound
+
+if TYPE_CHECKING:
+    from taskd.store.database import Lane
+
+LIST_MAX = 1000
+PARTS_MAX = 1000
+CANCEL_BATCH = 1000
+NAME_MAX = 34
+ALSO_MAX = 3
+WORKFLOW_ID = click.IntRange(1, 2**63 - 1)
+COUNTS = ("blocked", "waiting", "running", "done", "failed", "cancelled")
+
+
+def _state(row: Row) -> str:
+    """A workflow's state in a word, from those of its jobs."""
+    if row["running"] or row["waiting"]:
+        return "stopping" if row["stopped_at"] else "running"
+    if row["blocked"]:
+        return "waiting"
+    for state in ("failed", "cancelled"):
+        if row[state]:
+            return state
+    return "done" if row["done"] else "gone"
+
+
+COLUMNS = {
+    "ID": text_of("id"),
+    "NAME": text_of("name"),
+    "KIND": text_of("kind"),
+    "STATE": _state,
+    "AGE": span_of("age_s"),
+    "JOBS": text_of("jobs"),
+    **{state.upper(): text_of(state) for state in COUNTS},
+}
+STATS_COLUMNS = {
+    "PART": lambda row: row["part"] or "-",
+    "QUEUE": text_of("queue"),
+    "TASK": text_of("task"),
+    "JOBS": text_of("jobs"),
+    **{state.upper(): text_of(state) for state in COUNTS},
+}
+
+
+@click.group()
+def workflows() -> None:
+    """List, show, count and cancel workflows and pipelines."""
+
+
+@workflows.command("list")
+@click.option("--name", help="Only workflows of this name.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIST_MAX),
+    default=50,
+    show_default=True,
+    help="At most so many.",
+)
+@json_option
+@pass_session
+def list_(session: Session, name: str | None, limit: int, as_json: bool) -> None:
+    """List workflows, newest first, with how their jobs stand."""
+    from taskd.store import workflows as store
+
+    rows = session.ask(lambda lane: store.list_workflows(lane, name, limit))
+    rows = [row | {"state": _state(row)} for row in rows]
+    print_rows(rows, COLUMNS, as_json=as_json)
+
+
+@workflows.command()
+@click.argument("workflow_id", metavar="ID", type=WORKFLOW_ID)
+@json_option
+@pass_session
+def show(session: Session, workflow_id: int, as_json: bool) -> None:
+    """Show a workflow as a tree: each job under the one that it waits for.
+
+    Members of a group are one line, and so is a stage of a pipeline, however often it ran.
+    """
+    from taskd.store import workflows as store
+
+    async def work(lane: Lane) -> tuple[Row | None, list[dict[str, Any]]]:
+        found = await store.find(lane, workflow_id)
+        return found, await store.parts(lane, workflow_id, PARTS_MAX)
+
+    found, rows = session.ask(work)
+    if found is None:
+        raise WorkflowNotFound(_unknown(workflow_id))
+    parts = _with_stages(rows, found["stages"])
+    if as_json:
+        print_json({**found, "parts": parts})
+        return
+    stopped = f", cancelled {moment(found['stopped_at'])}" if found["stopped_at"] else ""
+    head = f"{found['kind']} {found['id']}, {printable(found['name'])}"
+    click.secho(f"{head}, started {moment(found['created_at'])}{stopped}", bold=True)
+    drawn = lines(
+        Part(row["part"], row["states"], row["after"], row["on_failed"], row["first_id"])
+        for row in parts
+    )
+    labels = [_cut(f"{line.branch}{printable(line.part.name)}") for line in drawn]
+    width = max(map(len, labels), default=0)
+    for line, label in zip(drawn, labels, strict=True):
+        click.echo(f"{label:<{width}}  {_tail(line)}".rstrip())
+    if len(rows) == PARTS_MAX:
+        session.say(f"the first {count(PARTS_MAX, 'part')}")
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= NAME_MAX else f"{label[: NAME_MAX - 1]}…"
+
+
+def _tail(line: Line) -> str:
+    """What stands behind the name: states, the id of a single job, what it waits for besides."""
+    part = line.part
+    tail = told(part.states)
+    if sum(part.states.values()) == 1:
+        tail += f"  job {part.first_id}"
+    if line.also_after:
+        more = len(line.also_after) - ALSO_MAX
+        also = ", ".join(map(printable, line.also_after[:ALSO_MAX]))
+        tail += f"  also after {also}" + (f" and {more} more" if more > 0 else "")
+    return tail + (f"  (on failed: {part.on_failed})" if part.on_failed else "")
+
+
+def _with_stages(
+    rows: list[dict[str, Any]], stages: Sequence[dict[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """The parts; of a pipeline also its stages that have not begun, in the order of the plan."""
+    if stages is None:
+        return rows
+    by_name = {row["part"]: row for row in rows}
+    found = []
+    before: str | None = None
+    for each in stages:
+        name, after = each["name"], [] if before is None else [before]
+        nothing = {
+            "part": name, "task": each["task"], "first_id": None, "last_id": None, "jobs": 0,
+            "states": {}, "on_failed": None,
+        }  # fmt: skip
+        found.append(by_name.pop(name, nothing) | {"after": after})
+        before = name
+    return [*found, *by_name.values()]
+
+
+@workflows.command()
+@click.argument("workflow_id", metavar="ID", type=WORKFLOW_ID)
+@click.option(
+    "--reason",
+    type=REASON,
+    default="cancelled by hand",
+    show_default=True,
+    help="Kept with the jobs.",
+)
+@json_option
+@pass_session
+def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> None:
+    """Cancel a workflow: what waits ends now, what runs is asked to stop.
+
+    No further stage of a pipeline begins. To bring a workflow back, retry its jobs.
+    """
+
+    async def work(lane: Lane) -> tuple[int, int]:
+        from taskd.core.job import JobState
+        from taskd.store import jobs
+        from taskd.store import workflows as store
+
+        if not await store.stop(lane, workflow_id):
+            raise WorkflowNotFound(_unknown(workflow_id))
+        moved: dict[int, JobState] = {}
+        while left := await store.jobs_to_cancel(lane, workflow_id):
+            for first in range(0, len(left), CANCEL_BATCH):
+                moved |= await jobs.cancel(lane, left[first : first + CANCEL_BATCH], reason)
+        asked = list(moved.values()).count(JobState.RUNNING)
+        return len(moved) - asked, asked
+
+    ended, asked = session.ask(work)
+    if as_json:
+        print_json({"id": workflow_id, "cancelled": ended, "asked": asked})
+        return
+    session.say(f"{count(ended, 'job')} cancelled, {count(asked, 'running job')} asked to stop")
+
+
+@workflows.command()
+@click.argument("name")
+@json_option
+@pass_session
+def stats(session: Session, name: str, as_json: bool) -> None:
+    """Count the jobs of all runs of one name, by stage or part."""
+    from taskd.store import workflows as store
+
+    rows = session.ask(lambda lane: store.stats(lane, name, PARTS_MAX))
+    if not rows:
+        raise WorkflowNotFound(f"no workflow is named {name!r}, or none of its jobs is kept")
+    print_rows(rows, STATS_COLUMNS, as_json=as_json)
+
+
+def _unknown(workflow_id: int) -> str:
+    return f"no workflow has the id {workflow_id}: never started, or none of its jobs is kept"

@@ -1,0 +1,335 @@
+"""Workflows and pipelines as producers make them."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from taskd.client.client import Client
+from taskd.client.default import default_client
+from taskd.client.producing import BuiltIns, placed
+from taskd.core.job import NewJob
+from taskd.core.stages import Stage, check_stages
+from taskd.core.task import Task
+from taskd.core.workflow import (
+    Node,
+    OnFailed,
+    Plan,
+    check_name,
+    check_node,
+    node_name,
+    numbered,
+    plan,
+)
+from taskd.errors import InvalidWorkflow
+from taskd.store import workflows as stored
+from taskd.store.jobs import Fetches
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A workflow that was started.
+
+    Attributes:
+        id: for `taskd workflows show`.
+        jobs: the id of each job, by the name of its node.
+    """
+
+    id: int
+    jobs: dict[str, int]
+
+
+class Startable:
+    """Something that can be written into the database as one workflow."""
+
+    def _plan(self) -> Plan:
+        raise NotImplementedError
+
+    async def _write(self, plan: Plan, client: Client | None, conn: object) -> Started:
+        return await (client or default_client()).using(_writing(plan), conn)
+
+    def _write_sync(self, plan: Plan, client: Client | None, conn: object) -> Started:
+        return (client or default_client()).using_sync(_writing(plan), conn)
+
+
+def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]:
+    async def write(on: Fetches, built_ins: BuiltIns) -> Started:
+        jobs = await placed(on, [node.job for node in plan.nodes], built_ins)
+        workflow_id, *ids = await stored.start(on, plan, jobs)
+        names = [node.name for node in plan.nodes]
+        return Started(workflow_id, dict(zip(names, ids, strict=True)))
+
+    return write
+
+
+class Workflow(Startable):
+    """Jobs, some of which wait for others. Nothing is written before start().
+
+    Args:
+        name: 1 to 100 bytes; several runs may have the same.
+
+    Raises:
+        InvalidWorkflow: the name is none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name(name)
+        self._nodes: dict[str, Node] = {}
+        self._callbacks: list[tuple[str, NewJob, OnFailed]] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes) + len(self._callbacks)
+
+    def add(
+        self,
+        job: NewJob,
+        *,
+        name: str | None = None,
+        after: Iterable[str | int] = (),
+        on_failed: str = OnFailed.CANCEL,
+    ) -> str:
+        """Add a job; the name of its node.
+
+        Args:
+            job: as `task.job(...)` makes it.
+            name: by default that of its task, with a number when it is taken.
+            after: names of the nodes that it waits for, which may be added later, and ids of jobs
+                that exist already. What those are told by `ctx.results()` is what these returned.
+            on_failed: what happens when one of those fails or is cancelled; a word of OnFailed.
+
+        Raises:
+            InvalidWorkflow: the name is taken or no name; `on_failed` is no word of OnFailed.
+        """
+        if name is None:
+            name = numbered([*self._names(), node_name(job.task)])[-1]
+        return self._put(check_node(name), job, after, on_failed)
+
+    def _put(self, name: str, job: NewJob, after: Iterable[str | int], on_failed: str) -> str:
+        if name in self._names():
+            raise InvalidWorkflow(f"workflow {self.name}: two jobs are named {name!r}")
+        if isinstance(after, str | int):
+            raise InvalidWorkflow(f"after={after!r} is no list of names: after=[{after!r}]")
+        self._nodes[name] = Node(name, job, tuple(dict.fromkeys(after)), _policy(on_failed))
+        return name
+
+    def on_success(self, job: NewJob) -> None:
+        """Run this job when all others are done."""
+        self._callbacks.append(("on_success", job, OnFailed.CANCEL))
+
+    def on_failure(self, job: NewJob) -> None:
+        """Run this job as soon as another one has failed or was cancelled, once."""
+        self._callbacks.append(("on_failure", job, OnFailed.ONLY))
+
+    def on_completion(self, job: NewJob) -> None:
+        """Run this job when all others have ended, in whatever way."""
+        self._callbacks.append(("on_completion", job, OnFailed.CONTINUE))
+
+    async def start(self, *, conn: object = None, client: Client | None = None) -> Started:
+        """Enqueue all jobs of the workflow, in one statement: all of them, or none.
+
+        Args:
+            conn: the caller's connection, as `enqueue` takes it.
+            client: in place of the default one.
+
+        Raises:
+            InvalidWorkflow: circles, unknown names, too many jobs, a job with a unique key.
+            As Client.enqueue().
+        """
+        return await self._write(self._plan(), client, conn)
+
+    def start_sync(self, *, conn: object = None, client: Client | None = None) -> Started:
+        """As start(), for code without an event loop; `conn` is a connection that blocks."""
+        return self._write_sync(self._plan(), client, conn)
+
+    def _names(self) -> list[str]:
+        return [*self._nodes, *(name for name, _, _ in self._callbacks)]
+
+    def _plan(self) -> Plan:
+        names = numbered(self._names())[len(self._nodes) :]
+        every = tuple(self._nodes)
+        calls = [
+            Node(name, job, every, on_failed)
+            for name, (_, job, on_failed) in zip(names, self._callbacks, strict=True)
+        ]
+        return plan(self.name, [*self._nodes.values(), *calls])
+
+
+def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:
+    """Jobs one after the other: each begins when the one before it is done.
+
+    Args:
+        name: of the workflow.
+        on_failed: what happens to the next one when one fails or is cancelled.
+
+    Raises:
+        InvalidWorkflow: a name or a word is wrong.
+    """
+    made = Workflow(name)
+    last: str | None = None
+    for job in jobs:
+        last = made.add(job, after=[] if last is None else [last], on_failed=on_failed)
+    return made
+
+
+def group(
+    jobs: Iterable[NewJob],
+    *,
+    then: NewJob | None = None,
+    name: str = "group",
+    on_failed: str = OnFailed.CANCEL,
+) -> Workflow:
+    """Jobs side by side, and one that begins when all of them are done.
+
+    The members are named by task and place, `send[0]`, `send[1]`; `ctx.results()` of the last job
+    has what they returned, in that order.
+
+    Args:
+        then: the last job.
+        name: of the workflow.
+        on_failed: what happens to the last job when a member fails or is cancelled.
+
+    Raises:
+        InvalidWorkflow: a name or a word is wrong.
+    """
+    made = Workflow(name)
+    members = [
+        made._put(f"{node_name(job.task)}[{n}]", job, (), OnFailed.CANCEL)  # noqa: SLF001
+        for n, job in enumerate(jobs)
+    ]
+    if then is not None:
+        made.add(then, after=members, on_failed=on_failed)
+    return made
+
+
+def stage(
+    name: str,
+    task: Task[..., Any],
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    timeout_s: float | None = None,
+) -> tuple[Stage, Task[..., Any]]:
+    """A stage of a pipeline.
+
+    Args:
+        name: by which a handler may name it as the next one.
+        task: whose handler it runs.
+        queue: in place of the task's own; the same for the others.
+
+    Raises:
+        InvalidWorkflow: the name is none.
+        InvalidJob: an option is outside its limits.
+    """
+    check_node(name)
+    sample = NewJob(
+        task.name,
+        queue=queue or task.queue,
+        priority=100 if priority is None else priority,
+        max_attempts=max_attempts,
+        timeout_s=timeout_s,
+    )
+    required, accepted = task.parameters()
+    alone = required if len(required) == 1 else accepted if len(accepted) == 1 else ()
+    made = Stage(
+        name,
+        task.name,
+        sample.queue or task.queue,
+        alone[0] if alone else None,
+        required,
+        accepted,
+        sample.priority,
+        max_attempts,
+        timeout_s,
+        task.form.stored,
+    )
+    return made, task
+
+
+class Pipeline(Startable):
+    """Stages, each of which begins with what the one before it has returned."""
+
+    def __init__(self, name: str, stages: Sequence[tuple[Stage, Task[..., Any]]]) -> None:
+        self.name = check_name(name)
+        self.stages = tuple(made for made, _ in stages)
+        check_stages(name, self.stages, [_returns(task) for _, task in stages])
+        self._first = stages[0][1]
+
+    async def start(
+        self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
+    ) -> Started:
+        """Begin a run: enqueue the first stage with these arguments.
+
+        The plan is kept with the run: what is deployed later does not change it half way.
+
+        Args:
+            args: those of the first stage's handler, as `kwargs`.
+            conn: the caller's connection, as `enqueue` takes it.
+            client: in place of the default one.
+
+        Raises:
+            InvalidArgs: they do not fit the first stage.
+            As Client.enqueue().
+        """
+        return await self._write(self._run(args, kwargs), client, conn)
+
+    def start_sync(
+        self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
+    ) -> Started:
+        """As start(), for code without an event loop; `conn` is a connection that blocks."""
+        return self._write_sync(self._run(args, kwargs), client, conn)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        first = self.stages[0]
+        text = self._first.encode(*args, **kwargs)
+        job = NewJob(
+            first.task,
+            text,
+            queue=first.queue,
+            priority=first.priority,
+            max_attempts=first.max_attempts,
+            timeout_s=first.timeout_s,
+            checked=True,
+            args_version=first.args_version,
+            limit=self._first.limit_of(text),
+        )
+        stages = msgspec.json.encode(self.stages).decode()
+        return Plan(self.name, "pipeline", [Node(first.name, job)], stages=stages)
+
+
+def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
+    """Named stages: what one returns is what the next one works on.
+
+    A dict is the next stage's arguments by name; any other value is its only required one; None is
+    no argument. A handler that returns `Next("stage", **args)` names another stage, also an earlier
+    one; `Stop(result)` ends the run.
+
+    Args:
+        name: of all runs of it.
+        stages: as stage() makes them, in their order.
+
+    Raises:
+        InvalidWorkflow: there is no stage, a name is taken twice, or a stage returns what the next
+            one cannot take.
+    """
+    return Pipeline(name, stages)
+
+
+def _returns(task: Task[..., Any]) -> Any:
+    """What the handler is annotated to return; None when nothing is known of it."""
+    try:
+        return typing.get_type_hints(inspect.unwrap(task.handler)).get("return")
+    except (NameError, TypeError):  # imported for checkers alone
+        return None
+
+
+def _policy(word: str) -> OnFailed:
+    try:
+        return OnFailed(word)
+    except ValueError:
+        raise InvalidWorkflow(f"on_failed {word!r} is none of {', '.join(OnFailed)}") from None

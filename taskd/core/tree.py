@@ -1,0 +1,70 @@
+"""The tree of a workflow: its parts in lines, each under the last of those that it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+# The order in which a reader wants to know: what is wrong, what goes on, what is over.
+STATES = ("failed", "cancelled", "running", "queued", "scheduled", "blocked", "done")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A job of a workflow, or all members of a group, or all jobs of one stage.
+
+    Attributes:
+        states: how many jobs are in which state; of a stage that has not begun, none.
+        after: the names of the parts that it waits for.
+        on_failed: what happens when one of these fails, if that is not its cancellation.
+    """
+
+    name: str
+    states: Mapping[str, int]
+    after: Sequence[str] = ()
+    on_failed: str | None = None
+    first_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the tree: what stands before the name, and what else the part waits for."""
+
+    part: Part
+    branch: str
+    also_after: tuple[str, ...]
+
+
+def lines(parts: Iterable[Part]) -> list[Line]:
+    """The lines of these parts, which come behind those that they wait for."""
+    known: dict[str, Part] = {}
+    under: dict[str | None, list[Part]] = {}
+    hangs: dict[str, str] = {}
+    for part in parts:
+        # What follows from several hangs from the last of them: the others have been seen by then.
+        last = next((name for name in reversed(list(known)) if name in part.after), None)
+        known[part.name] = part
+        under.setdefault(last, []).append(part)
+        if last is not None:
+            hangs[part.name] = last
+    found: list[Line] = []
+    # No recursion: a chain may be longer than Python's stack.
+    waiting = [(part, "", "") for part in reversed(under.get(None, []))]
+    while waiting:
+        part, branch, below = waiting.pop()
+        also = tuple(name for name in part.after if name != hangs.get(part.name))
+        found.append(Line(part, branch, also))
+        children = under.get(part.name, [])
+        for child in reversed(children):
+            end = child is children[-1]
+            lead = "└─ " if end else "├─ "
+            waiting.append((child, below + lead, below + ("   " if end else "│  ")))
+    return found
+
+
+def told(states: Mapping[str, int]) -> str:
+    """`done`; `3 failed, 9,990 done`; of a stage that has not begun, `-`."""
+    counted = [(state, states[state]) for state in STATES if states.get(state)]
+    if len(counted) == 1 and counted[0][1] == 1:
+        return counted[0][0]
+    return ", ".join(f"{number:,} {state}" for state, number in counted) or "-"

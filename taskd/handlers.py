@@ -1,0 +1,7 @@
+"""What handlers of other kinds than `async def` and `def` need: batch, process, transaction."""
+
+from taskd.core.batch import Item
+from taskd.core.context import TransactionContext
+from taskd.core.process import MustEnd, ProcessDied, ProcessNotStarted
+
+__all__ = ["Item", "MustEnd", "ProcessDied", "ProcessNotStarted", "TransactionContext"]

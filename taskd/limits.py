@@ -1,0 +1,5 @@
+"""Limits of tasks: `@task(limit=Limit(concurrency=2, by="tenant"))`."""
+
+from taskd.core.limit import Limit
+
+__all__ = ["Limit"]

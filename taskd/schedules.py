@@ -1,0 +1,115 @@
+"""Schedules: jobs at times of their own.
+
+    schedule("tidy", tidy.job(), every("5m"))
+    schedule("nightly", report.job(of="sales"), cron("0 3 * * *", "Europe/Berlin"), overlap="skip")
+
+At the top of a module of the app these declare schedules, which its workers publish when they
+start. At run time, `client.schedules` makes and changes them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from taskd.config import parse_duration_s
+from taskd.core import registry as registries
+from taskd.core.job import NewJob
+from taskd.core.schedule import (
+    CATCH_UP_MAX_DEFAULT,
+    CatchUp,
+    Cron,
+    Every,
+    Overlap,
+    Schedule,
+    When,
+)
+from taskd.core.task import Task
+from taskd.errors import InvalidSchedule, ScheduleNotFound
+
+__all__ = [
+    "CatchUp",
+    "Cron",
+    "Every",
+    "InvalidSchedule",
+    "Overlap",
+    "Schedule",
+    "ScheduleNotFound",
+    "cron",
+    "every",
+    "schedule",
+]
+
+
+def every(period: float | str | timedelta, starts_at: datetime | None = None) -> Every:
+    """A rhythm with a period, which no delay shifts.
+
+    Args:
+        period: seconds, or a text such as `30s`, `5m`, `2h`; from 1 s to ten years.
+        starts_at: the first tick, with a time zone; by default one period after the schedule is
+            made.
+
+    Raises:
+        InvalidSchedule: it is no such period, or `starts_at` has no time zone.
+    """
+    if isinstance(period, timedelta):
+        return Every(period.total_seconds(), starts_at)
+    if isinstance(period, str):
+        try:
+            period = parse_duration_s(period)
+        except ValueError as error:
+            raise InvalidSchedule(f"every: {error}") from None
+    return Every(period, starts_at)
+
+
+def cron(expression: str, timezone: str = "UTC") -> Cron:
+    """The rhythm of a cron expression: minute, hour, day of the month, month, day of the week.
+
+    Args:
+        expression: five fields, such as `0 3 * * MON-FRI`.
+        timezone: whose wall clock it means: a name of the time zone database.
+
+    Raises:
+        InvalidSchedule: it cannot be read, no such time ever comes, or there is no such zone.
+    """
+    return Cron(expression, timezone)
+
+
+def schedule(
+    name: str,
+    job: NewJob | Task[..., Any],
+    when: When,
+    *,
+    query: str | None = None,
+    catch_up: CatchUp | str = CatchUp.LAST,
+    catch_up_max: int = CATCH_UP_MAX_DEFAULT,
+    overlap: Overlap | str = Overlap.ALLOW,
+    jitter_s: float | None = None,
+    deadline_s: float | None = None,
+    registry: registries.Registry = registries.DEFAULT,
+) -> Schedule:
+    """Declare a schedule of the app; its workers publish it when they start.
+
+    Args:
+        name: unique in the database.
+        job: what each tick makes: `task.job(...)`; with a query, whose columns are the arguments,
+            the task itself.
+        when: every(...) or cron(...).
+        query: a SELECT; one job for each of its rows.
+        catch_up: what becomes of ticks that no worker fired in time: `none`, `last`, `all`.
+        catch_up_max: with `all`, how many at most.
+        overlap: a tick while a job of the schedule is live: `allow`, `skip`, `cancel` that one.
+        jitter_s: a job starts up to so many seconds after its tick.
+        deadline_s: a job that has not started so many seconds after its tick expires.
+        registry: where it is declared.
+
+    Raises:
+        InvalidSchedule: something is outside its limits.
+        InvalidArgs: the task needs arguments, and there is no query.
+        ValueError: another schedule has that name.
+    """
+    if isinstance(job, Task):
+        job = job.job() if query is None else NewJob(job.name, queue=job.queue)
+    made = Schedule(name, job, when, query, catch_up, catch_up_max, overlap, jitter_s, deadline_s)
+    registry.add_schedule(made)
+    return made

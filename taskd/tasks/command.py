@@ -1,0 +1,130 @@
+"""Running one allow-listed command to its end, with bounds on all that it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+KEEPER = str(Path(__file__).with_name("keeper.py"))
+CHUNK_BYTES = 65536
+# What the keeper takes at most to kill what is left, after the grace.
+SLACK_S = 3.0
+
+
+class Ended(NamedTuple):
+    """How a command has ended.
+
+    Attributes:
+        code: its exit code; below zero, the signal that ended it.
+        out: the beginning of its stdout.
+        out_bytes: how much of that there was.
+        err: the end of its stderr.
+    """
+
+    code: int
+    out: bytes
+    out_bytes: int
+    err: bytes
+
+
+async def run(
+    argv: Sequence[str],
+    *,
+    stdin: bytes,
+    env: Mapping[str, str],
+    cwd: str | None,
+    grace_s: float,
+    out_bytes_max: int,
+    err_bytes_max: int,
+) -> Ended:
+    """Run a command below a keeper of its own; cancelled, it ends the command first.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    # The kernel closes this pipe with the worker, however that one ends.
+    lifeline, writing = os.pipe()
+    with os.fdopen(writing, "wb") as held:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                KEEPER,
+                str(lifeline),
+                str(grace_s),
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=cwd,
+                env=env,
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(lifeline)
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        feeding = asyncio.create_task(_feed(process.stdin, stdin), name="command-stdin")
+        out = asyncio.create_task(_head(process.stdout, out_bytes_max), name="command-stdout")
+        err = asyncio.create_task(_tail(process.stderr, err_bytes_max), name="command-stderr")
+        ending = asyncio.create_task(process.wait(), name="command-end")
+        await _to_their_end({feeding, out, err, ending}, process, held, grace_s)
+        return Ended(ending.result(), *out.result(), err.result())
+
+
+async def _to_their_end(
+    steps: AbstractSet[asyncio.Task[Any]],
+    process: asyncio.subprocess.Process,
+    held: BinaryIO,
+    grace_s: float,
+) -> None:
+    """Wait for all of them; after a cancellation for as long as the command's end may take."""
+    try:
+        await asyncio.wait(steps)
+    except asyncio.CancelledError:
+        held.close()  # the keeper ends the command
+        await asyncio.wait(steps, timeout=grace_s + SLACK_S)
+        raise
+    finally:
+        if process.returncode is None and not all(step.done() for step in steps):
+            with suppress(ProcessLookupError):
+                process.kill()  # and the kernel ends the command with its keeper
+        for step in steps:
+            step.cancel()
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    """Write all that the command wants to read."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stream.write(data)
+        await stream.drain()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stream.close()
+        await stream.wait_closed()
+
+
+async def _head(stream: asyncio.StreamReader, bytes_max: int) -> tuple[bytes, int]:
+    """The first bytes and how many there were; the rest is read and dropped."""
+    kept, total = bytearray(), 0
+    while chunk := await stream.read(CHUNK_BYTES):
+        total += len(chunk)
+        kept += chunk[: bytes_max - len(kept)]
+    return bytes(kept), total
+
+
+async def _tail(stream: asyncio.StreamReader, bytes_max: int) -> bytes:
+    """The last bytes."""
+    kept = bytearray()
+    while chunk := await stream.read(CHUNK_BYTES):
+        kept += chunk
+        del kept[:-bytes_max]
+    return bytes(kept)

@@ -1,0 +1,228 @@
+"""The built-in task `run_command`: a program in any language as a handler.
+
+What may run is listed in the settings, by name; a job names one of these and nothing else. The
+job's payload is JSON on stdin, its exit code decides. There is no shell: what stands in a payload
+is never part of a command line.
+
+Each command has a small process beside it (keeper.py), which ends it when the attempt is cancelled
+or its worker dies, and kills what it leaves behind: nothing of an attempt outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from taskd.config import Settings, parse_duration_s
+from taskd.core import backoff as backoffs
+from taskd.core.context import Context
+from taskd.core.outcome import RESULT_BYTES_MAX, Cancel, Fail, Retry, Snooze
+from taskd.core.task import MAX_ATTEMPTS_DEFAULT, Task
+from taskd.errors import ConfigError
+from taskd.tasks import command as commands
+
+QUEUE = "commands"
+MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
+TIMEOUT_S = 3600.0
+# With the words before it, what is kept of an error's message.
+ERR_BYTES_MAX = 900
+PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
+EXIT_DONE, EX_TEMPFAIL = 0, 75
+GRACE_S_MAX = 60.0
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_VERDICT = re.compile(r"(done|fail|cancel|retry|snooze)(?: (\S+))?")
+
+
+class CommandFailed(Exception):
+    """The command ended with an exit code that stands for a failure, or by a signal."""
+
+
+class CommandNotAllowed(Exception):
+    """The settings of this worker do not list the command; those of another may."""
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True):
+    """What may run.
+
+    Attributes:
+        argv: the program and its arguments; no shell reads them.
+        cwd: where it runs; by default where the worker does.
+        env: variables that it gets beside the usual few.
+        pass_env: names of variables of the worker that it gets, too.
+        exits: what exit codes mean: `retry`, `retry 30s`, `snooze 5m`, `cancel`, `fail`, `done`.
+            Others but 0 are failed attempts.
+        grace: how long it has to end after a SIGTERM, before a SIGKILL.
+    """
+
+    argv: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    pass_env: list[str] = []
+    exits: dict[str, str] = {}
+    grace: str | float = 3.0
+
+    def checked(self, name: str) -> Command:
+        """The same with its program's whole path.
+
+        Raises:
+            ConfigError: it cannot run as it is written.
+        """
+        program = shutil.which(self.argv[0], path=os.environ.get("PATH", PATH_DEFAULT))
+        if program is None:
+            raise ConfigError(f"commands: {name}: {self.argv[0]!r} is no program that can be run")
+        if any("\0" in each for each in (*self.argv, *self.env, *self.env.values())):
+            raise ConfigError(f"commands: {name}: it holds the character U+0000")
+        if self.cwd is not None and not Path(self.cwd).is_dir():
+            raise ConfigError(f"commands: {name}: cwd: {self.cwd!r} is no directory")
+        for code, word in self.exits.items():
+            self._check_exit(name, code, word)
+        if not 0 <= self.grace_s <= GRACE_S_MAX:
+            raise ConfigError(f"commands: {name}: grace: 0s to {GRACE_S_MAX:.0f}s")
+        return msgspec.structs.replace(
+            self,
+            argv=[str(Path(program).absolute()), *self.argv[1:]],
+            exits={str(EX_TEMPFAIL): "retry"} | self.exits,
+        )
+
+    @property
+    def grace_s(self) -> float:
+        """The grace in seconds."""
+        return parse_duration_s(str(self.grace))
+
+    def _check_exit(self, name: str, code: str, word: str) -> None:
+        found = _VERDICT.fullmatch(word)
+        if not (code.isascii() and code.isdigit() and 1 <= int(code) <= 255) or found is None:
+            raise ConfigError(
+                f"commands: {name}: exits: {code!r} = {word!r}: write an exit code from 1 to 255 "
+                "and done, fail, cancel, retry, `retry 30s` or `snooze 5m`"
+            )
+        if (found[1] == "snooze") != bool(found[2]) and found[1] != "retry":
+            raise ConfigError(
+                f"commands: {name}: exits: {word!r}: a snooze, and no other but retry, has a time"
+            )
+        if found[2]:
+            parse_duration_s(found[2])
+
+
+def allowed(settings: Settings) -> dict[str, Command]:
+    """The commands of these settings.
+
+    Raises:
+        ConfigError: one is wrong; the message names it.
+    """
+    found = {}
+    for name, given in (settings.commands or {}).items():
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"commands: {name!r}: use 1 to 100 of the characters a-z A-Z 0-9 _ . -"
+            )
+        try:
+            found[name] = msgspec.convert(given, Command).checked(name)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigError(f"commands: {name}: {error}") from None
+    return found
+
+
+def task(
+    commands_allowed: Mapping[str, Command], *, backoff: backoffs.Backoff = backoffs.DEFAULT
+) -> Task[..., Any]:
+    """The task, for these commands."""
+
+    async def run_command(
+        ctx: Context,
+        command: Annotated[str, Meta(max_length=100)],
+        payload: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one of the commands that the settings allow.
+
+        Args:
+            ctx: the attempt.
+            command: its name there.
+            payload: JSON object on its stdin.
+
+        Returns:
+            Its stdout, if that is JSON.
+
+        Raises:
+            Retry, Snooze, Cancel, Fail: as its exit code means.
+            CommandFailed: any other exit code, or a signal.
+            CommandNotAllowed: the settings do not list it.
+        """
+        chosen = commands_allowed.get(command)
+        if chosen is None:
+            listed = ", ".join(sorted(commands_allowed)) or "none"
+            raise CommandNotAllowed(
+                f"{command[:100]!r} is no command of this worker; it has {listed}"
+            )
+        ended = await commands.run(
+            chosen.argv,
+            stdin=msgspec.json.encode(payload or {}),
+            env=environment(chosen, ctx),
+            cwd=chosen.cwd,
+            grace_s=chosen.grace_s,
+            out_bytes_max=RESULT_BYTES_MAX,
+            err_bytes_max=ERR_BYTES_MAX,
+        )
+        return judged(command, chosen, ended)
+
+    return Task(
+        run_command, queue=QUEUE, max_attempts=MAX_ATTEMPTS, timeout_s=TIMEOUT_S, backoff=backoff
+    )
+
+
+def environment(command: Command, ctx: Context) -> dict[str, str]:
+    """The few variables that a command gets; nothing of the worker's own, such as its DSN."""
+    passed = {name: os.environ[name] for name in command.pass_env if name in os.environ}
+    return {
+        "PATH": os.environ.get("PATH", PATH_DEFAULT),
+        "LANG": "C.UTF-8",
+        **passed,
+        **command.env,
+        "TASKD_JOB_ID": str(ctx.job_id),
+        "TASKD_ATTEMPT": str(ctx.attempt),
+        "TASKD_MAX_ATTEMPTS": str(ctx.max_attempts),
+        "TASKD_IDEMPOTENCY_KEY": ctx.idempotency_key,
+    }
+
+
+def judged(name: str, command: Command, ended: commands.Ended) -> Any:
+    """The result of a command, or what its end means for the job.
+
+    Raises:
+        Retry, Snooze, Cancel, Fail, CommandFailed: see run_command.
+    """
+    said = ended.err.decode("utf-8", "replace").strip()
+    how = f"exit code {ended.code}" if ended.code >= 0 else f"signal {-ended.code}"
+    text = f"{name}: {how}: {said}" if said else f"{name}: {how}"
+    word = "done" if ended.code == EXIT_DONE else command.exits.get(str(ended.code), "")
+    found = _VERDICT.fullmatch(word)
+    delay_s = parse_duration_s(found[2]) if found and found[2] else None
+    match found[1] if found else "":
+        case "done":
+            return _result(ended)
+        case "retry":
+            raise Retry(delay_s, text)
+        case "snooze":
+            raise Snooze(delay_s or 0.0)
+        case "cancel":
+            raise Cancel(text)
+        case "fail":
+            raise Fail(text)
+    raise CommandFailed(text)
+
+
+def _result(ended: commands.Ended) -> Any:
+    """Stdout as JSON; what is none is not kept, and what is too long is described."""
+    if ended.out_bytes > len(ended.out):
+        return {"unstored": f"stdout of {ended.out_bytes} bytes"}
+    try:
+        return msgspec.json.decode(ended.out)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None

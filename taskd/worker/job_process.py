@@ -1,0 +1,164 @@
+"""The program of a process that runs handlers with process=True, one attempt after another.
+
+Started by job_processes.py with a socket, over which lines of JSON go: first a Boot comes in, and
+`ready` goes out; then each Request is answered by `begun` and an Answer. The end of the socket ends
+it, and so does the end of its worker, however that one ended: the kernel sees to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import socket
+import sys
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from taskd.config import Settings
+from taskd.core import outcome
+from taskd.core.failure import describe
+from taskd.core.job import Job
+from taskd.core.outcome import Ack, Raised, Returned, Verdict
+from taskd.core.process import Answer, MustEnd
+from taskd.core.task import Task
+
+PR_SET_PDEATHSIG = 1
+READY, BEGUN = b"ready\n", b"begun\n"
+
+
+class Boot(msgspec.Struct):
+    """What a process needs before its first attempt.
+
+    Attributes:
+        path: where modules are found.
+        app: the module that is imported first; None: only those of the handlers.
+        settings: those of its worker, for the log and for the client that handlers enqueue with.
+    """
+
+    path: list[str]
+    app: str | None
+    settings: Settings
+
+
+class Request(msgspec.Struct, gc=False):
+    """An attempt to run: where its task is, and its job."""
+
+    module: str
+    name: str
+    job: Job
+
+
+def plain(value: Any) -> str:
+    """A path in the settings as text; the hook for `msgspec.json.encode`."""
+    return str(value)
+
+
+def find_task(module: str, name: str) -> Task[..., Any] | None:
+    """The task that a module has under the name of its handler."""
+    try:
+        found = reduce(getattr, name.split("."), sys.modules[module])
+    except (AttributeError, KeyError):
+        return None
+    return found if isinstance(found, Task) else None
+
+
+class JobProcess:
+    """The process itself; everything here runs in its main thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._stream = connection.makefile("rwb")
+        self._running = False
+
+    def serve(self) -> None:
+        """Boot, then run attempts until the worker hangs up."""
+        signal.signal(signal.SIGUSR1, self._told)
+        signal.signal(signal.SIGTERM, self._told)
+        try:
+            _boot(msgspec.json.decode(self._stream.readline(), type=Boot, dec_hook=_path))
+        except BaseException as error:  # noqa: BLE001 - whatever the app's modules raise, its worker says it
+            self._say(describe(error).to_json().encode() + b"\n")
+            return
+        self._say(READY)
+        while line := self._stream.readline():
+            request = msgspec.json.decode(line, type=Request)
+            self._say(msgspec.json.encode(self._attempt(request)) + b"\n")
+
+    def _say(self, line: bytes) -> None:
+        self._stream.write(line)
+        self._stream.flush()
+
+    def _told(self, number: int, _frame: Any) -> None:
+        """SIGUSR1: the attempt's time is over. SIGTERM: it is to stop; or this process, at rest."""
+        if self._running:
+            self._running = False  # told once
+            raise MustEnd("timeout" if number == signal.SIGUSR1 else "stop")
+        if number == signal.SIGTERM:
+            sys.exit(0)
+
+    def _attempt(self, request: Request) -> Answer:
+        task: Task[..., Any] | None = None
+        try:
+            importlib.import_module(request.module)
+            task = find_task(request.module, request.name)
+            if task is None:
+                raise LookupError(f"there is no task {request.module}.{request.name} here")  # noqa: TRY301
+            arguments = task.decode(request.job.args, request.job.args_version)
+            self._running = True
+            self._say(BEGUN)
+            value = task.handler(**arguments)
+            self._running = False
+        except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
+            self._running = False
+            return _answer(request.job, task, Raised(error))
+        return _answer(request.job, task, Returned(value))
+
+
+def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) -> Answer:
+    decided = isinstance(happened, Returned) or isinstance(happened.error, Verdict)
+    try:
+        return Answer(outcome.settle(job, task, happened), decided)
+    except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
+        text = f"its outcome could not be described: {type(error).__name__}"
+        ack: Ack = outcome.settle(job, task, Raised(RuntimeError(text)))
+        return Answer(ack, decided=False)
+
+
+def _boot(boot: Boot) -> None:
+    from taskd import configure, events
+
+    sys.path[:] = boot.path
+    settings = boot.settings
+    events.configure(settings.log_format, settings.log_level)
+    configure(settings=settings)
+    if boot.app is not None:
+        importlib.import_module(boot.app)
+
+
+def _path(kind: type, value: Any) -> Any:
+    return Path(value) if kind is Path else value
+
+
+def _end_with(worker: int) -> None:
+    """Have the kernel kill this process when its worker ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != worker:
+        os._exit(1)
+
+
+def main() -> None:
+    """Run as `python -m taskd.worker.job_process FD WORKER_PID`."""
+    fd, worker = int(sys.argv[1]), int(sys.argv[2])
+    _end_with(worker)
+    faulthandler.enable()  # says where it was when it crashed
+    os.set_inheritable(fd, False)
+    JobProcess(socket.socket(fileno=fd)).serve()
+
+
+if __name__ == "__main__":
+    main()

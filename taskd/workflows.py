@@ -1,0 +1,18 @@
+"""Workflows: jobs that wait for others; and pipelines, whose stages follow each other."""
+
+from taskd.client.workflows import Pipeline, Started, Workflow, chain, group, pipeline, stage
+from taskd.core.stages import Next, Stop
+from taskd.core.workflow import OnFailed
+
+__all__ = [
+    "Next",
+    "OnFailed",
+    "Pipeline",
+    "Started",
+    "Stop",
+    "Workflow",
+    "chain",
+    "group",
+    "pipeline",
+    "stage",
+]

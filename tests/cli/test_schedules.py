@@ -1,0 +1,122 @@
+"""`taskd schedules`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def every_hour(taskd, name="tidy", *more, **options):
+    return taskd(
+        "schedules", "set", name, "tidy_up", "--queue", "q", "--every", "1h", *more, **options
+    )
+
+
+def test_a_schedule_is_made_listed_changed_and_deleted(taskd):
+    assert "created: tidy, every 1h" in every_hour(taskd, "tidy", "depth:=3").stderr
+    [row] = taskd.json("schedules", "list")
+    assert (row["name"], row["task"], row["queue"], row["every_s"]) == (
+        "tidy",
+        "tidy_up",
+        "q",
+        3600,
+    )
+    assert 3590 < row["due_in_s"] <= 3600
+    assert (row["live"], row["last_error"], row["app"]) == (0, None, None)
+    assert taskd.sql("SELECT args FROM taskd.schedule")[0]["args"] == '{"depth": 3}'
+    assert "unchanged: tidy" in every_hour(taskd, "tidy", "depth:=3").stderr
+    [told] = taskd.json(
+        "schedules", "set", "tidy", "tidy_up", "--queue", "q", "--cron", "0 3 * * *",
+        "--timezone", "Europe/Berlin", "--overlap", "skip", "--jitter", "5m", "--deadline", "1h",
+    )  # fmt: skip
+    assert (told["outcome"], told["cron"], told["overlap"]) == ("changed", "0 3 * * *", "skip")
+    assert (told["jitter_s"], told["deadline_s"]) == (300, 3600)
+    assert "0 3 * * * Europe/Berlin" in taskd("schedules", "list").stdout
+    assert taskd.json("schedules", "delete", "tidy") == [{"deleted": ["tidy"]}]
+    assert taskd.json("schedules", "list") == []
+
+
+def test_next_prints_the_ticks_on_the_clock_of_the_zone(taskd):
+    taskd(
+        "schedules",
+        "set",
+        "a",
+        "t",
+        "--queue",
+        "q",
+        "--cron",
+        "0 3 * * *",
+        "--timezone",
+        "Asia/Tokyo",
+    )
+    every_hour(taskd, "b", "--starts-at", "2099-01-01T00:00:00+01:00")
+    every_hour(taskd, "c")
+    taskd("schedules", "pause", "c")
+    ticks = taskd.json("schedules", "next", "-n", "3")
+    assert [each["schedule"] for each in ticks] == ["a"] * 3 + ["b"] * 3
+    assert {each["local"][11:] for each in ticks[:3]} == {"03:00:00+09:00"}
+    assert {each["tick"][11:] for each in ticks[:3]} == {"18:00:00+00:00"}
+    assert [each["tick"] for each in ticks[3:]] == [
+        f"{day}:00:00+00:00" for day in ("2098-12-31T23", "2099-01-01T00", "2099-01-01T01")
+    ]
+    shown = taskd("schedules", "next", "a", "c", "-n", "1")
+    assert "Asia/Tokyo" in shown.stdout
+    assert "c is paused" in shown.stderr
+    assert "'x'" in taskd("schedules", "next", "x", code=3).stderr
+
+
+def test_a_pause_is_shown_with_its_reason_until_it_is_resumed(taskd):
+    every_hour(taskd)
+    assert taskd.json("schedules", "pause", "tidy", "--reason", "moving") == [{"paused": ["tidy"]}]
+    assert "paused: moving" in taskd("schedules", "list").stdout
+    every_hour(taskd, "tidy", "--priority", "5")
+    assert taskd.json("schedules", "list")[0]["pause_reason"] == "moving"
+    assert "resumed: tidy" in taskd("schedules", "resume", "tidy").stderr
+    assert taskd.json("schedules", "resume", "tidy") == [{"resumed": [], "not_paused": ["tidy"]}]
+    for command in ("pause", "resume", "delete", "run"):
+        assert "no schedule 'x'" in taskd("schedules", command, "x", code=3).stderr
+
+
+def test_run_makes_a_job_now_and_prints_its_id(taskd):
+    every_hour(taskd, "tidy", "--overlap", "skip")
+    job_id = int(taskd("schedules", "run", "tidy").stdout)
+    assert taskd.json("jobs", "list")[0]["id"] == job_id
+    told = {"schedule": "tidy", "outcome": "skipped", "ids": None}
+    assert taskd.json("schedules", "run", "tidy") == [told]
+    assert "skipped" in taskd("schedules", "run", "tidy").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--every or --cron"),
+        (["--every", "1h", "--cron", "0 3 * * *"], "--every or --cron"),
+        (["--every", "1h", "--timezone", "UTC"], "--timezone with --cron"),
+        (["--every", "0"], "1 to 3.1536e+08 seconds"),
+        (["--cron", "0 3 * *"], "five fields"),
+        (["--cron", "0 3 * * *", "--timezone", "Mars/Olympus"], "no time zone"),
+        (["--cron", "0 0 30 2 *"], "bad day-of-month"),
+        (["--every", "1h", "--catch-up", "all", "--overlap", "skip"], "overlap='allow'"),
+        (["--every", "1h", "--args", "[1]"], "not a JSON object"),
+    ],
+)
+def test_what_is_wrong_is_said(taskd, options, said):
+    told = taskd("schedules", "set", "s", "t", "--queue", "q", *options, code=2)
+    assert said in told.stderr
+    assert taskd.json("schedules", "list") == []
+
+
+def test_a_task_that_nobody_has_published_needs_a_queue(taskd):
+    told = taskd("schedules", "set", "s", "t", "--every", "1h", code=2)
+    assert "no queue was named" in told.stderr
+    taskd.publish("send_report", "email")
+    told = taskd("schedules", "set", "s", "send_report", "x=1", "--every", "1h", code=2)
+    assert 'needs the argument "to"' in told.stderr
+    taskd("schedules", "set", "s", "send_report", "to=ada", "--every", "1h")
+    assert taskd.json("schedules", "list")[0]["queue"] == "email"
+
+
+def test_a_declared_schedule_says_whose_it_is_when_it_is_touched(taskd):
+    every_hour(taskd)
+    taskd.sql("UPDATE taskd.schedule SET app = 'shop'")
+    assert "app shop declares it" in every_hour(taskd, "tidy", "--priority", "5").stderr
+    assert "makes it again" in taskd("schedules", "delete", "tidy").stderr

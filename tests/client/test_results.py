@@ -1,0 +1,266 @@
+"""Waiting for results: woken by the end of the job, polled for when nothing is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import re
+import time
+from typing import Any
+
+import pytest
+
+from taskd import Client, NewJob
+from taskd.client import waiting
+from taskd.core.job import JobState
+from taskd.core.unique import Enqueued
+from taskd.errors import JobCancelled, JobFailed, JobNotFound, PermissionDenied
+from taskd.store import jobs
+from taskd.store.database import Lane
+from taskd.store.statements import load
+from tests.client.conftest import ME, claim, end
+from tests.logins import Logins
+
+AWAITED = "SELECT awaited FROM taskd.job WHERE id = $1"
+ERROR = '{"type": "ValueError", "message": "too big"}'
+
+
+def job(**options: Any) -> NewJob:
+    return NewJob("sync", queue="sync", **options)
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits is woken, or not at all."""
+    monkeypatch.setattr(waiting, "LISTENED_S", 600.0)
+    monkeypatch.setattr(waiting, "LISTENED_S_MAX", 600.0)
+
+
+async def heard_of(client: Client, job_id: int, sql: Any) -> asyncio.Task[Any]:
+    """Somebody who waits, once notifications reach them and the row has its mark."""
+    task = asyncio.create_task(client.result(job_id, 10.0))
+    await asyncio.sleep(0)
+    while not await sql.fetchval(AWAITED, job_id):
+        await asyncio.sleep(0.005)
+    while not any(each._hears for each in client._waiting.values()):
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)  # the look that follows the LISTEN
+    assert not task.done()
+    return task
+
+
+async def test_a_result_comes_by_notification(
+    client: Client, worker: Lane, sql: Any, no_polls: None
+) -> None:
+    job_id = await client.enqueue(job())
+    waits = await heard_of(client, job_id, sql)
+    claimed = await claim(worker)
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=0.001, error=ERROR)
+    assert not waits.done()  # a retry is no end
+    await sql.execute("UPDATE taskd.job SET state = 'queued'")
+    await jobs.ack_settled(worker, ME, [ack(await claim(worker), JobState.DONE, '{"pages": 3}')])
+    assert await waits == {"pages": 3}
+
+
+def ack(claimed: Any, state: JobState, result: str | None = None) -> Any:
+    return jobs.Ack(claimed.id, ME, claimed.fence, state, result=result)
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "cancelled by hand", "crashed", "completed"])
+async def test_every_end_notifies(
+    client: Client, worker: Lane, sql: Any, no_polls: None, how: str
+) -> None:
+    job_id = await client.enqueue(job())
+    waits = await heard_of(client, job_id, sql)
+    if how == "cancelled by hand":
+        await client.cancel([job_id], "not wanted")
+        with pytest.raises(JobCancelled, match="not wanted"):
+            await waits
+        return
+    claimed = await claim(worker)
+    if how == "done":
+        await end(worker, claimed, JobState.DONE)
+        assert await waits is None
+    elif how == "completed":
+        await worker.fetch("complete_job", claimed.id, ME, claimed.fence, "[1]", None)
+        assert await waits == [1]
+    elif how == "failed":
+        await end(worker, claimed, JobState.FAILED, reason="ValueError: too big", error=ERROR)
+        with pytest.raises(JobFailed, match=f"job {job_id} failed: ValueError: too big") as told:
+            await waits
+        assert told.value.error["message"] == "too big"
+    else:
+        await sql.execute("UPDATE taskd.worker SET died_at = now()")
+        await jobs.rescue(worker, 10, 1)
+        with pytest.raises(JobFailed, match="crashed"):
+            await waits
+
+
+async def test_every_statement_that_ends_jobs_tells_who_waits(sql: Any) -> None:
+    rows = await sql.fetch(
+        "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'taskd'::regnamespace"
+    )
+    functions = {row["proname"]: row["prosrc"] for row in rows}
+
+    def whole(text: str, seen: frozenset[str] = frozenset()) -> str:
+        """A statement with all that its functions do."""
+        called = (set(re.findall(r"taskd\.(\w+)\(", text)) & functions.keys()) - seen
+        return text + "".join(whole(functions[each], seen | called) or "" for each in called)
+
+    finished = {"done", "failed", "cancelled"}
+    for each in load().values():
+        if {after for before, after in each.moves if before != "-"} & finished:
+            assert "'taskd:ended'" in whole(each.text), each.name
+
+
+async def test_nobody_is_notified_of_a_job_that_nobody_waits_for(
+    client: Client, worker: Lane, sql: Any, no_polls: None
+) -> None:
+    heard: list[str] = []
+    await sql.add_listener("taskd:ended", lambda *told: heard.append(told[-1]))
+    first, second = await client.enqueue_many([job(), job()])
+    waits = await heard_of(client, second, sql)
+    claimed = await jobs.claim(worker, ME, "sync", 10)
+    await jobs.ack_done(worker, ME, [each.id for each in claimed], [each.fence for each in claimed])
+    await waits
+    while not heard:
+        await sql.execute("SELECT 1")
+    assert heard == [str(second)]
+    assert await client.result(first, 5.0) is None
+
+
+async def test_a_waiting_job_that_was_marked_is_rung_for_as_its_claim_may_have_missed_it(
+    client: Client, worker: Lane, listener: Any
+) -> None:
+    await listener.listen("sync")
+    job_id = await client.enqueue(job())
+    assert await listener.rung() == ["sync"]
+    with pytest.raises(TimeoutError):
+        await client.result(job_id, 0.1)
+    assert await listener.rung() == ["sync"]  # once, however often it was looked at
+
+
+async def test_a_locked_row_is_not_waited_for_and_gets_its_mark_later(
+    client: Client, worker: Lane, sql: Any, other: Any
+) -> None:
+    job_id = await client.enqueue(job())
+    async with other.transaction():
+        await other.execute("SELECT FROM taskd.job FOR UPDATE")
+        waits = asyncio.create_task(client.result(job_id, 10.0))
+        began = time.monotonic()
+        await asyncio.sleep(0.2)
+        assert await sql.fetchval(AWAITED, job_id) is None
+    while not await sql.fetchval(AWAITED, job_id):
+        await asyncio.sleep(0.01)
+    assert time.monotonic() - began < 5.0
+    await end(worker, await claim(worker), JobState.DONE)
+    assert await waits is None
+
+
+async def test_many_who_wait_share_one_connection(
+    client: Client, worker: Lane, sql: Any, no_polls: None
+) -> None:
+    ids = await client.enqueue_many(job() for _ in range(10))
+    tasks = [asyncio.create_task(each.result(10.0)) for each in (*ids, ids[0])]
+    while await sql.fetchval("SELECT count(*) FROM taskd.job WHERE awaited") < 10:
+        await asyncio.sleep(0.01)
+    count = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE application_name = 'taskd listen' AND datname = current_database()"
+    )
+    while not any(each._hears for each in client._waiting.values()):
+        await asyncio.sleep(0.005)
+    assert await sql.fetchval(count) == 1
+    claimed = await jobs.claim(worker, ME, "sync", 10)
+    await jobs.ack_done(worker, ME, [each.id for each in claimed], [each.fence for each in claimed])
+    assert await asyncio.gather(*tasks) == [None] * 11
+
+
+async def test_polling_is_all_there_is_behind_a_pooler_and_enough(
+    client: Client, worker: Lane, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(self: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(waiting.Waiting, "_listen_on", deaf)
+    job_id = await client.enqueue(job())
+    waits = asyncio.create_task(client.result(job_id, 10.0))
+    await asyncio.sleep(0.1)
+    await end(worker, await claim(worker), JobState.DONE)
+    assert await waits is None
+
+
+async def test_a_lost_connection_is_made_again_and_nothing_is_missed(
+    client: Client, worker: Lane, sql: Any, no_polls: None
+) -> None:
+    job_id = await client.enqueue(job())
+    waits = await heard_of(client, job_id, sql)
+    await sql.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'taskd listen' AND datname = current_database()"
+    )
+    await end(worker, await claim(worker), JobState.DONE)
+    assert await waits is None
+
+
+async def test_a_result_that_is_gone_is_a_clear_error(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    await sql.execute("INSERT INTO taskd.queue (name, keep_done_s) VALUES ('sync', 0)")
+    job_id = await client.enqueue(job())
+    await end(worker, await claim(worker), JobState.DONE)
+    with pytest.raises(JobNotFound, match="keeps it no longer"):
+        await job_id.result()
+
+
+async def test_a_time_limit_ends_the_wait_and_not_the_job(client: Client, sql: Any) -> None:
+    job_id = await client.enqueue(job())
+    with pytest.raises(TimeoutError):
+        await job_id.result(timeout_s=0.05)
+    assert await sql.fetchval("SELECT state::text FROM taskd.job") == "queued"
+    assert not any(each._awaited for each in client._waiting.values())
+
+
+async def test_closing_the_client_tells_who_waits(dsn: str) -> None:
+    client = Client(dsn)
+    job_id = await client.enqueue(job())
+    waits = asyncio.create_task(job_id.result())
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(Exception, match="closed"):
+        await waits
+
+
+def test_without_a_loop(dsn: str) -> None:
+    client = Client(dsn)
+    job_id = client.enqueue_sync(job())
+    with pytest.raises(TimeoutError):
+        job_id.result_sync(timeout_s=0.05)
+    asyncio.run(client.cancel([job_id], "late"))
+    with pytest.raises(JobCancelled, match="late"):
+        client.result_sync(job_id)
+    client.close_sync()
+
+
+def test_an_id_from_elsewhere_has_no_client() -> None:
+    told = Enqueued.instead(7, "skipped")
+    told.client = Client("postgresql://nowhere/x")
+    copy = pickle.loads(pickle.dumps(told))
+    assert (copy, copy.outcome, copy.client) == (7, "skipped", None)
+    with pytest.raises(RuntimeError, match=r"client.result\(id\)"):
+        copy.result_sync()
+
+
+async def test_a_producer_reads_results_only_where_its_login_may(
+    logins: Logins, sql: Any, client: Client, worker: Lane
+) -> None:
+    async with Client(logins.dsn("producer")) as shop:
+        job_id = await shop.enqueue(job())
+        with pytest.raises(PermissionDenied, match="await_jobs"):
+            await job_id.result()
+        await sql.execute(
+            "GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) "
+            f"TO {logins.role('producer')}_login"
+        )
+        await end(worker, await claim(worker), JobState.DONE)
+        assert await job_id.result() is None

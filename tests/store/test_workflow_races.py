@@ -1,0 +1,131 @@
+"""Acks, cancels, retries, rescues and additions to one workflow: in any order, all is right, and
+nobody ends in a deadlock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from taskd.core.job import Job
+from taskd.store import jobs, workers
+from taskd.store.connections import fetches
+from taskd.store.database import Lane
+from taskd.worker.assembly import PLANS
+from tests.store.helpers import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    QUEUED,
+    Connect,
+    ack,
+    done,
+    enqueue,
+    new_worker,
+    rescue,
+)
+from tests.store.test_workflows import start
+
+ROUNDS = 50
+LEAST_EACH = 5
+IMPATIENT = {"deadlock_timeout": "50ms"}
+AFTER = "SELECT taskd.enqueue_after('t', '{}', $1::bigint[], queue => 'q', on_failed => $2)"
+POLICIES = ["cancel", "cancel", "wait", "continue", "only"]
+
+# Whoever waits is held up by as many as it counts, and each of these will end, or may be retried.
+WRONG = """
+SELECT job.id, job.state::text, job.waits_for, held.up, held.in_vain
+FROM taskd.job AS job
+CROSS JOIN LATERAL (
+    SELECT count(*) AS up,
+           count(*) FILTER (WHERE parent.state = 'done'
+                               OR parent.state IN ('failed', 'cancelled') AND d.on_failed <> 'wait'
+           ) AS in_vain
+    FROM taskd.dependency AS d JOIN taskd.jobs AS parent ON parent.id = d.parent_id
+    WHERE d.job_id = job.id AND NOT d.counted
+) AS held
+WHERE (job.state = 'blocked') <> (job.waits_for IS NOT NULL)
+   OR job.state = 'blocked' AND (job.waits_for <> held.up OR held.up = 0 OR held.in_vain > 0)
+"""
+
+
+class Crowd:
+    """Everybody who writes to jobs of workflows; counts what came of it."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+        self.rng = random.Random(7)
+        names = ("done", "settled", "cancelled", "retried", "rescued", "added")
+        self.counts = dict.fromkeys(names, 0)
+
+    async def work(self, claims: Any, acks: Any, others: asyncio.Future[Any]) -> None:
+        me = await new_worker(claims)
+        batches = 0
+        while not others.done():
+            batch = await jobs.claim(claims, me, "q", 15)
+            while suspect := await jobs.claim_suspect(claims, me, ["q"], ["t"]):
+                batch.append(suspect)
+            batch.sort(key=lambda job: job.id)
+            batches += bool(batch)
+            if batch and batches % 7 == 3:
+                await workers.bury(claims, [me], proved=True)
+                me = await new_worker(claims)
+            await self.ack(acks, batch)
+
+    async def ack(self, acks: Any, batch: list[Job]) -> None:
+        plain, others = batch[::2], batch[1::2]
+        if plain:
+            self.counts["done"] += await done(acks, *plain)
+        if others:
+            states = self.rng.choices([DONE, FAILED, CANCELLED, QUEUED], k=len(others))
+            outcomes = [ack(job, state) for job, state in zip(others, states, strict=True)]
+            moved = await jobs.ack_settled(acks, others[0].worker_id, outcomes)
+            self.counts["settled"] += len(moved)
+
+    async def meddle(self, on: Any) -> None:
+        for _ in range(ROUNDS):
+            some = self.rng.sample(self.ids, 8)
+            self.counts["cancelled"] += len(await jobs.cancel(on, some, "by hand"))
+            more = self.rng.sample(self.ids, min(60, len(self.ids)))
+            self.counts["retried"] += len(await jobs.retry(on, more))
+
+    async def add(self, connection: Any) -> None:
+        for _ in range(2 * ROUNDS):
+            parents = self.rng.sample(self.ids, self.rng.randint(1, 5))
+            policy = self.rng.choice(POLICIES)
+            self.ids.append(await connection.fetchval(AFTER, parents, policy))
+            self.counts["added"] += 1
+
+    async def keep_up(self, on: Any, others: asyncio.Future[Any]) -> None:
+        while not others.done():
+            self.counts["rescued"] += len(await rescue(on))
+            await jobs.promote(on, 100)
+
+
+async def test_nobody_is_lost_and_nobody_waits_in_vain(sql, lane: Lane, connect: Connect) -> None:
+    ids = [int(each) for each in await enqueue(lane, 10)]
+    for _ in range(4):
+        flow = await start(
+            lane, ("a", []), ("b", ["a"]), ("c", ["a"], "wait"), ("d", ["b", "c"], "continue"),
+            ("e", ["b", "d"]), ("f", ["a", "b", "c"], "only"), ("g", ["e"]), ("h", ["g", "a"]),
+        )  # fmt: skip
+        ids += flow.values()
+    crowd = Crowd(ids)
+    plain = [await connect(**IMPATIENT) for _ in range(7)]
+    acking = [fetches(await connect(**IMPATIENT, **PLANS)) for _ in range(2)]
+    others = asyncio.gather(
+        crowd.meddle(fetches(plain[2])),
+        crowd.meddle(fetches(plain[3])),
+        crowd.add(plain[4]),
+        crowd.add(plain[5]),
+    )
+    await asyncio.gather(
+        crowd.work(fetches(plain[0]), acking[0], others),
+        crowd.work(fetches(plain[1]), acking[1], others),
+        crowd.keep_up(fetches(plain[6]), others),
+    )
+    await others
+    assert {what: n for what, n in crowd.counts.items() if n < LEAST_EACH} == {}, crowd.counts
+    assert [tuple(each) for each in await sql.fetch(WRONG)] == []
+    everywhere = [each[0] for each in await sql.fetch("SELECT id FROM taskd.jobs ORDER BY id")]
+    assert everywhere == sorted(crowd.ids)

@@ -1,0 +1,78 @@
+"""Handlers that run in processes of their own, for test_process.py; found there by their names."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from taskd import Cancel, Fail, Fixed, task
+from taskd.core.registry import Registry
+from taskd.handlers import MustEnd, ProcessDied
+
+REGISTRY = Registry()
+NOW = Fixed(0.01)
+
+
+@task(process=True, registry=REGISTRY)
+def adds(a: int, b: int = 2) -> dict[str, int]:
+    return {"sum": a + b, "pid": os.getpid()}
+
+
+@task(process=True, registry=REGISTRY, max_attempts=2, backoff=NOW, on_error={KeyError: Fail})
+def raises(what: str) -> Any:
+    if what == "verdict":
+        raise Cancel("no longer wanted")
+    if what == "returned":
+        return Cancel("returned")
+    if what == "exit":
+        raise SystemExit(3)
+    if what == "rule":
+        raise KeyError("hopeless")
+    raise ValueError(f"it was {what}")
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def dies(how: str) -> None:
+    if how == "segfault":
+        ctypes.string_at(0)
+    elif how == "exit":
+        os._exit(7)
+    elif how == "oom":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "fork":
+        # A child that was forked keeps the line to the worker open.
+        if not os.fork():
+            time.sleep(60)
+        os._exit(8)
+
+
+@task(process=True, registry=REGISTRY, on_error={ProcessDied: Fail})
+def dies_for_good() -> None:
+    os._exit(9)
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def sleeps(s: float, note: str) -> str:
+    Path(note).write_text(str(os.getpid()))
+    try:
+        time.sleep(s)
+    except MustEnd as end:
+        Path(note).write_text(end.why)
+        raise
+    return "slept"
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def blocks_signals(note: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    # What it has started goes with it.
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    Path(note).write_text(f"{os.getpid()} {child.pid}")
+    while True:
+        time.sleep(60)

@@ -1,0 +1,193 @@
+"""Handlers with process=True, in real processes that crash, hang and are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from taskd import task
+from taskd.core.registry import Registry
+from taskd.errors import ConfigError
+from tests.worker import process_app as app
+from tests.worker.conftest import Desk, until
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, or is only waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+async def text(note: Path) -> str:
+    found: str = await until(lambda: note.exists() and note.read_text())
+    return found
+
+
+async def test_a_handler_runs_in_another_process_with_all_it_may_return_and_raise(
+    desk: Desk,
+) -> None:
+    words = ["verdict", "returned", "exit", "rule", "wrong"]
+    ids = await desk.enqueue(app.adds.job(1), *(app.raises.job(word) for word in words))
+    worker = await desk.start(app.REGISTRY, process_slots=1)
+    added, *others = await desk.settled(*ids)
+    result = json.loads(added["result"])
+    assert result["sum"] == 3
+    assert result["pid"] != os.getpid()
+    said = [(row["state"], row["attempt"], row["reason"]) for row in others]
+    assert said == [
+        ("cancelled", 1, "no longer wanted"),
+        ("cancelled", 1, "returned"),
+        ("failed", 2, "SystemExit: 3"),
+        ("failed", 1, "KeyError: 'hopeless'"),
+        ("failed", 2, "ValueError: it was wrong"),
+    ]
+    errors = json.loads(others[-1]["errors"])
+    assert [each["attempt"] for each in errors] == [1, 2]
+    assert "process_app.py" in errors[0]["traceback"]
+    assert await worker.stop() == 0
+    assert gone(result["pid"])
+
+
+async def test_arguments_that_do_not_fit_are_refused_in_the_process(desk: Desk) -> None:
+    from taskd.core.job import NewJob
+
+    (job,) = await desk.enqueue(NewJob("adds", '{"a": "one"}', "default", max_attempts=1))
+    await desk.start(app.REGISTRY, process_slots=1)
+    (row,) = await desk.settled(job)
+    assert row["reason"].startswith("InvalidArgs: task adds: Expected `int`")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("segfault", "SIGSEGV"),
+        ("exit", "exit code 7"),
+        ("oom", "SIGKILL, perhaps by the kernel as memory ran out"),
+        ("fork", "exit code 8"),
+    ],
+)
+async def test_a_process_that_dies_is_one_failed_attempt_and_is_replaced(
+    desk: Desk, how: str, said: str
+) -> None:
+    ids = await desk.enqueue(app.dies.job(how), app.dies_for_good.job(), app.adds.job(1))
+    await desk.start(app.REGISTRY, process_slots=1)
+    died, for_good, added = await desk.settled(*ids)
+    assert (died["state"], died["attempt"], died["crashes"]) == ("failed", 1, 0)
+    assert died["reason"].startswith("ProcessDied: process ")
+    assert died["reason"].endswith(f"ended with {said} in the middle of the attempt")
+    assert (for_good["state"], for_good["attempt"]) == ("failed", 1)
+    assert added["state"] == "done"
+
+
+async def test_a_handler_is_told_that_its_time_is_over(desk: Desk, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    ids = await desk.enqueue(app.sleeps.options(timeout_s=0.2).job(60, str(note)))
+    await desk.start(app.REGISTRY, process_slots=1, cancel_s=30.0)
+    (row,) = await desk.settled(*ids)
+    assert (row["state"], row["reason"]) == (
+        "failed",
+        "TimedOut: the attempt took longer than 0.2 s",
+    )
+    assert note.read_text() == "timeout"
+
+
+async def test_who_ignores_that_is_killed_with_all_it_has_started(
+    desk: Desk, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    hung, added = await desk.enqueue(
+        app.blocks_signals.options(timeout_s=0.3).job(str(note)), app.adds.job(1)
+    )
+    worker = await desk.start(app.REGISTRY, process_slots=1, cancel_s=0.2)
+    row, done = await desk.settled(hung, added)
+    said = "TimedOut: the attempt took longer than 0.3 s, ignored that, and was killed"
+    assert (row["state"], row["reason"], done["state"]) == ("failed", said, "done")
+    pids = [int(word) for word in note.read_text().split()]
+    await until(lambda: all(map(gone, pids)))
+    (told,) = desk.heard.of("process.killed", job_id=hung)
+    assert (told["why"], told["pid"]) == ("timeout", pids[0])
+    assert await worker.stop() == 0
+    assert worker.worker.report.abandoned == 0
+
+
+async def test_a_cancelled_job_is_told_to_stop(desk: Desk, tmp_path: Path) -> None:
+    from taskd.store import jobs
+
+    note = tmp_path / "note"
+    (job,) = await desk.enqueue(app.sleeps.job(60, str(note)))
+    worker = await desk.start(app.REGISTRY, process_slots=1, cancel_s=30.0)
+    await text(note)
+    await jobs.cancel(desk.lane, [job], "by hand")
+    worker.worker.parts.runners[0].cancel_job(job, "by hand")
+    (row,) = await desk.settled(job)
+    assert row["state"] == "cancelled"
+    assert note.read_text() == "stop"
+
+
+async def test_a_stop_waits_for_a_process_and_kills_the_one_that_does_not_end(
+    desk: Desk, tmp_path: Path
+) -> None:
+    quick, slow, hung = (tmp_path / name for name in ("quick", "slow", "hung"))
+    ids = await desk.enqueue(
+        app.sleeps.job(0.5, str(quick)),
+        app.sleeps.job(60, str(slow)),
+        app.blocks_signals.job(str(hung)),
+        app.adds.job(1),
+    )
+    worker = await desk.start(app.REGISTRY, process_slots=3, drain_s=1.0, cancel_s=0.3)
+    for note in (quick, slow, hung):
+        await text(note)
+    assert await worker.stop() == 0
+    rows = [await desk.row(job) for job in ids]
+    assert rows[0]["state"] == "done"
+    # Told to stop, killed, and not begun: none of their attempts counts.
+    for row in rows[1:3]:
+        assert (row["state"], row["attempt"], row["interrupts"]) == ("queued", 0, 1)
+    assert slow.read_text() == "stop"
+    await until(lambda: all(gone(int(pid)) for pid in hung.read_text().split()))
+
+
+async def test_a_process_is_replaced_after_so_many_attempts(desk: Desk) -> None:
+    ids = await desk.enqueue(*(app.adds.job(n) for n in range(6)))
+    await desk.start(app.REGISTRY, process_slots=1, process_jobs_max=2)
+    pids = [json.loads(row["result"])["pid"] for row in await desk.settled(*ids)]
+    assert sorted(map(pids.count, set(pids))) == [2, 2, 2]
+
+
+async def test_a_process_that_died_at_rest_harms_no_job(desk: Desk) -> None:
+    (job,) = await desk.enqueue(app.adds.job(1))
+    await desk.start(app.REGISTRY, process_slots=1)
+    (row,) = await desk.settled(job)
+    pid = json.loads(row["result"])["pid"]
+    os.kill(pid, 9)
+    await until(lambda: gone(pid))
+    (job,) = await desk.enqueue(app.adds.job(1))
+    (row,) = await desk.settled(job)
+    assert (row["state"], row["attempt"]) == ("done", 1)
+
+
+async def test_an_app_that_cannot_be_imported_there_is_said_by_the_job(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_app.py").write_text("raise RuntimeError('only for workers')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (job,) = await desk.enqueue(app.adds.options(max_attempts=1).job(1))
+    await desk.start(app.REGISTRY, process_slots=1, app="broken_app")
+    (row,) = await desk.settled(job)
+    assert row["reason"] == (
+        "ProcessNotStarted: no process could be started for it: RuntimeError: only for workers"
+    )
+
+
+async def test_a_handler_that_is_not_found_in_its_module_is_refused_at_the_start(
+    desk: Desk,
+) -> None:
+    registry = Registry()
+    task(process=True, registry=registry, name="other")(app.REGISTRY.get("adds").handler)  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="is looked for as adds in the module"):
+        desk.worker(registry)
