@@ -7,11 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
-from taskd import Context, Fixed, task
+from taskd import Context, Fixed, Unique, task
+from taskd.handlers import Item
+from taskd.limits import Limit
+from taskd.middleware import CallNext, middleware
 from tests.system.recorder import Recorder
 
 LEDGER = "CREATE TABLE judge.ledger (job bigint NOT NULL)"  # no key: a second entry must show
@@ -124,6 +128,104 @@ async def books(ctx: Context) -> None:
         async with connection.transaction():
             await connection.execute("INSERT INTO judge.ledger VALUES ($1)", ctx.job_id)
             await ctx.complete(connection)
+
+
+@task(queue="fast", backoff=SOON, unique=Unique(by=("account",), version_by="revision"))
+async def syncs(ctx: Context, account: int, revision: int) -> None:
+    """Works on the newest revision; each third one takes two attempts."""
+    await _says(ctx, "start")
+    if revision % 3 == 0 and ctx.attempt == 1:
+        await _says(ctx, "raised")
+        raise RuntimeError("once more")
+    async with (await _pool()).acquire() as connection:
+        await connection.execute(
+            "INSERT INTO judge.worked VALUES ('syncs', $1, $2)", f"[{account}]", revision
+        )
+    await _says(ctx, "done")
+
+
+@task(queue="fast", unique=Unique(by=("account",), scope="waiting", on_conflict="replace"))
+async def polls(ctx: Context, account: int, note: int) -> None:
+    """At most one of an account waits."""
+    await _says(ctx, "start")
+    await asyncio.sleep(0.005)
+    await _says(ctx, "done")
+
+
+@task(queue="mixed", backoff=SOON, unique=Unique(by=("account",)))
+async def refreshes(ctx: Context, account: int, fails: int) -> None:
+    """At most one of an account waits or runs."""
+    await _says(ctx, "start")
+    await asyncio.sleep(0.005)
+    if ctx.attempt <= fails:
+        await _says(ctx, "raised")
+        raise RuntimeError("once more")
+    await _says(ctx, "done")
+
+
+@task(queue="mixed", backoff=SOON, limit=Limit(concurrency=2, by="tenant", concurrency_in_all=5))
+async def imports(ctx: Context, tenant: int, fails: int) -> None:
+    """Two of a tenant at a time, five of all."""
+    await _says(ctx, "start")
+    await asyncio.sleep(0.01)
+    if ctx.attempt <= fails:
+        await _says(ctx, "raised")
+        raise RuntimeError("once more")
+    await _says(ctx, "done")
+
+
+@task(queue="fast")
+async def member(ctx: Context, number: int) -> int:
+    """Part of a workflow."""
+    await _says(ctx, "start")
+    await _says(ctx, "done")
+    return number
+
+
+@task(queue="fast")
+async def gathers(ctx: Context, numbers: list[int]) -> None:
+    """Finds what each job before it has returned."""
+    await _says(ctx, "start")
+    found = sorted((await ctx.results()).values())
+    await _says(ctx, "done" if found == numbers else "raised")
+    if found != numbers:
+        raise RuntimeError(f"{found} instead of {numbers}")
+
+
+@task(queue="mixed", process=True)
+def computes(below: int) -> int:
+    """Runs in a process of its own."""
+    return sum(number * number for number in range(below))
+
+
+@middleware(tasks=["computes"])
+async def tells(ctx: Context, call_next: CallNext) -> Any:
+    """What runs in a process does not know its job, and what waits for one has not begun."""
+    result = await call_next()
+    await _says(ctx, "start")
+    await _says(ctx, "done")
+    return result
+
+
+@dataclass
+class Thing:
+    """What a batch works on."""
+
+    fails: int
+
+
+@task(queue="things", batch=20, max_wait_s=0.05, backoff=SOON)
+async def stores(items: list[Item[Thing]]) -> list[Exception | None]:
+    """Many jobs at once, some of which fail."""
+    await asyncio.gather(*(_says(item.ctx, "start") for item in items))
+    bad = [item.ctx.attempt <= item.args.fails for item in items]
+    await asyncio.gather(
+        *(
+            _says(item.ctx, "raised" if fails else "done")
+            for item, fails in zip(items, bad, strict=True)
+        )
+    )
+    return [RuntimeError("once more") if fails else None for fails in bad]
 
 
 @task(queue="mixed")

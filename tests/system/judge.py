@@ -1,4 +1,4 @@
-"""The judge: an exact history of every job, and the checks I1 to I12 over it.
+"""The judge: an exact history of every job, and the checks I1 to I14 over it.
 
     judge = Judge(dsn)
     await judge.install()          # triggers, in the test's own database
@@ -16,10 +16,12 @@
 | I6 | two runs of one job at a time, other than behind a paused, cut-off or stubborn first run |
 | I7 | a run that no failure, rescue, interrupt or lost claim explains; a rescue from the living |
 | I8 | an attempt count that is not claims minus refunds |
-| I9 | a claim before `run_at` |
-| I10 | more jobs of a key running at a time than its limit allows |
+| I9 | a claim before `run_at`; a run that was claimed after its deadline |
+| I10 | more places of a limit, or of a key of it, held at a time than it has |
 | I11 | a ledger that does not hold one entry per `done` |
 | I12 | what is left behind: sessions, open transactions, advisory locks |
+| I13 | a unique key that two jobs held; a version that was lost, or began after a newer one |
+| I14 | a job of a workflow that began, was cancelled or still waits against its dependencies |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`; without them say
 `check(records=False)`, and the checks that need them are left out.
@@ -210,6 +212,7 @@ class Judge:
         rolled_back: Iterable[int] = (),
         left_behind: Iterable[int] = (),
         ledger: tuple[str, Sequence[int]] | None = None,
+        newest: Iterable[tuple[str, str, int]] = (),
         sessions: int = 0,
         records: bool = True,
     ) -> Verdict:
@@ -222,6 +225,8 @@ class Judge:
                 is lawful, and so is another one.
             left_behind: jobs whose handlers ignore their cancellation and outlive their attempt.
             ledger: a task and the job id of each entry that its effects left: one per job done.
+            newest: task, unique key and the highest version that was enqueued of it; handlers
+                write those on which they work into judge.worked.
             sessions: connections of taskd that may still be open.
             records: whether handlers write records.
         """
@@ -232,10 +237,14 @@ class Judge:
                 "rolled back": rolled_back,
                 "left behind": left_behind,
             }
-            await connection.execute("TRUNCATE judge.said")
+            await connection.execute("TRUNCATE judge.said, judge.newest")
+            await connection.executemany("INSERT INTO judge.newest VALUES ($1, $2, $3)", newest)
             for what, ids in said.items():
                 await connection.execute(
-                    "INSERT INTO judge.said SELECT unnest($1::bigint[]), $2", list(ids), what
+                    # Who finds the holder of a key is told of it as well.
+                    "INSERT INTO judge.said SELECT DISTINCT unnest($1::bigint[]), $2",
+                    list(ids),
+                    what,
                 )
             await connection.execute("SELECT judge.build()", timeout=600)
             rows = await connection.fetch(BREACHES, records, EXAMPLES, timeout=600)

@@ -66,6 +66,9 @@ CREATE TABLE judge.pause (
 -- unfinished), `rolled back` (a failover took claims of it back), `left behind` (its handler ignores its
 -- cancellation, and may still run when the next attempt begins).
 CREATE TABLE judge.said (job bigint NOT NULL, what text NOT NULL, PRIMARY KEY (what, job));
+-- The newest version of each key that a producer was not refused, and those that handlers say they worked on.
+CREATE TABLE judge.newest (task text NOT NULL, unique_key text NOT NULL, version bigint NOT NULL);
+CREATE TABLE judge.worked (task text NOT NULL, unique_key text NOT NULL, version bigint NOT NULL);
 
 
 -- The witnesses.
@@ -262,7 +265,7 @@ CREATE TABLE judge.step (
     old_worker bigint, worker bigint, old_fence bigint, fence bigint,
     old_attempt smallint, attempt smallint, old_crashes smallint, crashes smallint,
     old_interrupts smallint, interrupts smallint, old_run_at timestamptz, run_at timestamptz,
-    started_at timestamptz, queue text
+    started_at timestamptz, queue text, txid xid8
 );
 CREATE INDEX step_job_seq ON judge.step (job, seq);
 
@@ -293,14 +296,14 @@ BEGIN
     )
     INSERT INTO judge.step
     SELECT seq, at, job, old_state, new_state, old_worker, worker, old_fence, fence, old_attempt, attempt,
-           old_crashes, crashes, old_interrupts, interrupts, old_run_at, run_at, started_at, queue
+           old_crashes, crashes, old_interrupts, interrupts, old_run_at, run_at, started_at, queue, txid
     FROM judge.event WHERE kind = 'changed'
     UNION ALL
     SELECT a.seq, a.at, a.job, a.old_state, coalesce(z.new_state, 'forgotten'), a.old_worker, NULL,
            a.old_fence, coalesce(z.fence, a.old_fence), a.old_attempt, coalesce(z.attempt, a.old_attempt),
            a.old_crashes, coalesce(z.crashes, a.old_crashes),
            a.old_interrupts, coalesce(z.interrupts, a.old_interrupts),
-           a.old_run_at, coalesce(z.run_at, a.old_run_at), a.started_at, a.queue
+           a.old_run_at, coalesce(z.run_at, a.old_run_at), a.started_at, a.queue, a.txid
     FROM numbered AS a
     LEFT JOIN numbered AS z ON z.kind = 'kept' AND z.job = a.job AND z.txid = a.txid AND z.n = a.n
     WHERE a.kind = 'gone'
@@ -308,7 +311,7 @@ BEGIN
     SELECT z.seq, z.at, z.job, coalesce(a.old_state, '-'), z.new_state, NULL, z.worker,
            coalesce(a.old_fence, z.fence), z.fence, coalesce(a.old_attempt, z.attempt), z.attempt,
            coalesce(a.old_crashes, z.crashes), z.crashes, coalesce(a.old_interrupts, z.interrupts),
-           z.interrupts, a.old_run_at, z.run_at, z.started_at, z.queue
+           z.interrupts, a.old_run_at, z.run_at, z.started_at, z.queue, z.txid
     FROM numbered AS z
     LEFT JOIN numbered AS a ON a.kind = 'taken' AND a.job = z.job AND a.txid = z.txid AND a.n = z.n
     WHERE z.kind = 'born';
@@ -436,6 +439,33 @@ CREATE VIEW judge.miscounted AS
     ) AS sums ON sums.job = last.job
     WHERE last.attempt <> sums.claims - sums.refunds;
 
+-- How many places of a limit, and of each of its keys, were held after each transaction that took or gave back some, in
+-- the order of their locks: who takes one has seen the commit of whoever gave it back.
+CREATE VIEW judge.place AS
+    SELECT limit_name, limit_key, job,
+           sum(change) OVER (PARTITION BY limit_name, limit_key ORDER BY seq) AS held
+    FROM (
+        SELECT its.limit_name, its.limit_key, max(s.job) AS job, max(s.seq) AS seq,
+               sum((s.new_state IN ('queued', 'running'))::integer - (s.old_state IN ('queued', 'running'))::integer) AS change
+        FROM judge.step AS s JOIN taskd.jobs AS its ON its.id = s.job
+        WHERE its.limit_name IS NOT NULL
+        GROUP BY GROUPING SETS ((its.limit_name, its.limit_key, s.txid), (its.limit_name, s.txid))
+    ) AS moves;
+
+-- The same for unique keys: how many jobs held one.
+CREATE VIEW judge.key_held AS
+    SELECT task, unique_key, job, sum(change) OVER (PARTITION BY task, unique_key ORDER BY seq) AS held
+    FROM (
+        SELECT its.task, its.unique_key, max(s.job) AS job, max(s.seq) AS seq,
+               sum((s.new_state IN ('blocked', 'scheduled', 'queued', 'running')
+                    AND (its.key_scope = 'live' OR s.fence = 0))::integer
+                 - (s.old_state IN ('blocked', 'scheduled', 'queued', 'running')
+                    AND (its.key_scope = 'live' OR s.old_fence = 0))::integer) AS change
+        FROM judge.step AS s JOIN taskd.jobs AS its ON its.id = s.job
+        WHERE its.unique_key IS NOT NULL
+        GROUP BY its.task, its.unique_key, s.txid
+    ) AS moves;
+
 -- Every breach. `by_records`: known only when handlers write records.
 CREATE VIEW judge.breach AS
     SELECT "check", what, job, detail, false AS by_records FROM judge.violation
@@ -503,19 +533,83 @@ CREATE VIEW judge.breach AS
     SELECT 'I9', 'early', job, format('started at %s, due at %s', at, run_at), false
     FROM judge.claim WHERE at < run_at
     UNION ALL
-    -- Claims of a key that were open when another one of it began. Limits that somebody changes meanwhile are left out.
-    SELECT 'I10', 'limit', one.job, format('%s of %s ran at %s', others.jobs, rule.name, one.at), false
-    FROM judge.claim AS one
-    JOIN taskd.jobs AS job ON job.id = one.job
-    JOIN taskd.job_limit AS rule ON rule.name = job.limit_name AND NOT rule.by_hand
+    SELECT 'I9', 'late', claim.job, format('claimed at %s, its deadline was %s, and it ran', claim.at, job.deadline), true
+    FROM judge.claim AS claim
+    JOIN taskd.jobs AS job ON job.id = claim.job
+    WHERE claim.at > job.deadline AND EXISTS (SELECT 1 FROM judge.run WHERE run.claim = claim.seq)
+    UNION ALL
+    -- Limits that somebody changes meanwhile are left out.
+    SELECT 'I10', 'limit', max(place.job), format('%s had %s places at a time', rule.name || coalesce(' ' || place.limit_key, ''),
+                                                  max(place.held)), false
+    FROM judge.place AS place JOIN taskd.job_limit AS rule ON rule.name = place.limit_name AND NOT rule.by_hand
+    WHERE place.held > CASE WHEN place.limit_key IS NULL THEN rule.concurrency_in_all ELSE rule.concurrency END
+    GROUP BY rule.name, place.limit_key
+    UNION ALL
+    SELECT 'I13', 'key held twice', max(job), format('%s %s was held by %s jobs', task, unique_key, max(held)), false
+    FROM judge.key_held WHERE held > 1 GROUP BY task, unique_key
+    UNION ALL
+    SELECT 'I13', 'older version', job, format('%s %s: version %s began after %s', task, unique_key, version, before), false
+    FROM (
+        SELECT claim.job, job.task, job.unique_key, job.version,
+               lag(job.version) OVER (PARTITION BY job.task, job.unique_key ORDER BY claim.seq) AS before
+        FROM judge.claim AS claim JOIN taskd.jobs AS job ON job.id = claim.job
+        WHERE job.version IS NOT NULL
+    ) AS begun
+    WHERE version < before
+    UNION ALL
+    -- The row of one that failed shows its version; the handler of one that is done must have had it.
+    SELECT 'I13', 'lost version', job.id, format('%s %s: nothing came of version %s', n.task, n.unique_key, n.version), true
+    FROM judge.newest AS n
+    LEFT JOIN LATERAL (
+        SELECT jobs.id, jobs.state FROM taskd.jobs
+        WHERE jobs.task = n.task AND jobs.unique_key = n.unique_key AND jobs.version >= n.version
+        ORDER BY jobs.version DESC LIMIT 1
+    ) AS job ON true
+    WHERE job.id IS NULL
+       OR job.state = 'done' AND NOT EXISTS (
+           SELECT 1 FROM judge.worked AS w
+           WHERE w.task = n.task AND w.unique_key = n.unique_key AND w.version >= n.version
+       )
+    UNION ALL
+    SELECT 'I14', 'began early', claim.job, format('claimed before job %s had ended, on_failed %s', d.parent_id, d.on_failed), false
+    FROM judge.claim AS claim JOIN taskd.dependency AS d ON d.job_id = claim.job
+    WHERE NOT EXISTS (
+        SELECT 1 FROM judge.step AS s
+        JOIN taskd.dependency AS other ON other.parent_id = s.job AND other.job_id = claim.job
+        WHERE s.seq < claim.seq AND (s.job = d.parent_id OR d.on_failed = 'only' AND other.on_failed = 'only')
+          AND s.new_state IN ('done', 'failed', 'cancelled', 'forgotten')
+          AND CASE WHEN d.on_failed IN ('cancel', 'wait') THEN s.new_state IN ('done', 'forgotten')
+                   WHEN d.on_failed = 'only' THEN s.new_state IN ('failed', 'cancelled') ELSE true END
+    )
+      -- Somebody has retried it by hand, although nothing had failed.
+      AND NOT (d.on_failed = 'only' AND EXISTS (
+          SELECT 1 FROM judge.step AS s
+          WHERE s.job = claim.job AND s.seq < claim.seq AND s.old_state = 'cancelled'))
+    UNION ALL
+    SELECT 'I14', 'cancelled', job.id, format('cancelled (%s) against what became of its dependencies', job.reason), false
+    FROM taskd.jobs AS job
     CROSS JOIN LATERAL (
-        SELECT count(*) AS jobs
-        FROM judge.claim AS other
-        JOIN taskd.jobs AS its ON its.id = other.job
-        WHERE its.limit_name = job.limit_name AND its.limit_key = job.limit_key
-          AND other.at <= one.at AND coalesce(other.closed_at, 'infinity') > one.at
-    ) AS others
-    WHERE others.jobs > rule.concurrency
+        SELECT EXISTS (
+            SELECT FROM taskd.dependency AS d JOIN judge.last ON last.job = d.parent_id
+            WHERE d.job_id = job.id AND last.new_state IN ('failed', 'cancelled')
+        ) AS one
+    ) AS failed
+    WHERE job.state = 'cancelled'
+      AND CASE job.reason WHEN 'dependency' THEN NOT failed.one WHEN 'nothing failed' THEN failed.one END
+    UNION ALL
+    SELECT 'I14', 'held up', job.id, format('it waits for job %s, which is %s', d.parent_id, past.state), false
+    FROM taskd.job AS job
+    JOIN taskd.dependency AS d ON d.job_id = job.id AND NOT d.counted
+    JOIN taskd.jobs AS past ON past.id = d.parent_id
+    WHERE job.state = 'blocked'
+      AND (past.state = 'done' OR past.state IN ('failed', 'cancelled') AND d.on_failed <> 'wait')
+    UNION ALL
+    SELECT 'I14', 'held up', job.id, format('it waits for %s jobs; %s are left', job.waits_for, left_over.jobs), false
+    FROM taskd.job AS job
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM taskd.dependency AS d WHERE d.job_id = job.id AND NOT d.counted
+    ) AS left_over
+    WHERE job.state = 'blocked' AND job.waits_for <> left_over.jobs
     UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity

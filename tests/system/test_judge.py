@@ -17,9 +17,12 @@ import asyncpg
 import pytest
 
 from taskd.core.job import Job, JobState, NewJob
+from taskd.core.limit import LimitOf
 from taskd.core.outcome import Ack, Happened, Interrupted, NotStarted, Raised, settle
 from taskd.core.task import Task
-from taskd.store import control, jobs
+from taskd.core.unique import Unique
+from taskd.core.workflow import Node, plan
+from taskd.store import control, jobs, workflows
 from taskd.store.statements import statement
 from tests.system.judge import Judge, Verdict
 from tests.system.recorder import RECORD
@@ -475,6 +478,27 @@ async def test_a_job_whose_deadline_is_over_fails_lawfully_wherever_it_waits(sce
     assert (verdict.figures.failed, verdict.figures.failed_unrun) == (2, 2)
 
 
+async def test_keys_versions_and_dependencies_are_lawful(scene: Open) -> None:
+    """A newer version follows; the next of a key comes after the first; a chain in its order."""
+    stage = await scene(strict=True)
+    told = [await stage.enqueue(unique=Unique("k", version=1))]
+    running = await stage.a.claim()
+    told.append(await stage.enqueue(unique=Unique("k", version=2)))
+    await stage.a.does(running)
+    await stage.a.does(await stage.a.claim())
+    await stage.sql("INSERT INTO judge.worked VALUES ($1, 'k', 2)", TASK)
+    for _ in range(2):
+        told.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
+        told.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
+        await stage.a.does(await stage.a.claim())
+    told += await two_in_a_chain(stage)
+    await stage.a.does(await stage.a.claim())
+    await stage.a.does(await stage.a.claim())
+    verdict = await stage.judge.check(enqueued=told, newest=[(TASK, "k", 2)])
+    verdict.require()
+    assert verdict.figures.done == 6
+
+
 async def test_jobs_meant_to_wait_are_not_stuck(scene: Open) -> None:
     stage = await scene()
     job_id = await stage.enqueue(delay_s=3600)
@@ -633,6 +657,91 @@ async def expired_before_its_time(stage: Scene) -> None:
     )
 
 
+async def run_after_its_deadline(stage: Scene) -> None:
+    await stage.enqueue(deadline_s=0.0)
+    await stage.a.does(await stage.a.claim())
+
+
+async def limited(stage: Scene, column: str, *keys: str) -> None:
+    """Jobs of a limit of one, which somebody admits without looking."""
+    await stage.sql(
+        f"INSERT INTO taskd.job_limit (name, {column}, declared) VALUES ('narrow', 1, '{{}}')"
+    )
+    for key in keys:
+        await stage.enqueue(limit=LimitOf("narrow", f'["{key}"]'))
+    await stage.sql("UPDATE taskd.job SET state = 'queued'")
+
+
+async def two_places_of_a_key_that_has_one(stage: Scene) -> None:
+    await limited(stage, "concurrency", "a", "a")
+
+
+async def two_places_of_a_limit_that_has_one(stage: Scene) -> None:
+    await limited(stage, "concurrency_in_all", "a", "b")
+
+
+KEYED = "UPDATE taskd.job SET unique_key = 'k', key_scope = 'live', version = $1::bigint"
+
+
+async def key_held_twice(stage: Scene) -> None:
+    await stage.sql("DROP INDEX taskd.job_holds_key")
+    await stage.enqueue()
+    await stage.enqueue()
+    await stage.sql(KEYED, None)
+
+
+async def older_version_after_a_newer_one(stage: Scene) -> None:
+    for version in (2, 1):
+        await stage.enqueue()
+        await stage.sql(KEYED, version)
+        await stage.a.does(await stage.a.claim())
+
+
+async def version_without_a_job(stage: Scene) -> dict[str, Any]:
+    return {"newest": [(TASK, "k", 2)]}
+
+
+async def version_that_no_handler_saw(stage: Scene) -> dict[str, Any]:
+    await stage.enqueue(unique=Unique("k", version=2))
+    await stage.a.does(await stage.a.claim())
+    await stage.sql("INSERT INTO judge.worked VALUES ($1, 'k', 1)", TASK)
+    return {"newest": [(TASK, "k", 2)]}
+
+
+async def two_in_a_chain(stage: Scene) -> tuple[int, int]:
+    """Two jobs, the second of which waits for the first."""
+    made = plan("flow", [Node(name, NewJob(TASK, queue=QUEUE), after) for name, after in CHAIN])
+    _, first, second = await workflows.start(stage.house, made, [node.job for node in made.nodes])
+    return first, second
+
+
+CHAIN: list[tuple[str, tuple[str, ...]]] = [("first", ()), ("second", ("first",))]
+FREE = "UPDATE taskd.job SET state = 'queued', waits_for = NULL WHERE id = $1"
+
+
+async def member_that_began_early(stage: Scene) -> None:
+    _, second = await two_in_a_chain(stage)
+    await stage.sql(FREE, second)
+    await jobs.claim(stage.a.hand, stage.a.id, QUEUE, 10)
+
+
+async def member_cancelled_for_nothing(stage: Scene) -> None:
+    _, second = await two_in_a_chain(stage)
+    await stage.sql("SELECT taskd.end_blocked(ARRAY[$1::bigint], 'dependency')", second)
+
+
+async def member_that_waits_for_what_is_done(stage: Scene) -> None:
+    _, second = await two_in_a_chain(stage)
+    await stage.a.does(await stage.a.claim())
+    await stage.sql("UPDATE taskd.dependency SET counted = false")
+    await stage.sql("UPDATE taskd.job SET state = 'blocked', waits_for = 1 WHERE id = $1", second)
+
+
+async def member_that_waits_for_nobody(stage: Scene) -> None:
+    await two_in_a_chain(stage)
+    await stage.sql("UPDATE taskd.dependency SET counted = true")
+
+
 async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
     job_id = await one_job_done(stage)
     return {"ledger": (TASK, [job_id, job_id])}
@@ -677,12 +786,23 @@ CRIMES = [
     (started_and_called_unstarted, "I7", "unexplained"),
     (attempt_refunded_twice, "I8", "attempt"),
     (claimed_before_its_time, "I9", "early"),
+    (run_after_its_deadline, "I9", "late"),
+    (two_places_of_a_key_that_has_one, "I10", "limit"),
+    (two_places_of_a_limit_that_has_one, "I10", "limit"),
     (ledger_entry_twice, "I11", "ledger"),
     (ledger_entry_missing, "I11", "ledger"),
     (ledger_entry_undone, "I11", "ledger"),
     (transaction_left_open, "I12", "session"),
     (lock_left_behind, "I12", "advisory lock"),
     (session_left_open, "I12", "session"),
+    (key_held_twice, "I13", "key held twice"),
+    (older_version_after_a_newer_one, "I13", "older version"),
+    (version_without_a_job, "I13", "lost version"),
+    (version_that_no_handler_saw, "I13", "lost version"),
+    (member_that_began_early, "I14", "began early"),
+    (member_cancelled_for_nothing, "I14", "cancelled"),
+    (member_that_waits_for_what_is_done, "I14", "held up"),
+    (member_that_waits_for_nobody, "I14", "held up"),
 ]
 
 
