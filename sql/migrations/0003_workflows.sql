@@ -731,6 +731,14 @@ BEGIN
             SELECT count(*)::integer AS parents
             FROM taskd.dependency AS d
             WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
+              -- What begins when another one fails need not wait for the rest, when one has.
+              AND NOT EXISTS (
+                  SELECT FROM taskd.dependency AS other
+                  JOIN taskd.job_history AS failed ON failed.id = other.parent_id
+                  WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
+                    AND other.on_failed = 'only' AND other.counted
+                    AND failed.state IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
+              )
         ) AS waits
         -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
         ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id

@@ -433,3 +433,17 @@ async def test_workflows_are_forgotten_when_no_job_of_them_is_left(sql, lane: La
     await workflows.prune(lane)
     assert await sql.fetchval("SELECT count(*) FROM taskd.workflow") == 0
     assert await sql.fetchval("SELECT count(*) FROM taskd.dependency") == 0
+
+
+async def test_a_callback_that_failed_is_retried_while_others_still_run(
+    sql, lane: Lane, me
+) -> None:
+    ids = await start(lane, ("a", []), ("b", []), ("alarm", ["a", "b"], "only"))
+    first, second = await claim(lane, me)
+    await end(lane, me, first, "failed")
+    [alarm] = await claim(lane, me)
+    await end(lane, me, alarm, "failed")
+    assert await jobs.retry(lane, [ids["alarm"]]) == [ids["alarm"]]
+    assert await state_of(sql, ids["alarm"]) == "queued"
+    await end(lane, me, second, "done")
+    assert await state_of(sql, ids["alarm"]) == "queued"
