@@ -109,8 +109,14 @@ def check_aliases(task: str, aliases: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def check_redact(task: str, redact: Sequence[str], fields: Sequence[str]) -> tuple[str, ...]:
+def check_redact(
+    task: str, redact: Sequence[str], fields: Sequence[str], *, older: bool
+) -> tuple[str, ...]:
     """The arguments that are hidden.
+
+    Args:
+        fields: the arguments of today's form.
+        older: there are older forms, whose arguments may have had other names.
 
     Raises:
         TypeError: it is one text, or names an argument that the task has not.
@@ -118,7 +124,7 @@ def check_redact(task: str, redact: Sequence[str], fields: Sequence[str]) -> tup
     if isinstance(redact, str):
         raise TypeError(f"task {task}: redact {redact!r} is one text; write [{redact!r}]")
     for name in redact:
-        if name not in fields:
+        if name not in fields and not older:
             raise TypeError(f"task {task}: redact: it has no argument {name!r}")
     return tuple(dict.fromkeys(redact))
 

@@ -72,7 +72,8 @@ class Task(Generic[P, R]):
         upgrade: by each older version that may still wait in the database, the function that
             makes of such arguments (a dict, as JSON has it) those of the next version.
         aliases: its former names; jobs that bear one are run, too.
-        redact: arguments that are shown as `***` by the command line and in errors.
+        redact: arguments that are shown as `***` by the command line and in errors; with
+            `upgrade` also those that only older forms have.
 
     Attributes:
         around: in a worker, what the middleware makes of an attempt; see with_middleware().
@@ -154,7 +155,7 @@ class Task(Generic[P, R]):
         _check_unique(self.name, unique, self._fields)
         self.form = Form(self.name, args_version, upgrade or {})
         self.aliases = check_aliases(self.name, aliases)
-        self.redact = check_redact(self.name, redact, self._fields)
+        self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
         self.limit = limit
         _check_limit(self.name, limit, self._fields)
         self.limit_defaults = _defaults(self._signature, limit.arguments if limit else ())

@@ -118,7 +118,8 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     if refused is not None:
         return refused(message)
     if _is_bad_value(error):
-        return ValueRefused(f"PostgreSQL: {message}")
+        hint = getattr(error, "hint", None)  # what our own functions say is to be done
+        return ValueRefused(f"PostgreSQL: {message}" + (f". {hint}" if hint else ""))
     if isinstance(error, _DOWN):
         return Down(f"PostgreSQL cannot be reached: {message}")
     if isinstance(error, _HELD_UP):

@@ -9,7 +9,7 @@ from typing import Any
 from taskd.core.job import NewJob
 from taskd.core.registry import Registry
 from taskd.core.task import Task
-from taskd.store import control, jobs, limits, tasks
+from taskd.store import control, jobs, limits, reports, tasks
 from taskd.worker.controls import Calls
 from tests.worker.conftest import Desk, until
 
@@ -364,6 +364,22 @@ async def test_hidden_arguments_are_not_in_what_a_failure_leaves_behind(desk: De
     assert row["reason"] == "ValueError: ada cannot log in with ***"
     assert "sesame" not in row["errors"]
     assert "sesame" not in str(desk.heard.all)
+
+
+async def test_an_argument_that_had_another_name_once_is_hidden_as_well(desk: Desk) -> None:
+    def renames(args: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError(f"odd: {args['secret']}")
+
+    @desk.task(redact=["password", "secret"], args_version=2, upgrade={1: renames}, max_attempts=1)
+    async def login(password: str) -> None: ...
+
+    await desk.start()
+    old = NewJob(login.name, '{"secret": "sesame-open"}', queue="default", checked=True)
+    [job_id] = await desk.enqueue(old)
+    [row] = await desk.settled(job_id)
+    assert "odd: ***" in row["reason"]
+    assert "sesame" not in row["errors"] + str(desk.heard.all)
+    assert "sesame" not in str(await reports.show_job(desk.lane, job_id))
 
 
 async def test_a_deadline_in_the_past_is_accepted_and_the_job_expires(desk: Desk) -> None:
