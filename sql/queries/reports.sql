@@ -118,6 +118,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.limit_name, rule.known AS limit_known, rule.concurrency AS limit_concurrency,
        rule.concurrency_in_all AS limit_in_all, rule.rate AS limit_rate,
        (SELECT gate::text FROM taskd.job WHERE id = found.id) AS gate,
+       coalesce((SELECT parked FROM taskd.job WHERE id = found.id), false) AS parked,
        CASE WHEN found.state = 'blocked' THEN (
            SELECT array_agg(id)
            FROM (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskd.store.database import Lane
 
 RETRYABLE = (JobState.FAILED, JobState.CANCELLED)
-WAITING = (JobState.SCHEDULED, JobState.QUEUED)
+WAITING = (JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED)
 # Where a job is once it was cancelled: ended, or with a worker that is asked to stop it.
 CANCELLABLE = (JobState.CANCELLED, JobState.RUNNING)
 

@@ -189,6 +189,8 @@ def _suspect(facts: Facts) -> Told:
 def _scheduled(facts: Facts) -> Told:
     if not facts.claimed_before:
         return f"It is scheduled for {_due(facts)}.", []
+    if facts.parked:
+        return "It was put aside while its task was paused; a worker brings it back in seconds.", []
     asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
     text = f"It was given back, and is due again {_due(facts)}: {asked}its worker did not know"
     return f"{text} the task.", []

@@ -74,6 +74,7 @@ class Facts(msgspec.Struct, frozen=True):
         limit_name: the limit of its task; `limit_*` are what that allows.
         limit_known: somebody has published it, or set it by hand.
         gate: where it waits while its limit blocks it, `parked` or `next`; None: not yet looked at.
+        parked: it was put aside because its task was paused.
         limit_holders: jobs that have the places of its key, some of them; while it is blocked.
         limit_opens_s: seconds until its limit looks at it again, if that is set.
         queue_max_running: what an operator allows its queue, as `queue_rate`.
@@ -128,6 +129,7 @@ class Facts(msgspec.Struct, frozen=True):
     limit_in_all: int | None
     limit_rate: float | None
     gate: str | None
+    parked: bool
     limit_holders: tuple[int, ...] | None
     limit_opens_s: float | None
     queue_max_running: int | None
@@ -223,7 +225,7 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
     if facts.parents:
         yield from _held_up(facts)
     elif later:
-        yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
+        yield from _later(facts)
     elif facts.state == JobState.BLOCKED:
         yield _blocked(facts)
     elif facts.state == JobState.QUEUED:
@@ -237,6 +239,14 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
         yield Reason(Why.DUE)
     if facts.deadline is not None:
         yield Reason(Why.DEADLINE)
+
+
+def _later(facts: Facts) -> Iterator[Reason]:
+    if not facts.parked:
+        yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
+    elif facts.task_paused_at is None:
+        # It comes back with its task, whatever its time says.
+        yield Reason(Why.SCHEDULED)
 
 
 def _not_run(facts: Facts) -> Iterator[Reason]:

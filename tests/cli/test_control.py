@@ -224,3 +224,14 @@ def test_lines_of_stdin_have_deadlines(taskd):
     assert 0.9 < days[2] <= 1.0
     wrong = '{"task": "t", "queue": "q", "deadline": "2030-01-01T00:00:00Z", "deadline_s": 1}'
     assert "not both" in taskd("enqueue", "-", stdin=wrong, code=2).stderr
+
+
+def test_blocked_jobs_wait_as_well(taskd):
+    ids = [taskd.enqueue("send", "--queue", "email") for _ in range(2)]
+    taskd.sql("UPDATE taskd.job SET state = 'blocked', limit_name = 'narrow', limit_key = ''")
+    [told] = taskd.json("jobs", "set", "--task", "send", "--state", "blocked", "--priority", 7)
+    assert told["changed"] == ids
+    [told] = taskd.json("jobs", "cancel", ids[0], "--dry-run")
+    assert (told["cancelled"], told["refused"]) == ([ids[0]], [])
+    [told] = taskd.json("jobs", "cancel", "--state", "blocked")
+    assert told["cancelled"] == ids

@@ -208,6 +208,19 @@ def test_a_job_for_later_says_when(taskd, why):
     assert ": its worker did not know the task.\n" in text
 
 
+def test_what_was_put_aside_for_its_task_does_not_name_the_time_that_it_was_given(taskd, why):
+    taskd.worker(12, "email")
+    taskd.publish()
+    taskd.sql("UPDATE taskd.task SET paused_at = now()")
+    aside = job(taskd, "to=ada", "--in", "1h")
+    change(taskd, aside, "parked = true, fence = 1")
+    assert why(aside)[0] == ["task_paused"]
+    taskd.sql("UPDATE taskd.task SET paused_at = NULL")
+    words, text = why(aside)
+    assert words == ["scheduled"]
+    assert "put aside while its task was paused; a worker brings it back" in text
+
+
 def test_a_retry_says_what_went_wrong(taskd, why):
     made = job(taskd, "--in", "1h", "--max-attempts", "5")
     taskd.worker(12, "email")

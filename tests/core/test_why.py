@@ -28,6 +28,7 @@ QUEUED = {
     "knowing": 1,
     "ahead": 0,
     "args_version": 1,
+    "parked": False,
     "servers": [],
     "parents": [],
     "parents_left": 0,
@@ -108,6 +109,12 @@ def test_a_retry_is_told_from_what_was_never_tried_or_was_given_back() -> None:
     assert words(**LATER) == ["scheduled"]
     assert words(**LATER, claimed_before=True) == ["scheduled"]
     assert words(**LATER, claimed_before=True, error_type="ValueError") == ["retry"]
+
+
+def test_what_was_put_aside_waits_for_its_task_and_not_for_its_time() -> None:
+    aside = LATER | {"parked": True, "claimed_before": True, "error_type": "ValueError"}
+    assert words(**aside, task_paused_at=NOW) == ["task_paused"]
+    assert words(**aside) == ["scheduled"]
 
 
 def test_a_suspect_waits_in_the_slow_lane_and_perhaps_for_its_time() -> None:
