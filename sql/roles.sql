@@ -173,12 +173,12 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
 GRANT SELECT, DELETE, UPDATE (
-    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, pause_reason
+    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
     jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
-    pause_reason
+    paused_until, pause_reason
 ) ON taskd.schedule TO taskd_observer;
 GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 
