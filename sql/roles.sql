@@ -180,24 +180,23 @@ GRANT SELECT (
     jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
     paused_until, pause_reason
 ) ON taskd.schedule TO taskd_observer;
-GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 
 -- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, gate, priority, attempt,
     max_attempts, args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node,
-    waits_for, limit_name, limit_key
+    waits_for, limit_name, limit_key, schedule, tick
 ) ON taskd.job TO taskd_observer;
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, deadline, fence, state, priority,
     attempt, max_attempts, args_version, crashes, interrupts, queue, task, reason, errors, workflow_id, node, limit_name,
-    limit_key
+    limit_key, schedule, tick
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
     interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
-    workflow_id, node, limit_name, limit_key
+    workflow_id, node, limit_name, limit_key, schedule, tick
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening TO taskd_observer;
 

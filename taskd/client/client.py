@@ -29,7 +29,7 @@ from taskd.core.limit import CONCURRENCY_MAX
 from taskd.core.outcome import clean_reason
 from taskd.core.task import encode_args
 from taskd.core.unique import RESULT_TIMEOUT_S, Enqueued
-from taskd.errors import InvalidJob, JobCancelled, JobFailed
+from taskd.errors import JobCancelled, JobFailed
 from taskd.store import jobs as stored_jobs
 from taskd.store import limits as stored_limits
 from taskd.store import queues as stored_queues
