@@ -173,31 +173,30 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
 GRANT SELECT, DELETE, UPDATE (
-    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, pause_reason
+    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
     jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
-    pause_reason
+    paused_until, pause_reason
 ) ON taskd.schedule TO taskd_observer;
-GRANT SELECT (schedule) ON taskd.job TO taskd_observer;
 
 -- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
 -- watches must see what fails. A handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, gate, priority, attempt,
     max_attempts, args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node,
-    waits_for, limit_name, limit_key
+    waits_for, limit_name, limit_key, schedule, tick
 ) ON taskd.job TO taskd_observer;
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, deadline, fence, state, priority,
     attempt, max_attempts, args_version, crashes, interrupts, queue, task, reason, errors, workflow_id, node, limit_name,
-    limit_key
+    limit_key, schedule, tick
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
     interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
-    workflow_id, node, limit_name, limit_key
+    workflow_id, node, limit_name, limit_key, schedule, tick
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening TO taskd_observer;
 

@@ -521,6 +521,12 @@ def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
     _emit("schedule.failed", "error", schedule=schedule, tick=tick.isoformat(), error=error)
 
 
+def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
+    """A tick could not be fired now, as a lock was held too long; it stays due."""
+    since = tick.isoformat() if tick else None
+    _emit("schedule.delayed", "warning", schedule=schedule, tick=since, error=error)
+
+
 def schedule_stalled(schedule: str, error: str) -> None:
     """The next tick of a schedule cannot be told; it was paused."""
     _emit("schedule.stalled", "error", schedule=schedule, error=error)

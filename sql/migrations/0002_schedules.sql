@@ -46,14 +46,17 @@ CREATE TABLE taskd.schedule (
     last_error text,                        -- of its last tick; NULL when that went well
     last_error_at timestamptz,
     paused_at timestamptz,
+    paused_until timestamptz,               -- NULL: until somebody resumes it; else no tick comes before
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     CONSTRAINT schedule_has_one_rhythm CHECK ((every_s IS NULL) <> (cron IS NULL)),
     CONSTRAINT schedule_catches_up_one_by_one CHECK (catch_up <> 'all' OR overlap = 'allow'),
     CONSTRAINT schedule_query_has_a_user CHECK ((query IS NULL) = (query_user IS NULL))
 );
 
--- Which one is due first; one that has no next tick yet is due at once.
-CREATE INDEX schedule_due ON taskd.schedule (next_at NULLS FIRST) WHERE paused_at IS NULL;
+-- Which one is due first, of those without a query ('') and of those of each user; one that has no next tick yet is due
+-- at once. A pause with an end needs nobody to end it: the next tick is one after it.
+CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at NULLS FIRST)
+    WHERE paused_at IS NULL OR paused_until IS NOT NULL;
 -- The live jobs of a schedule; jobs that no schedule made are not in it.
 CREATE INDEX job_schedule ON taskd.job (schedule) WHERE schedule IS NOT NULL;
 
@@ -111,7 +114,9 @@ DECLARE
     required text[];
     accepted text[];
     form smallint;
+    said jsonb;
     old taskd.schedule;
+    after timestamptz;
     same boolean;
     before text;
 BEGIN
@@ -148,6 +153,20 @@ BEGIN
     ) THEN
         PERFORM taskd.refuse(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
     END IF;
+    said := jsonb_build_object(
+        'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
+        'priority', priority, 'max_attempts', max_attempts, 'timeout_s', timeout_s, 'jitter_s', jitter_s,
+        'deadline_s', deadline_s, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
+    );
+    -- What is so already is not written again, and does not wait for whoever fires it, whose query may take a minute:
+    -- a worker that starts would.
+    SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name;
+    IF to_jsonb(old) || said = to_jsonb(old) AND coalesce(app = old.app, app IS NULL)
+       AND coalesce(starts_at, old.starts_at) = old.starts_at AND form IS NOT DISTINCT FROM old.args_version
+       AND coalesce(old.query_user = session_user, true)
+    THEN
+        RETURN 'unchanged';
+    END IF;
     LOOP
         SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
         EXIT WHEN FOUND;
@@ -169,13 +188,7 @@ BEGIN
         RETURN 'unchanged';
     END IF;
     -- Two apps may import the same module: what they say alike belongs to who has started last.
-    IF app <> old.app AND (
-        old.every_s, old.cron, old.timezone, old.task, old.queue, old.args, old.query, old.priority, old.max_attempts,
-        old.timeout_s, old.catch_up, old.catch_up_max, old.overlap, old.jitter_s, old.deadline_s
-    ) IS NOT DISTINCT FROM (
-        period_s, cron, timezone, task, queue, args, query, priority, max_attempts,
-        timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s
-    ) THEN
+    IF app <> old.app AND to_jsonb(old) || said = to_jsonb(old) THEN
         UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
         RETURN 'unchanged';
     END IF;
@@ -186,11 +199,12 @@ BEGIN
         AND coalesce(starts_at, old.starts_at) = old.starts_at;
     starts_at := coalesce(starts_at, CASE WHEN same THEN old.starts_at END, now());
     before := md5(ROW(old.*)::text);
+    after := greatest(now(), old.paused_until);
     UPDATE taskd.schedule AS s
     SET every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
         next_at = CASE WHEN same THEN s.next_at
-                       WHEN cron IS NULL THEN taskd.next_of_every(starts_at, period_s, now())
-                       ELSE next_at END,
+                       WHEN cron IS NULL THEN taskd.next_of_every(starts_at, period_s, after)
+                       WHEN next_at > after THEN next_at END,
         revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
         task = task, queue = queue, args = args, args_version = form, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
@@ -295,6 +309,11 @@ BEGIN
             PERFORM taskd.refuse(def.task, def.queue, odd, known.required, known.accepted);
         END IF;
     END IF;
+    -- As for whoever enqueues: jobs for later neither count nor fail.
+    PERFORM taskd.has_room(q.name, q.max_depth, greatest(cardinality(argses), 1))
+    FROM taskd.queue AS q
+    WHERE q.name = def.queue AND q.max_depth IS NOT NULL AND argses IS DISTINCT FROM '{}'
+      AND (at_once OR coalesce(def.jitter_s, 0) = 0);
     WITH asked AS (
         SELECT def.args || a.args AS args, a.n,
                tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
@@ -336,9 +355,13 @@ BEGIN
         E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
     ) INTO argses USING tick;
     IF cardinality(argses) > 100000 THEN
-        RAISE EXCEPTION 'the query has more than 100000 rows' USING ERRCODE = 'program_limit_exceeded';
+        RAISE EXCEPTION 'the query has more than 100000 rows: let it find fewer, or make several schedules of it'
+            USING ERRCODE = 'program_limit_exceeded';
     END IF;
     RETURN coalesce(argses, '{}');
+EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_function THEN
+    RAISE EXCEPTION 'the query is no SELECT that works here: %', SQLERRM
+        USING ERRCODE = SQLSTATE, HINT = 'It names tables with their schema, and ends without a semicolon.';
 END
 $$;
 
@@ -362,7 +385,9 @@ DECLARE
 BEGIN
     SELECT s.query INTO query
     FROM taskd.schedule AS s
-    WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at AND s.paused_at IS NULL
+    WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at
+      AND (s.paused_at IS NULL OR s.paused_until IS NOT NULL)
+      AND following > coalesce(s.paused_until, '-infinity')   -- reckoned before the pause began
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -379,12 +404,13 @@ BEGIN
             jobs := jobs + coalesce(cardinality(made.ids), 0);
         END LOOP;
     EXCEPTION WHEN query_canceled OR OTHERS THEN
-        IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') OR SQLSTATE LIKE '57P%' THEN
+        -- A full queue (53400) has room when it has; a query of more rows than may wait would never go well.
+        IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') AND SQLSTATE <> '53400' OR SQLSTATE LIKE '57P%' THEN
             RAISE;
         END IF;
         outcome := 'failed';
         jobs := 0;
-        error := left(SQLERRM, 500);
+        error := left(CASE WHEN SQLSTATE = '57014' THEN 'it took longer than a tick may: ' ELSE '' END || SQLERRM, 500);
     END;
     UPDATE taskd.schedule AS s
     SET next_at = following,

@@ -88,10 +88,10 @@ WITH RECURSIVE owner AS (
            (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
             WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s,
            (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-            WHERE paused_at IS NULL AND query_user IS NULL
+            WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = ''
             ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
            (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-            WHERE paused_at IS NULL AND query_user = session_user
+            WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = session_user
             ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s,
            EXISTS (
                SELECT FROM taskd.job

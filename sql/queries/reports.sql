@@ -56,7 +56,7 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
        job.finished_at, job.deadline, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
-       job.result::text AS result, job.unique_key, job.key_scope, job.version,
+       job.result::text AS result, job.unique_key, job.key_scope, job.version, job.schedule, job.tick,
        CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
            'done', progress.done, 'total', progress.total, 'note', progress.note,
            'told_s', date_part('epoch', clock_timestamp() - progress.told_at)
@@ -79,7 +79,7 @@ LIMIT 1;
 -- roles: observer, admin
 WITH found AS MATERIALIZED (
     SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked, deadline,
-           args_version,
+           args_version, schedule, tick,
            worker_id, started_at, finished_at, reason, errors -> -1 AS error, limit_name, limit_key
     FROM taskd.jobs
     WHERE id = $1
@@ -101,7 +101,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.started_at, date_part('epoch', clock_timestamp() - found.started_at) AS started_ago_s,
        found.finished_at, date_part('epoch', clock_timestamp() - found.finished_at) AS finished_ago_s,
        found.reason, found.error ->> 'type' AS error_type, found.error ->> 'message' AS error_message,
-       published.app AS task_app,
+       published.app AS task_app, found.schedule, found.tick,
        found.deadline, date_part('epoch', found.deadline - clock_timestamp()) AS expires_in_s,
        coalesce(found.args_version, 1) AS args_version, published.args_version AS task_args_version,
        CASE WHEN found.state IN ('failed', 'cancelled') THEN taskd.key_holder(found.id) END AS key_holder,

@@ -45,21 +45,26 @@ DELETE FROM taskd.schedule
 WHERE name = ANY ($1::text[])
 RETURNING name::text, app;
 
--- A pause keeps ticks from being fired, and they are not made up for: the first one after it is the first to come.
+-- A pause keeps ticks from being fired, and they are not made up for: the first one after it is the first to come. One
+-- with an end puts the next tick behind that, and a worker that reckons cron's does; what was read before fires nothing.
 
--- name: pause_schedules(names text[], reason text)
+-- name: pause_schedules(names text[], for_s double precision, reason text)
 -- roles: worker, admin
 UPDATE taskd.schedule
-SET paused_at = clock_timestamp(), pause_reason = $2
+SET paused_at = clock.now, paused_until = clock.now + make_interval(secs => $2), pause_reason = $3,
+    next_at = CASE WHEN $2 IS NULL THEN next_at
+                   WHEN cron IS NULL
+                   THEN taskd.next_of_every(starts_at, every_s, clock.now + make_interval(secs => $2)) END
+FROM (SELECT clock_timestamp() AS now) AS clock
 WHERE name = ANY ($1::text[])
 RETURNING name::text;
 
 -- name: resume_schedules(names text[])
 -- roles: worker, admin
 UPDATE taskd.schedule
-SET paused_at = NULL, pause_reason = NULL,
+SET paused_at = NULL, paused_until = NULL, pause_reason = NULL,
     next_at = CASE WHEN cron IS NULL THEN taskd.next_of_every(starts_at, every_s, clock_timestamp()) END
-WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL
+WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
 RETURNING name::text;
 
 -- name: run_schedule(name text)
@@ -68,18 +73,23 @@ RETURNING name::text;
 SELECT outcome, ids FROM taskd.run_schedule($1);
 
 -- What is due, with a query or without, by the user who asks: a query runs as its own user. One that has no next tick
--- gets it now.
+-- gets it now; `now` is when its pause ends, if that is to come. No more than a batch is read, along schedule_due.
 
 -- name: due_schedules(with_query boolean, batch bigint)
 -- roles: worker, admin
 SELECT schedule.name::text, schedule.revision, schedule.every_s, schedule.cron, schedule.timezone,
        schedule.starts_at::timestamptz, schedule.next_at::timestamptz, schedule.catch_up, schedule.catch_up_max,
-       clock.now
-FROM (SELECT clock_timestamp() AS now) AS clock, taskd.schedule AS schedule
-WHERE schedule.paused_at IS NULL AND (schedule.next_at IS NULL OR schedule.next_at <= clock.now)
-  AND CASE WHEN $1 THEN schedule.query_user = session_user ELSE schedule.query_user IS NULL END
-ORDER BY schedule.next_at NULLS FIRST
-LIMIT $2;
+       greatest(clock.now, schedule.paused_until) AS now
+FROM (SELECT clock_timestamp() AS now) AS clock, (
+    SELECT *
+    FROM taskd.schedule
+    WHERE (paused_at IS NULL OR paused_until IS NOT NULL)
+      AND coalesce(query_user, '') = CASE WHEN $1 THEN session_user ELSE '' END
+    ORDER BY next_at NULLS FIRST
+    LIMIT $2
+) AS schedule
+WHERE schedule.next_at IS NULL OR schedule.next_at <= clock.now
+ORDER BY schedule.next_at NULLS FIRST;
 
 -- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz)
 -- roles: worker
@@ -91,8 +101,9 @@ SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz
 -- name: stall_schedule(name text, revision bigint, error text)
 -- roles: worker, admin
 UPDATE taskd.schedule
-SET paused_at = clock_timestamp(), pause_reason = $3, last_error = $3, last_error_at = clock_timestamp()
-WHERE name = $1 AND revision = $2 AND paused_at IS NULL
+SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,
+    last_error = $3, last_error_at = clock_timestamp()
+WHERE name = $1 AND revision = $2 AND (paused_at IS NULL OR paused_until IS NOT NULL)
 RETURNING name::text;
 
 -- In how many seconds the next tick is, of those without a query and of those with one of this user; NULL when there is
@@ -101,17 +112,18 @@ RETURNING name::text;
 -- name: next_ticks()
 -- roles: worker, observer, admin
 SELECT (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-        WHERE paused_at IS NULL AND query_user IS NULL
+        WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = ''
         ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
        (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-        WHERE paused_at IS NULL AND query_user = session_user
+        WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = session_user
         ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s;
 
 -- name: list_schedules(batch bigint)
 -- roles: worker, observer, admin
 SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts_at::timestamptz, next_at::timestamptz,
        date_part('epoch', next_at - clock_timestamp()) AS due_in_s, last_tick, catch_up, catch_up_max, overlap,
-       jitter_s, deadline_s, query_user::text, skipped, skipped_tick, last_error, last_error_at, paused_at,
+       jitter_s, deadline_s, query_user::text, skipped, skipped_tick, last_error, last_error_at,
+       paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_at, paused_until,
        pause_reason, changed_at, created_at, clock_timestamp() AS now,
        (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live
 FROM taskd.schedule AS schedule

@@ -26,7 +26,8 @@ WHERE job.state = 'running'
 UNION
 SELECT queue::text
 FROM taskd.schedule
-WHERE task = ANY ($1::text[]) AND paused_at IS NULL AND (query_user IS NULL OR query_user = session_user)
+WHERE task = ANY ($1::text[]) AND (paused_at IS NULL OR paused_until IS NOT NULL)
+  AND (query_user IS NULL OR query_user = session_user)
   AND (next_at IS NULL OR next_at <= clock_timestamp())
 ORDER BY 1;
 
@@ -50,7 +51,8 @@ WITH moved AS (
     UPDATE taskd.schedule
     SET starts_at = starts_at - make_interval(secs => $1),
         next_at = next_at - make_interval(secs => $1),
-        last_tick = last_tick - make_interval(secs => $1)
+        last_tick = last_tick - make_interval(secs => $1),
+        paused_until = paused_until - make_interval(secs => $1)
 ), pauses AS (
     UPDATE taskd.queue
     SET filled_at = filled_at - make_interval(secs => $1),

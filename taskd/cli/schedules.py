@@ -40,9 +40,10 @@ def _rhythm(row: Row) -> str:
 
 
 def _next(row: Row) -> str:
-    if row["paused_at"] is not None:
-        return "paused" + (f": {row['pause_reason']}" if row["pause_reason"] else "")
-    return moment(row["next_at"])
+    if not row["paused"]:
+        return moment(row["next_at"])
+    until = f"paused until {moment(row['paused_until'])}" if row["paused_until"] else "paused"
+    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
 
 
 COLUMNS = {
@@ -97,13 +98,18 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
     coming = [
         _tick(row, tick)
         for row in wanted
-        if row["paused_at"] is None
+        if not _stopped(row)
         for tick in itertools.islice(_ticks(row), number)
     ]
     print_rows(coming, NEXT_COLUMNS, as_json=as_json)
     for row in wanted:
-        if row["paused_at"] is not None:
+        if _stopped(row):
             session.say(f"{row['name']} is paused: no tick comes until it is resumed")
+
+
+def _stopped(row: Row) -> bool:
+    """Whether no tick comes until somebody resumes it."""
+    return row["paused"] and row["paused_until"] is None
 
 
 def _ticks(row: Row) -> Iterator[datetime]:
@@ -112,7 +118,8 @@ def _ticks(row: Row) -> Iterator[datetime]:
     when = rhythm(row["every_s"], row["cron"], row["timezone"], row["starts_at"])
     known = row["next_at"]
     # One that no worker has looked at yet, as after a resume.
-    return itertools.chain([known] if known else [], when.ticks(known or row["now"]))
+    begin = known or max(row["now"], row["paused_until"] or row["now"])
+    return itertools.chain([known] if known else [], when.ticks(begin))
 
 
 def _tick(row: Row, tick: datetime) -> dict[str, Any]:
@@ -218,15 +225,29 @@ async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any
 
 @schedules.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--for", "for_s", type=DURATION, help="Resume by itself after so long.")
 @click.option("--reason", type=REASON, help="Shown by `taskd schedules list`.")
 @json_option
 @pass_session
-def pause(session: Session, names: tuple[str, ...], reason: str | None, as_json: bool) -> None:
-    """Fire no ticks until resumed. What passes meanwhile is not made up for."""
+def pause(
+    session: Session,
+    names: tuple[str, ...],
+    for_s: float | None,
+    reason: str | None,
+    as_json: bool,
+) -> None:
+    """Fire no ticks, until resumed or for a time. What passes meanwhile is not made up for."""
+    if for_s == 0:
+        raise click.BadParameter("write a time above zero", param_hint="--for")
     from taskd.store import schedules as store
 
-    paused = session.ask(lambda lane: store.pause(lane, names, reason))
-    _told(session, "paused", names, paused, as_json)
+    paused = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    if as_json:
+        print_json({"paused": paused, "for_s": for_s, "reason": reason})
+    elif paused:
+        length = f" for {span(for_s)}" if for_s is not None else " until resumed"
+        session.say(f"paused{length}: {', '.join(paused)}")
+    _check_known(names, set(paused))
 
 
 @schedules.command()
@@ -258,7 +279,11 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     from taskd.store import schedules as store
 
     deleted = session.ask(lambda lane: store.delete(lane, names))
-    _told(session, "deleted", names, sorted(deleted), as_json)
+    if as_json:
+        print_json({"deleted": sorted(deleted)})
+    elif deleted:
+        session.say(f"deleted: {', '.join(sorted(deleted))}")
+    _check_known(names, set(deleted))
     for name, app in sorted(deleted.items()):
         if app is not None and not as_json:
             session.say(f"app {app} declares {name}, and makes it again when it starts")
@@ -284,16 +309,6 @@ def run(session: Session, name: str, as_json: bool) -> None:
     else:
         for job_id in ids:
             click.echo(job_id)
-
-
-def _told(
-    session: Session, done: str, names: tuple[str, ...], found: list[str], as_json: bool
-) -> None:
-    if as_json:
-        print_json({done: found})
-    elif found:
-        session.say(f"{done}: {', '.join(found)}")
-    _check_known(names, set(found))
 
 
 def _check_known(names: tuple[str, ...], known: set[str]) -> None:

@@ -46,7 +46,13 @@ def why(session: Session, job_id: int, as_json: bool) -> None:
         print_json(msgspec.structs.asdict(facts) | {"reasons": said})
         return
     task = click.style(printable(_line(facts.task)), bold=True)
-    click.echo(f"job {facts.id} of the task {task} in the queue {facts.queue} is {facts.state}")
+    made = (
+        f"; the schedule {printable(_line(facts.schedule))} made it for {moment(facts.tick)}"
+        if facts.schedule
+        else ""
+    )
+    where = f"in the queue {facts.queue}"
+    click.echo(f"job {facts.id} of the task {task} {where} is {facts.state}{made}")
     for _, text, commands in told:
         click.echo(f"- {printable(text)}")
         for command in commands:

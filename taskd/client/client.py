@@ -23,13 +23,13 @@ from taskd.client.target import Target, open_target
 from taskd.client.waiting import Waiting
 from taskd.config import Settings
 from taskd.core.change import Change, ChangeOutcome, Changes
-from taskd.core.checks import check_int
+from taskd.core.checks import above_zero, check_int
 from taskd.core.job import JobState, NewJob, check_queue
 from taskd.core.limit import CONCURRENCY_MAX
 from taskd.core.outcome import clean_reason
 from taskd.core.task import encode_args
 from taskd.core.unique import RESULT_TIMEOUT_S, Enqueued
-from taskd.errors import InvalidJob, JobCancelled, JobFailed
+from taskd.errors import JobCancelled, JobFailed
 from taskd.store import jobs as stored_jobs
 from taskd.store import limits as stored_limits
 from taskd.store import queues as stored_queues
@@ -383,7 +383,7 @@ class Client:
             InvalidJob: `for_s` is not above zero.
         """
         return await stored_tasks.pause(
-            await self._pool(), list(tasks), _above_zero(for_s), clean_reason(reason) or None
+            await self._pool(), list(tasks), above_zero(for_s), clean_reason(reason) or None
         )
 
     async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
@@ -420,7 +420,7 @@ class Client:
         """
         names = [check_queue(name) for name in queues]
         return await stored_queues.pause(
-            await self._pool(), names, _above_zero(for_s), clean_reason(reason) or None
+            await self._pool(), names, above_zero(for_s), clean_reason(reason) or None
         )
 
     async def resume(self, queues: Iterable[str]) -> list[str]:
@@ -503,12 +503,6 @@ class Client:
                 self._background = BackgroundLoop()
             background = self._background
         return background.run(coroutine)
-
-
-def _above_zero(for_s: float | None) -> float | None:
-    if for_s is not None and not 0 < for_s < float("inf"):
-        raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
-    return for_s
 
 
 # A child made by fork shares its parent's sockets, but not the loops and threads behind them.

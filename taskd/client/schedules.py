@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from taskd.core.checks import above_zero
 from taskd.core.outcome import clean_reason
 from taskd.core.schedule import Schedule
 from taskd.store import schedules as stored
@@ -44,14 +45,22 @@ class Schedules:
         """
         return sorted(await stored.delete(await self._pool(), list(names)))
 
-    async def pause(self, names: Iterable[str], reason: str = "") -> list[str]:
-        """Fire no ticks until they are resumed; the names of those that there are.
+    async def pause(
+        self, names: Iterable[str], for_s: float | None = None, reason: str = ""
+    ) -> list[str]:
+        """Fire no ticks for a while; the names of those that there are.
 
         Args:
             names: of the schedules.
+            for_s: seconds after which ticks come again by themselves; None: with resume().
             reason: shown to whoever asks why nothing comes.
+
+        Raises:
+            InvalidJob: `for_s` is not above zero.
         """
-        return await stored.pause(await self._pool(), list(names), clean_reason(reason) or None)
+        return await stored.pause(
+            await self._pool(), list(names), above_zero(for_s), clean_reason(reason) or None
+        )
 
     async def resume(self, names: Iterable[str]) -> list[str]:
         """Fire again, from the next tick to come; the names of those that were paused."""

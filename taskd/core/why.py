@@ -63,6 +63,7 @@ class Facts(msgspec.Struct, frozen=True):
         due_in_s: seconds until it is due, below zero since then.
         error_type: of its last failed attempt, as `error_message`.
         task_app: the app that has published its task.
+        schedule: what made it; None: somebody did. `tick`: the time that it was made for.
         deadline: no attempt starts after it; None: it has none.
         args_version: the form of its arguments.
         task_args_version: that of the published task; None when nobody has published it.
@@ -108,6 +109,8 @@ class Facts(msgspec.Struct, frozen=True):
     error_type: str | None
     error_message: str | None
     task_app: str | None
+    schedule: str | None
+    tick: datetime | None
     deadline: datetime | None
     expires_in_s: float | None
     args_version: int

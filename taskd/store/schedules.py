@@ -165,9 +165,11 @@ async def delete(on: Fetches, names: Sequence[str]) -> dict[str, str | None]:
     return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names))}
 
 
-async def pause(on: Fetches, names: Sequence[str], reason: str | None) -> list[str]:
-    """Let no tick fire until resumed; the names of those that there are."""
-    return sorted(row[0] for row in await on.fetch("pause_schedules", list(names), reason))
+async def pause(
+    on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
+) -> list[str]:
+    """Let no tick fire for so many seconds, or (None) until resumed; the names that there are."""
+    return sorted(row[0] for row in await on.fetch("pause_schedules", list(names), for_s, reason))
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from taskd.errors import InvalidSchedule, StoreUnavailable
 from taskd.store import schedules
 from taskd.store.database import Database, Lane
 from taskd.store.schedules import DueSchedule, TicksIn
+from taskd.store.translate import HeldUp
 from taskd.worker.service import Loop
 
 BATCH = 100
@@ -69,11 +70,19 @@ class Firer(Loop):
         least_s = AT_MOST_EVERY_S
         if due:
             async with self._firing_lane() as lane:
-                for each in due:
-                    # One that somebody else fires may take its time.
-                    least_s = least_s if await fire(lane, each) else AGAIN_S
+                done = [await self._one(lane, each) for each in due]
+            # One that somebody else fires may take its time; of many there may be more to fire.
+            least_s = AT_MOST_EVERY_S if any(done) else AGAIN_S
         next_s = self._mine(await schedules.next_ticks(self._lane))
         return NOTHING_S if next_s is None else min(max(next_s, least_s), TIMER_S_MAX)
+
+    async def _one(self, lane: Lane, read: DueSchedule) -> bool:
+        try:
+            return await fire(lane, read)
+        except HeldUp as error:
+            # The others go on: it may be held up for long, by a lock on a job that it would cancel.
+            events.schedule_delayed(read.name, read.next_at, str(error))
+            return False
 
     @asynccontextmanager
     async def _firing_lane(self) -> AsyncIterator[Lane]:

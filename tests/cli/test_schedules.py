@@ -66,7 +66,8 @@ def test_next_prints_the_ticks_on_the_clock_of_the_zone(taskd):
 
 def test_a_pause_is_shown_with_its_reason_until_it_is_resumed(taskd):
     every_hour(taskd)
-    assert taskd.json("schedules", "pause", "tidy", "--reason", "moving") == [{"paused": ["tidy"]}]
+    told = {"paused": ["tidy"], "for_s": None, "reason": "moving"}
+    assert taskd.json("schedules", "pause", "tidy", "--reason", "moving") == [told]
     assert "paused: moving" in taskd("schedules", "list").stdout
     every_hour(taskd, "tidy", "--priority", "5")
     assert taskd.json("schedules", "list")[0]["pause_reason"] == "moving"
@@ -76,10 +77,31 @@ def test_a_pause_is_shown_with_its_reason_until_it_is_resumed(taskd):
         assert "no schedule 'x'" in taskd("schedules", command, "x", code=3).stderr
 
 
+def test_a_pause_with_an_end_shows_the_first_tick_after_it(taskd):
+    every_hour(taskd)
+    taskd("schedules", "set", "c", "t", "--queue", "q", "--cron", "* * * * *")
+    told = taskd("schedules", "pause", "tidy", "c", "--for", "3h", "--reason", "moving").stderr
+    assert "paused for 3h: c, tidy" in told
+    shown = taskd("schedules", "list").stdout
+    assert shown.count("paused until ") == 2
+    assert "moving" in shown
+    ticks = taskd.json("schedules", "next", "-n", "1")
+    assert [each["schedule"] for each in ticks] == ["c", "tidy"]
+    assert 10800 < ticks[0]["in_s"] <= 10860 < ticks[1]["in_s"] <= 14400
+    assert "above zero" in taskd("schedules", "pause", "tidy", "--for", "0s", code=2).stderr
+    taskd("schedules", "resume", "tidy", "c")
+    assert [row["paused"] for row in taskd.json("schedules", "list")] == [False, False]
+
+
 def test_run_makes_a_job_now_and_prints_its_id(taskd):
     every_hour(taskd, "tidy", "--overlap", "skip")
     job_id = int(taskd("schedules", "run", "tidy").stdout)
     assert taskd.json("jobs", "list")[0]["id"] == job_id
+    assert "is queued; the schedule tidy made it for 20" in taskd("why", job_id).stdout
+    for command in (("why",), ("jobs", "show")):
+        [told] = taskd.json(*command, job_id)
+        assert told["schedule"] == "tidy"
+        assert told["tick"] == told["run_at"]
     told = {"schedule": "tidy", "outcome": "skipped", "ids": None}
     assert taskd.json("schedules", "run", "tidy") == [told]
     assert "skipped" in taskd("schedules", "run", "tidy").stderr

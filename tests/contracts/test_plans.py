@@ -232,6 +232,54 @@ async def test_a_workers_running_jobs_are_found_by_their_index(sql, table, mode)
     assert {index for _, index in found} - {""} == {"job_running"}
 
 
+SCHEDULES = """
+INSERT INTO taskd.schedule (name, task, queue, every_s, next_at, query, query_user, paused_at)
+SELECT 's' || n, 't', 'q', 60, now() + make_interval(secs => n - 100),
+       CASE WHEN n % 50 = 0 THEN 'SELECT 1' END, CASE WHEN n % 50 = 0 THEN session_user END,
+       CASE WHEN n % 7 = 0 THEN now() END
+FROM generate_series(1, $1) AS n
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("analysed", [False, True])
+async def test_schedules_that_are_due_are_the_first_of_their_index(sql, mode, analysed) -> None:
+    await sql.execute(SCHEDULES, ROWS)
+    if analysed:
+        await sql.execute("ANALYZE taskd.schedule")
+    descent = ("Index Scan", "schedule", "schedule_due")
+    for with_query in ("f", "t"):
+        found = await nodes(sql, "due_schedules", with_query, 100, mode)
+        assert found == [descent]
+    assert await nodes(sql, "next_ticks", mode) == [descent, descent]
+    found = await nodes(sql, "look_around", ME, 30, "host", "boot", "ns", mode)
+    assert [each for each in found if each[1] == "schedule"] == [descent, descent]
+    # Of those with a query, too, no more is read than is asked for.
+    for name, values in (("due_schedules", "(true, 100)"), ("next_ticks", "")):
+        assert await rows_read(sql, name, values, mode) <= 100
+
+
+async def rows_read(sql, name: str, values: str, mode: str) -> int:
+    """The most rows that a node of the plan reads, filtered ones included."""
+    async with sql.transaction():
+        for key, value in (PLANS | {"plan_cache_mode": mode}).items():
+            await sql.execute(f"SET LOCAL {key} = {value}")
+        types = statement(name).types
+        signature = f"({', '.join(types)})" if types else ""
+        await sql.execute(f"PREPARE asked {signature} AS {statement(name).text}")
+        plan = await sql.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE asked{values}")
+        await sql.execute("DEALLOCATE asked")
+    read: list[int] = []
+    count_rows(json.loads(plan)[0]["Plan"], read)
+    return max(read)
+
+
+def count_rows(node: dict[str, Any], read: list[int]) -> None:
+    read.append(int(node["Actual Rows"]) + node.get("Rows Removed by Filter", 0))
+    for each in node.get("Plans", []):
+        count_rows(each, read)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("analysed", [False, True])

@@ -11,7 +11,7 @@ import pytest
 
 from taskd.core.job import NewJob
 from taskd.core.schedule import Cron, Every, Schedule
-from taskd.errors import AppError, ScheduleNotFound, StoreUnavailable
+from taskd.errors import AppError, QueueFull, ScheduleNotFound, StoreUnavailable
 from taskd.store import jobs, schedules
 from taskd.store.database import Lane
 from taskd.store.translate import ValueRefused
@@ -229,6 +229,25 @@ async def test_a_query_makes_a_job_for_each_of_its_rows(sql: Any, lane: Lane) ->
     }
 
 
+async def test_a_full_queue_refuses_the_jobs_of_a_tick_and_tells_it(sql: Any, lane: Lane) -> None:
+    await sql.execute("INSERT INTO taskd.queue (name, max_depth) VALUES ('q', 3)")
+    await make(
+        lane, nightly("many", query="SELECT n AS b FROM generate_series(1, 4) AS n"),
+        nightly("none", query="SELECT 1 AS b WHERE false"), nightly("one"),
+        nightly("three", query="SELECT n AS b FROM generate_series(1, 3) AS n"),
+    )  # fmt: skip
+    for name in ("many", "none", "one", "three"):
+        await late(sql, 1.0, name)
+    assert await fire_due(lane) == 4
+    found = {name: (await row(sql, name))["last_error"] for name in ("many", "none", "one")}
+    assert (found["none"], found["one"]) == (None, None)
+    for name in ("many", "three"):
+        assert 'the queue "q" is full' in (await row(sql, name))["last_error"]
+        assert await made(sql, name) == []
+    with pytest.raises(QueueFull):
+        await schedules.run(lane, "many")
+
+
 async def test_a_query_without_rows_makes_no_job_and_is_no_error(sql: Any, lane: Lane) -> None:
     await make(lane, nightly(query="SELECT 1 AS a WHERE false"))
     await late(sql, 1.0)
@@ -323,7 +342,7 @@ async def test_what_was_read_before_the_rhythm_or_a_pause_changed_fires_nothing(
     assert not await fire(lane, stale)
     await late(sql, 1.0)
     [stale] = await schedules.due(lane, 100, with_query=False)
-    await schedules.pause(lane, ["s"], None)
+    await schedules.pause(lane, ["s"], None, None)
     assert not await fire(lane, stale)
     assert await made(sql) == []
 
@@ -384,6 +403,18 @@ async def test_a_change_that_leaves_the_rhythm_leaves_the_next_tick(sql: Any, la
     assert await row(sql) != before["next_at"]
 
 
+async def test_a_worker_that_starts_does_not_wait_for_one_that_fires(
+    sql: Any, lane: Lane, connect: Any
+) -> None:
+    declared = [nightly(query="SELECT 1 AS b"), nightly("c", Cron("0 3 * * *"))]
+    await make(lane, *declared, app="a")
+    other = await connect()
+    async with Transaction(other):
+        await other.execute("SELECT FROM taskd.schedule FOR UPDATE")
+        async with asyncio.timeout(10.0):
+            assert set((await make(lane, *declared, app="a")).values()) == {"unchanged"}
+
+
 async def test_what_an_app_declares_is_its_own(sql: Any, lane: Lane) -> None:
     await schedules.publish(lane, "shop", [nightly("a"), nightly("b")])
     await schedules.publish(lane, "mail", [nightly("c")])
@@ -403,7 +434,7 @@ async def test_what_an_app_declares_is_its_own(sql: Any, lane: Lane) -> None:
 
 async def test_what_an_operator_does_survives_the_start_of_the_app(sql: Any, lane: Lane) -> None:
     await schedules.publish(lane, "shop", [nightly("a"), nightly("b")])
-    await schedules.pause(lane, ["a"], "not now")
+    await schedules.pause(lane, ["a"], None, "not now")
     await make(lane, nightly("b", Every(3600.0)))
     await schedules.publish(lane, "shop", [nightly("a", deadline_s=5.0), nightly("b")])
     a, b = await row(sql, "a"), await row(sql, "b")
@@ -431,7 +462,7 @@ async def test_two_workers_that_start_together_declare_each_schedule_once(
 
 async def test_a_pause_fires_nothing_and_is_not_made_up_for(sql: Any, lane: Lane) -> None:
     await make(lane, nightly(catch_up="all"), nightly("c", Cron("* * * * *"), catch_up="all"))
-    assert await schedules.pause(lane, ["s", "c", "x"], "why") == ["c", "s"]
+    assert await schedules.pause(lane, ["s", "c", "x"], None, "why") == ["c", "s"]
     await late(sql, 3600.0)
     await late(sql, 3600.0, "c")
     assert await fire_due(lane) == 0
@@ -445,6 +476,41 @@ async def test_a_pause_fires_nothing_and_is_not_made_up_for(sql: Any, lane: Lane
         assert timedelta(0) < after["next_at"] - datetime.now(UTC) <= timedelta(seconds=60)
 
 
+async def test_a_pause_with_an_end_ends_by_itself_with_the_first_tick_after_it(
+    sql: Any, lane: Lane
+) -> None:
+    await make(lane, nightly(), nightly("c", Cron("* * * * *"), catch_up="all"))
+    await schedules.pause(lane, ["s", "c"], 7200.0, "why")
+    assert await fire_due(lane) == 1  # cron's next tick is reckoned
+    for name in ("s", "c"):
+        after = await row(sql, name)
+        assert timedelta(0) < after["next_at"] - after["paused_until"] <= timedelta(seconds=60)
+    assert 7190 < (await schedules.next_ticks(lane)).plain_s <= 7260
+    # The rhythm may change meanwhile, and the pause stays.
+    await make(lane, nightly(when=Every(10.0)), nightly("c", Cron("*/2 * * * *")))
+    assert await fire_due(lane) == 1
+    for name in ("s", "c"):
+        after = await row(sql, name)
+        assert after["next_at"] > after["paused_until"]
+    back = "UPDATE taskd.schedule SET {0} = {0} - interval '7400 s'"
+    for column in ("starts_at", "next_at", "paused_until"):
+        await sql.execute(back.format(column))
+    assert await schedules.resume(lane, ["s", "c"]) == []
+    assert await fire_due(lane) == 2
+    assert len(await made(sql)) == 1
+    assert not any(each["paused"] for each in await schedules.list_(lane))
+
+
+async def test_what_was_reckoned_before_a_pause_with_an_end_is_not_written_after(
+    sql: Any, lane: Lane
+) -> None:
+    await sql.execute("SELECT taskd.set_schedule('c', 't', queue => 'q', cron => '* * * * *')")
+    [read] = await schedules.due(lane, 1, with_query=False)
+    await schedules.pause(lane, ["c"], 7200.0, None)
+    assert not await fire(lane, read)
+    assert (await row(sql, "c"))["next_at"] is None
+
+
 async def test_run_makes_the_jobs_now_and_leaves_the_ticks(sql: Any, lane: Lane) -> None:
     await make(
         lane,
@@ -452,7 +518,7 @@ async def test_run_makes_the_jobs_now_and_leaves_the_ticks(sql: Any, lane: Lane)
         nightly("f", query="SELECT 1 AS b UNION SELECT 2"),
     )
     before = await row(sql)
-    await schedules.pause(lane, ["s"], None)
+    await schedules.pause(lane, ["s"], None, None)
     [job_id] = await schedules.run(lane, "s") or []
     [found] = await made(sql)
     assert (found["id"], found["state"], found["run_at"]) == (job_id, "queued", found["tick"])

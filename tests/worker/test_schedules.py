@@ -71,7 +71,7 @@ async def test_a_schedule_that_is_made_at_run_time_needs_no_restart(desk: Desk) 
     async with Client(desk.dsn) as client:
         assert await client.schedules.set(Schedule("s", tidy.job(), every(1))) == "created"
         await desk.heard.wait("schedule.fired")
-        assert await client.schedules.pause(["s"], "why") == ["s"]
+        assert await client.schedules.pause(["s"], reason="why") == ["s"]
         [row] = await client.schedules.list()
         assert (row["name"], row["pause_reason"]) == ("s", "why")
         assert await client.schedules.resume(["s"]) == ["s"]
@@ -129,6 +129,28 @@ async def test_what_goes_wrong_with_a_tick_is_told(desk: Desk) -> None:
         "UPDATE taskd.schedule SET every_s = NULL, cron = '1 2 3 4 9', next_at = NULL"
     )
     assert len(await desk.heard.wait("schedule.stalled", 2)) == 2
+
+
+async def test_a_tick_that_a_lock_holds_up_holds_up_no_others(desk: Desk) -> None:
+    @desk.task()
+    async def tidy() -> None: ...
+
+    schedule("a", tidy, every("1h"), overlap="cancel", registry=desk.registry)
+    schedule("b", tidy, every("1h"), registry=desk.registry)
+    await desk.start(**BRISK, statement_timeout_s=1.0)
+    await desk.sql.execute(
+        "INSERT INTO taskd.job (queue, task, schedule, state, run_at) "
+        "VALUES ('x', 'nobody', 'a', 'scheduled', now() + interval '1 h')"
+    )
+    other = await asyncpg.connect(desk.dsn)
+    async with desk.sql.transaction():
+        await desk.sql.execute("SELECT FROM taskd.job WHERE schedule = 'a' FOR UPDATE")
+        await late(other)
+        assert (await desk.heard.wait("schedule.delayed"))[0]["schedule"] == "a"
+        await desk.heard.wait("schedule.fired", schedule="b")
+        assert not desk.heard.of("schedule.fired", schedule="a")
+    await other.close()
+    await desk.heard.wait("schedule.fired", schedule="a")
 
 
 async def test_a_name_of_another_app_stops_the_start(desk: Desk) -> None:
