@@ -75,6 +75,7 @@ class Facts(msgspec.Struct, frozen=True):
         limit_known: somebody has published it, or set it by hand.
         gate: where it waits while its limit blocks it, `parked` or `next`; None: not yet looked at.
         limit_holders: jobs that have the places of its key, some of them; while it is blocked.
+        limit_queued: how many of its key are admitted and have not begun, if that has a rate.
         limit_opens_s: seconds until its limit looks at it again, if that is set.
         queue_max_running: what an operator allows its queue, as `queue_rate`.
         queue_running: how many of its queue run, while it queues and that is limited.
@@ -129,6 +130,8 @@ class Facts(msgspec.Struct, frozen=True):
     limit_rate: float | None
     gate: str | None
     limit_holders: tuple[int, ...] | None
+    limit_burst: int | None
+    limit_queued: int | None
     limit_opens_s: float | None
     queue_max_running: int | None
     queue_rate: float | None
@@ -267,6 +270,8 @@ def _blocked(facts: Facts) -> Reason:
         return Reason(Why.LIMIT_UNKNOWN, mend=True)
     if facts.gate is None:
         return Reason(Why.DUE)
-    if facts.limit_rate is not None and facts.limit_opens_s is not None:
+    # With a burst of them yet to begin, no token helps.
+    stalls = (facts.limit_queued or 0) >= (facts.limit_burst or 1)
+    if facts.limit_rate is not None and facts.limit_opens_s is not None and not stalls:
         return Reason(Why.LIMIT_CLOSED)
     return Reason(Why.LIMIT_FULL)

@@ -134,6 +134,17 @@ def test_a_job_of_a_limit_without_tokens_is_told_when_the_next_one_comes(taskd):
     assert "The limit send lets 1/h of its key begin; the next one may in" in text
 
 
+def test_a_job_behind_a_burst_that_nobody_begins_names_those(taskd):
+    taskd("limits", "set", "send", "--rate", "10/s", "--burst", 1)
+    first, parked = blocked(taskd), blocked(taskd)
+    taskd.sql("UPDATE taskd.job SET state = 'queued', gate = NULL WHERE id = $1", first)
+    taskd.sql("INSERT INTO taskd.opening (limit_name, limit_key) VALUES ('send', 'acme')")
+    words, text = why(taskd, parked)
+    assert words[-1] == "limit_full"
+    assert "has admitted 1 job that no worker has begun yet" in text
+    assert f"The places have: {first}." in text
+
+
 def test_a_job_of_a_limit_that_nobody_has_published(taskd):
     words, text = why(taskd, blocked(taskd))
     assert "limit_unknown" in words
