@@ -198,7 +198,7 @@ GRANT SELECT (
     interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
     workflow_id, node, limit_name, limit_key, schedule, tick
 ) ON taskd.jobs TO taskd_observer;
-GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening TO taskd_observer;
+GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
 -- How far attempts are, which the worker tells, whoever watches sees.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
@@ -222,6 +222,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
                  timestamptz, double precision)
     TO taskd_admin;
+GRANT SELECT ON taskd.bucket TO taskd_admin;
 GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 -- A queue that shall keep its jobs for another time gets the partitions for it at once.

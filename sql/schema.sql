@@ -84,14 +84,26 @@ DECLARE
 BEGIN
     looked := 0;
     queues := '{}';
+    -- By skipping from limit to limit: what waits for one that is locked must not hide the others, however much it is.
+    WITH RECURSIVE came AS (
+        (SELECT j.limit_name AS name FROM taskd.job AS j
+         WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
+         ORDER BY j.limit_name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.limit_name FROM taskd.job AS j
+                WHERE j.limit_name > came.name AND j.limit_name IS NOT NULL AND j.state = 'blocked'
+                  AND j.gate IS NULL AND j.waits_for IS NULL
+                ORDER BY j.limit_name LIMIT 1)
+        FROM came WHERE came.name IS NOT NULL
+    ), open AS (
+        (SELECT o.limit_name AS name FROM taskd.opening AS o ORDER BY o.limit_name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT o.limit_name FROM taskd.opening AS o WHERE o.limit_name > open.name ORDER BY o.limit_name LIMIT 1)
+        FROM open WHERE open.name IS NOT NULL
+    )
     SELECT array_agg(u.name ORDER BY u.name) INTO names
     FROM (
-        SELECT a.limit_name AS name
-        FROM (
-            SELECT j.limit_name FROM taskd.job AS j
-            WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
-            LIMIT batch
-        ) AS a
+        SELECT came.name FROM came WHERE came.name IS NOT NULL
         UNION
         SELECT s.limit_name
         FROM (
@@ -101,10 +113,8 @@ BEGIN
             ORDER BY j.run_at LIMIT batch
         ) AS s
         UNION
-        SELECT o.limit_name
-        FROM (
-            SELECT p.limit_name FROM taskd.opening AS p WHERE p.at <= clock_timestamp() ORDER BY p.at LIMIT batch
-        ) AS o
+        SELECT open.name FROM open
+        WHERE EXISTS (SELECT FROM taskd.opening AS o WHERE o.limit_name = open.name AND o.at <= clock_timestamp())
     ) AS u;
     -- One that nobody has published yet gets a row, for its lock.
     INSERT INTO taskd.job_limit (name)
@@ -125,6 +135,7 @@ BEGIN
             SELECT j.id, j.limit_key FROM taskd.job AS j
             WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
               AND j.limit_name = one
+            ORDER BY j.id
             LIMIT batch
         ) AS a;
         looked := looked + coalesce(cardinality(arrived), 0);
@@ -2667,7 +2678,7 @@ CREATE INDEX attendance_until ON taskd.attendance USING btree (queue, until);
 
 CREATE INDEX dependency_of ON taskd.dependency USING btree (workflow_id, job_id);
 
-CREATE INDEX job_arrived ON taskd.job USING btree (id) WHERE ((limit_name IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (gate IS NULL) AND (waits_for IS NULL));
+CREATE INDEX job_arrived ON taskd.job USING btree (limit_name, id) WHERE ((limit_name IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (gate IS NULL) AND (waits_for IS NULL));
 
 CREATE INDEX job_blocked ON taskd.job USING btree (queue) WHERE ((queue IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (waits_for IS NULL));
 
@@ -2716,6 +2727,8 @@ CREATE INDEX job_workflow ON taskd.job USING btree (workflow_id) WHERE (workflow
 CREATE INDEX opening_at ON taskd.opening USING btree (at);
 
 CREATE INDEX opening_key ON taskd.opening USING btree (limit_name, limit_key, at);
+
+CREATE INDEX opening_limit ON taskd.opening USING btree (limit_name, at);
 
 CREATE INDEX queue_bounded ON taskd.queue USING btree (name) WHERE (max_depth IS NOT NULL);
 

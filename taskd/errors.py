@@ -27,6 +27,7 @@ TaskdError                       1
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
+├── LimitNotFound                3  no limit has that name
 ├── InvalidTransition            1  a job in that state cannot do that
 ├── ResultsTooLarge              1  what the jobs before this one have returned is too much to read
 └── LeaseLost                    1  this attempt no longer owns its job
@@ -201,6 +202,12 @@ class ScheduleNotFound(TaskdError):
 
 class WorkflowNotFound(TaskdError):
     """No workflow has that id, or none of its jobs is kept any more."""
+
+    exit_code = 3
+
+
+class LimitNotFound(TaskdError):
+    """No code has published a limit of that name, and nobody has set one."""
 
     exit_code = 3
 

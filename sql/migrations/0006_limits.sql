@@ -45,6 +45,7 @@ CREATE TABLE taskd.opening (
 );
 CREATE INDEX opening_at ON taskd.opening (at);
 CREATE INDEX opening_key ON taskd.opening (limit_name, limit_key, at);
+CREATE INDEX opening_limit ON taskd.opening (limit_name, at);
 
 -- Who holds a place, and of which key. The predicates of these differ on purpose: each question can use one of them only,
 -- whatever the statistics say.
@@ -54,7 +55,7 @@ CREATE INDEX job_place ON taskd.job (limit_name, limit_key, state)
 CREATE INDEX job_line
     ON taskd.job (limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END), priority, run_at, id)
     WHERE limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
-CREATE INDEX job_arrived ON taskd.job (id)
+CREATE INDEX job_arrived ON taskd.job (limit_name, id)
     WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
 CREATE INDEX job_blocked ON taskd.job (queue) WHERE queue IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
 
@@ -319,14 +320,26 @@ DECLARE
 BEGIN
     looked := 0;
     queues := '{}';
+    -- By skipping from limit to limit: what waits for one that is locked must not hide the others, however much it is.
+    WITH RECURSIVE came AS (
+        (SELECT j.limit_name AS name FROM taskd.job AS j
+         WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
+         ORDER BY j.limit_name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.limit_name FROM taskd.job AS j
+                WHERE j.limit_name > came.name AND j.limit_name IS NOT NULL AND j.state = 'blocked'
+                  AND j.gate IS NULL AND j.waits_for IS NULL
+                ORDER BY j.limit_name LIMIT 1)
+        FROM came WHERE came.name IS NOT NULL
+    ), open AS (
+        (SELECT o.limit_name AS name FROM taskd.opening AS o ORDER BY o.limit_name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT o.limit_name FROM taskd.opening AS o WHERE o.limit_name > open.name ORDER BY o.limit_name LIMIT 1)
+        FROM open WHERE open.name IS NOT NULL
+    )
     SELECT array_agg(u.name ORDER BY u.name) INTO names
     FROM (
-        SELECT a.limit_name AS name
-        FROM (
-            SELECT j.limit_name FROM taskd.job AS j
-            WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
-            LIMIT batch
-        ) AS a
+        SELECT came.name FROM came WHERE came.name IS NOT NULL
         UNION
         SELECT s.limit_name
         FROM (
@@ -336,10 +349,8 @@ BEGIN
             ORDER BY j.run_at LIMIT batch
         ) AS s
         UNION
-        SELECT o.limit_name
-        FROM (
-            SELECT p.limit_name FROM taskd.opening AS p WHERE p.at <= clock_timestamp() ORDER BY p.at LIMIT batch
-        ) AS o
+        SELECT open.name FROM open
+        WHERE EXISTS (SELECT FROM taskd.opening AS o WHERE o.limit_name = open.name AND o.at <= clock_timestamp())
     ) AS u;
     -- One that nobody has published yet gets a row, for its lock.
     INSERT INTO taskd.job_limit (name)
@@ -360,6 +371,7 @@ BEGIN
             SELECT j.id, j.limit_key FROM taskd.job AS j
             WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
               AND j.limit_name = one
+            ORDER BY j.id
             LIMIT batch
         ) AS a;
         looked := looked + coalesce(cardinality(arrived), 0);

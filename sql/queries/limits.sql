@@ -62,13 +62,15 @@ WHERE task.name = mine.name
       IS DISTINCT FROM (mine.limit_name, mine.limit_by, mine.limit_defaults);
 
 -- Limits by hand. A bound that is not given stays as it is, unless it is named in `without`. All workers are rung
--- for, so that what was parked comes at once when there is more room.
+-- for, so that what was parked comes at once when there is more room. A burst without a rate changes nothing, and has no answer.
 
 -- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[])
 -- roles: admin
 WITH changed AS (
     INSERT INTO taskd.job_limit AS rule (name, concurrency, concurrency_in_all, rate, burst, by_hand)
-    VALUES ($1::text, $2, $3, $4, CASE WHEN $4::double precision IS NOT NULL THEN coalesce($5::integer, least(10000, greatest(1, ceil($4)))::integer) END, true)
+    SELECT $1::text, $2, $3, $4, CASE WHEN $4::double precision IS NOT NULL THEN coalesce($5::integer, least(10000, greatest(1, ceil($4)))::integer) END, true
+    WHERE $5 IS NULL OR $4 IS NOT NULL
+       OR 'rate' <> ALL ($6::text[]) AND EXISTS (SELECT FROM taskd.job_limit WHERE name = $1 AND rate IS NOT NULL)
     ON CONFLICT (name) DO UPDATE
     SET concurrency = CASE WHEN 'concurrency' <> ALL ($6::text[]) THEN coalesce($2, rule.concurrency) END,
         concurrency_in_all = CASE WHEN 'concurrency_in_all' <> ALL ($6::text[])
@@ -117,6 +119,8 @@ SELECT name FROM (SELECT name FROM gone UNION ALL SELECT name FROM back) AS clea
 ORDER BY name;
 
 -- Each limit with what it allows, and what holds its places and stands in its lines: job_place and job_line.
+-- `running` and `queued` have places (queued: admitted, and not begun yet). Of the `blocked` ones, `next` have a place of their key and wait for
+-- one in all, `parked` wait for a place or a token of their key, and the others nobody has looked at yet.
 
 -- name: list_limits(batch bigint)
 -- roles: worker, observer, admin
@@ -124,16 +128,56 @@ SELECT rule.name::text, rule.concurrency, rule.concurrency_in_all, rule.rate, ru
        rule.declared IS NOT NULL OR rule.by_hand AS known,
        (SELECT array_agg(task.name::text ORDER BY task.name) FROM taskd.task AS task
         WHERE task.limit_name = rule.name) AS tasks,
-       (SELECT count(*) FROM taskd.job AS job
-        WHERE job.limit_name = rule.name AND job.limit_name IS NOT NULL
-          AND (job.state IN ('queued', 'running') OR job.gate IN ('next', 'admitted'))
-          AND job.state = 'running') AS running,
-       (SELECT count(*) FROM taskd.job AS job
-        WHERE job.limit_name = rule.name AND job.limit_key IS NOT NULL AND job.state = 'blocked'
-          AND job.waits_for IS NULL) AS blocked
+       place.running, place.queued, line.blocked, line.next, line.parked
 FROM taskd.job_limit AS rule
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE job.state = 'running') AS running,
+           count(*) FILTER (WHERE job.state IN ('queued', 'scheduled')) AS queued
+    FROM taskd.job AS job
+    WHERE job.limit_name = rule.name AND job.limit_name IS NOT NULL
+      AND (job.state IN ('queued', 'running') OR job.gate IN ('next', 'admitted'))
+) AS place
+CROSS JOIN LATERAL (
+    SELECT count(*) AS blocked, count(*) FILTER (WHERE job.gate = 'next') AS next,
+           count(*) FILTER (WHERE job.gate = 'parked') AS parked
+    FROM taskd.job AS job
+    WHERE job.limit_name = rule.name AND job.limit_key IS NOT NULL AND job.state = 'blocked'
+      AND job.waits_for IS NULL
+) AS line
 ORDER BY rule.name
 LIMIT $1;
+
+-- The same for each key of a limit, the longest lines first; of a rate how many tokens there are. All jobs
+-- of the limit are counted.
+
+-- name: list_limit_keys(name text, batch bigint)
+-- roles: worker, observer, admin
+SELECT job.limit_key AS key,
+       count(*) FILTER (WHERE job.state = 'running') AS running,
+       count(*) FILTER (WHERE job.state IN ('queued', 'scheduled')) AS queued,
+       count(*) FILTER (WHERE job.state = 'blocked') AS blocked,
+       count(*) FILTER (WHERE job.gate = 'next') AS next,
+       count(*) FILTER (WHERE job.gate = 'parked') AS parked,
+       CASE WHEN rule.rate IS NOT NULL THEN coalesce(
+           least(rule.burst, bucket.tokens + rule.rate * greatest(0, date_part('epoch', clock_timestamp() - bucket.filled_at))),
+           rule.burst) END AS tokens
+FROM (
+    SELECT held.limit_key, held.state, held.gate
+    FROM taskd.job AS held
+    WHERE held.limit_name = $1 AND held.limit_name IS NOT NULL
+      AND (held.state IN ('queued', 'running') OR held.gate IN ('next', 'admitted'))
+      AND held.state <> 'blocked'
+    UNION ALL
+    SELECT waiting.limit_key, waiting.state, waiting.gate
+    FROM taskd.job AS waiting
+    WHERE waiting.limit_name = $1 AND waiting.limit_key IS NOT NULL AND waiting.state = 'blocked'
+      AND waiting.waits_for IS NULL
+) AS job
+LEFT JOIN taskd.job_limit AS rule ON rule.name = $1
+LEFT JOIN taskd.bucket AS bucket ON bucket.limit_name = $1 AND bucket.limit_key = job.limit_key
+GROUP BY job.limit_key, rule.rate, rule.burst, bucket.tokens, bucket.filled_at
+ORDER BY blocked DESC, job.limit_key
+LIMIT $2;
 
 -- What an operator allows a queue, as set_limit: all workers together, and (`concurrency`) each worker process. Claims see it
 -- at once; workers are called, and look.
@@ -142,7 +186,9 @@ LIMIT $1;
 -- roles: admin
 WITH changed AS (
     INSERT INTO taskd.queue AS queue (name, concurrency, max_running, max_depth, rate, burst)
-    VALUES ($1::text, $2, $3, $4, $5, CASE WHEN $5::double precision IS NOT NULL THEN coalesce($6::integer, least(10000, greatest(1, ceil($5)))::integer) END)
+    SELECT $1::text, $2, $3, $4, $5, CASE WHEN $5::double precision IS NOT NULL THEN coalesce($6::integer, least(10000, greatest(1, ceil($5)))::integer) END
+    WHERE $6 IS NULL OR $5 IS NOT NULL
+       OR 'rate' <> ALL ($7::text[]) AND EXISTS (SELECT FROM taskd.queue WHERE name = $1 AND rate IS NOT NULL)
     ON CONFLICT (name) DO UPDATE
     SET concurrency = CASE WHEN 'concurrency' <> ALL ($7::text[]) THEN coalesce($2, queue.concurrency) END,
         max_running = CASE WHEN 'max_running' <> ALL ($7::text[]) THEN coalesce($3, queue.max_running) END,

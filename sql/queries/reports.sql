@@ -132,6 +132,14 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
                LIMIT $3
            ) AS holder
        ) END AS limit_holders,
+       rule.burst AS limit_burst,
+       CASE WHEN found.state = 'blocked' AND rule.burst IS NOT NULL THEN (
+           SELECT count(*)
+           FROM taskd.job AS other
+           WHERE other.limit_name = found.limit_name AND other.limit_key = found.limit_key AND other.limit_name IS NOT NULL
+             AND (other.state IN ('queued', 'running') OR other.gate IN ('next', 'admitted'))
+             AND other.state <> 'running'
+       ) END AS limit_queued,
        CASE WHEN found.state = 'blocked' THEN (
            SELECT date_part('epoch', min(at) - clock_timestamp())
            FROM taskd.opening

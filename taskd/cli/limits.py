@@ -10,7 +10,9 @@ import click
 from taskd.cli.output import Row, print_json, print_rows, text_of
 from taskd.cli.session import Session, json_option, pass_session
 from taskd.core.limit import BURST_MAX, CONCURRENCY_MAX, RATE_MAX
+from taskd.errors import LimitNotFound
 
+KEYS_MAX = 1000
 N = TypeVar("N")
 NONE = "none"
 RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|m|h)")
@@ -92,9 +94,27 @@ COLUMNS = {
     "IN ALL": text_of("concurrency_in_all"),
     "RATE": _rate,
     "RUNNING": text_of("running"),
+    "QUEUED": text_of("queued"),
+    "NEXT": text_of("next"),
+    "PARKED": text_of("parked"),
     "BLOCKED": text_of("blocked"),
     "FROM": _from,
     "TASKS": text_of("tasks"),
+}
+
+
+def _tokens(row: Row) -> str:
+    return "" if row["tokens"] is None else f"{row['tokens']:.1f}"
+
+
+KEY_COLUMNS = {
+    "KEY": text_of("key"),
+    "RUNNING": text_of("running"),
+    "QUEUED": text_of("queued"),
+    "NEXT": text_of("next"),
+    "PARKED": text_of("parked"),
+    "BLOCKED": text_of("blocked"),
+    "TOKENS": _tokens,
 }
 
 rate_option = click.option(
@@ -116,10 +136,46 @@ def limits() -> None:
 @json_option
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
-    """List limits: what they allow, what runs, and what they block."""
+    """List limits: what they allow, what runs, and what they block.
+
+    QUEUED jobs are admitted, and a worker has yet to begin them. BLOCKED ones wait: NEXT for one of
+    the places in all, PARKED for a place or a token of their key, the rest have just come.
+    """
     from taskd.store import limits as store
 
     print_rows(session.ask(store.list_limits), COLUMNS, as_json=as_json)
+
+
+@limits.command()
+@click.argument("name")
+@click.option(
+    "--limit",
+    "keys_max",
+    type=click.IntRange(1, KEYS_MAX),
+    default=20,
+    show_default=True,
+    help="At most so many keys.",
+)
+@json_option
+@pass_session
+def show(session: Session, name: str, keys_max: int, as_json: bool) -> None:
+    """Show a limit and its keys, the longest lines first.
+
+    The columns are those of `taskd limits list`. A key without a job has no line here.
+    """
+    from taskd.store import limits as store
+
+    found = [row for row in session.ask(store.list_limits) if row["name"] == name]
+    if not found:
+        raise LimitNotFound(f"no limit is named {name!r}; see: taskd limits list")
+    keys = session.ask(lambda lane: store.list_keys(lane, name, keys_max))
+    if as_json:
+        print_json(found[0] | {"keys": keys})
+        return
+    print_rows(found, COLUMNS, as_json=False)
+    if keys:
+        click.echo()
+        print_rows(keys, KEY_COLUMNS, as_json=False)
 
 
 @limits.command("set")
@@ -153,6 +209,8 @@ def set_(
         concurrency=concurrency, concurrency_in_all=in_all, rate=rate, burst=burst
     )
     row = session.ask(lambda lane: store.set_limit(lane, name, **given, without=without))
+    if not any(each["name"] == name and each["tasks"] for each in session.ask(store.list_limits)):
+        session.say(f"no published task has the limit {name} yet; see: taskd limits list")
     if as_json:
         print_json(row)
         return

@@ -252,6 +252,9 @@ def _limit_full(facts: Facts) -> Told:
     limit = _line(facts.limit_name)
     if facts.gate == "next":
         text = f"The limit {limit} lets {facts.limit_in_all} jobs run in all, and they do."
+    elif facts.limit_burst is not None and (facts.limit_queued or 0) >= facts.limit_burst:
+        many = count(facts.limit_queued or 0, "job")
+        text = f"Of its key the limit {limit} has admitted {many} that no worker has begun yet."
     elif facts.limit_concurrency is None:
         text = f"The limit {limit} is full."
     else:

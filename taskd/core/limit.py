@@ -16,6 +16,8 @@ CONCURRENCY_MAX = 10_000
 BURST_MAX = 10_000
 RATE_MAX = 1_000_000.0
 PER_S_MAX = 30 * 86400.0
+# The promoter looks no more often than that (PROMOTE_AT_MOST_EVERY_S).
+HANDED_OUT_PER_S = 20
 
 
 class LimitOf(NamedTuple):
@@ -63,12 +65,11 @@ class Limit:
             if value is not None:
                 check_int(name, value, 1, CONCURRENCY_MAX)
         check_seconds("per_s", self.per_s, 0.001, PER_S_MAX)
-        if self.rate is None and self.burst is not None:
-            raise InvalidJob("burst goes with rate")
         if self.rate is not None and not 0 < self.rate / self.per_s <= RATE_MAX:
             raise InvalidJob(f"rate {self.rate!r} per {self.per_s!r} s is not above 0, up to 1e6/s")
         if self.burst is not None:
             check_int("burst", self.burst, 1, BURST_MAX)
+        check_burst(None if self.rate is None else self.rate / self.per_s, self.burst)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -82,6 +83,25 @@ class Limit:
             return self.concurrency, self.concurrency_in_all, None, None
         rate = self.rate / self.per_s
         return self.concurrency, self.concurrency_in_all, rate, self.burst or burst_of(rate)
+
+
+def check_burst(rate: float | None, burst: int | None) -> None:
+    """Check that a rate, in jobs per second, can be kept up with that burst.
+
+    Raises:
+        InvalidJob: there is no rate, or the bucket would be full before tokens are handed out.
+    """
+    if burst is None:
+        return
+    if rate is None:
+        raise InvalidJob("burst goes with rate")
+    if burst < rate / HANDED_OUT_PER_S:
+        least = min(BURST_MAX, math.ceil(rate / HANDED_OUT_PER_S))
+        raise InvalidJob(
+            f"a burst of {burst} would make {burst * HANDED_OUT_PER_S} jobs per second of a rate "
+            f"of {rate:g}: tokens are handed out {HANDED_OUT_PER_S} times per second. "
+            f"Give a burst of {least} at least."
+        )
 
 
 def burst_of(rate: float) -> int:

@@ -77,6 +77,7 @@ class Facts(msgspec.Struct, frozen=True):
         gate: where it waits while its limit blocks it, `parked` or `next`; None: not yet looked at.
         parked: it was put aside because its task was paused.
         limit_holders: jobs that have the places of its key, some of them; while it is blocked.
+        limit_queued: how many of its key are admitted and have not begun, if that has a rate.
         limit_opens_s: seconds until its limit looks at it again, if that is set.
         queue_max_running: what an operator allows its queue, as `queue_rate`.
         queue_running: how many of its queue run, while it queues and that is limited.
@@ -134,6 +135,8 @@ class Facts(msgspec.Struct, frozen=True):
     gate: str | None
     parked: bool
     limit_holders: tuple[int, ...] | None
+    limit_burst: int | None
+    limit_queued: int | None
     limit_opens_s: float | None
     queue_max_running: int | None
     queue_rate: float | None
@@ -280,6 +283,8 @@ def _blocked(facts: Facts) -> Reason:
         return Reason(Why.LIMIT_UNKNOWN, mend=True)
     if facts.gate is None:
         return Reason(Why.DUE)
-    if facts.limit_rate is not None and facts.limit_opens_s is not None:
+    # With a burst of them yet to begin, no token helps.
+    stalls = (facts.limit_queued or 0) >= (facts.limit_burst or 1)
+    if facts.limit_rate is not None and facts.limit_opens_s is not None and not stalls:
         return Reason(Why.LIMIT_CLOSED)
     return Reason(Why.LIMIT_FULL)

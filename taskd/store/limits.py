@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.job import Job
-from taskd.core.limit import Limit
+from taskd.core.limit import Limit, check_burst
 from taskd.core.registry import Registry
-from taskd.errors import AppError
+from taskd.errors import AppError, InvalidJob
 from taskd.store.jobs import URGENCY, Fetches
 
 ROWS_MAX = 1000
@@ -112,11 +112,17 @@ async def set_limit(
     burst: int | None,
     without: Sequence[str],
 ) -> dict[str, Any]:
-    """Change a limit by hand; None leaves a bound as it is, `without` takes it away."""
+    """Change a limit by hand; None leaves a bound as it is, `without` takes it away.
+
+    Raises:
+        InvalidJob: it has no rate that the burst could go with, or the burst is too small for it.
+    """
+    if rate is not None:
+        check_burst(rate, burst)
     rows = await on.fetch(
         "set_limit", name, concurrency, concurrency_in_all, rate, burst, list(without)
     )
-    return dict(rows[0])
+    return _changed(rows, f"the limit {name}")
 
 
 async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
@@ -127,6 +133,11 @@ async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
 async def list_limits(on: Fetches) -> list[dict[str, Any]]:
     """All limits, with what runs and what is blocked."""
     return [dict(row) for row in await on.fetch("list_limits", ROWS_MAX)]
+
+
+async def list_keys(on: Fetches, name: str, keys_max: int) -> list[dict[str, Any]]:
+    """The keys of a limit that have jobs, the longest lines first."""
+    return [dict(row) for row in await on.fetch("list_limit_keys", name, keys_max)]
 
 
 async def limit_queue(
@@ -144,8 +155,17 @@ async def limit_queue(
 
     Args:
         concurrency: attempts of each worker process; without it: as its settings say.
+
+    Raises:
+        InvalidJob: it has no rate that the burst could go with.
     """
     rows = await on.fetch(
         "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
     )
+    return _changed(rows, f"the queue {name}")
+
+
+def _changed(rows: Sequence[Any], what: str) -> dict[str, Any]:
+    if not rows:
+        raise InvalidJob(f"{what} has no rate that a burst could go with: give the rate as well")
     return dict(rows[0])

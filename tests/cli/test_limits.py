@@ -30,6 +30,49 @@ def test_what_no_limit_can_be_is_said(taskd, args, said):
     assert said in taskd("limits", "set", "send", *args, code=2).stderr
 
 
+def test_a_rate_that_its_burst_cannot_keep_up_with_is_refused(taskd):
+    refused = taskd("limits", "set", "send", "--rate", "1000/s", "--burst", 1, code=2)
+    assert "Give a burst of 50 at least." in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("limits", "set", "send"), ("queues", "set", "email")])
+def test_a_burst_without_a_rate_is_refused_and_changes_nothing(taskd, command):
+    refused = taskd(*command, "--burst", 5, code=2)
+    assert f"the {command[0][:-1]} {command[2]} has no rate" in refused.stderr
+    assert taskd.json(command[0], "list") == []
+    taskd(*command, "--rate", "10/s")
+    [row] = taskd.json(*command, "--burst", 5)
+    assert (row["rate"], row["burst"]) == (10.0, 5)
+    assert "has no rate" in taskd(*command, "--rate", "none", "--burst", 5, code=2).stderr
+
+
+def test_who_sets_a_limit_that_no_task_has_is_told(taskd):
+    told = taskd("limits", "set", "sedn", "--concurrency", 5).stderr
+    assert "no published task has the limit sedn yet" in told
+
+
+def test_a_limit_says_how_many_wait_at_which_gate_and_for_which_key(taskd):
+    taskd("limits", "set", "send", "--concurrency", 2, "--in-all", 3, "--rate", "1/h")
+    for more in ("gate = 'parked'", "gate = 'parked'", "gate = 'next'", "gate = NULL"):
+        blocked(taskd, more)
+    taskd.sql(
+        "UPDATE taskd.job SET state = 'queued', gate = NULL, limit_key = 'umbrella' WHERE id = $1",
+        blocked(taskd),
+    )
+    taskd.sql("INSERT INTO taskd.bucket VALUES ('send', 'acme', 0, now())")
+    [row] = taskd.json("limits", "list")
+    counts = {"running": 0, "queued": 1, "next": 1, "parked": 2, "blocked": 4}
+    assert counts.items() <= row.items()
+    [shown] = taskd.json("limits", "show", "send")
+    acme, umbrella = shown.pop("keys")
+    assert shown == row
+    assert 0 <= acme.pop("tokens") < 0.1
+    assert acme == counts | {"queued": 0, "key": "acme"}
+    assert (umbrella["queued"], umbrella["blocked"], umbrella["tokens"]) == (1, 0, 1)
+    assert "umbrella" not in taskd("limits", "show", "send", "--limit", 1).stdout
+    assert "no limit is named 'other'" in taskd("limits", "show", "other", code=3).stderr
+
+
 def test_a_queue_is_limited_and_listed_with_that(taskd):
     [row] = taskd.json(
         "queues", "set", "email", "--max-running", 10, "--rate", "100/s", "--max-depth", 100000
@@ -89,6 +132,17 @@ def test_a_job_of_a_limit_without_tokens_is_told_when_the_next_one_comes(taskd):
     words, text = why(taskd, parked)
     assert words[-1] == "limit_closed"
     assert "The limit send lets 1/h of its key begin; the next one may in" in text
+
+
+def test_a_job_behind_a_burst_that_nobody_begins_names_those(taskd):
+    taskd("limits", "set", "send", "--rate", "10/s", "--burst", 1)
+    first, parked = blocked(taskd), blocked(taskd)
+    taskd.sql("UPDATE taskd.job SET state = 'queued', gate = NULL WHERE id = $1", first)
+    taskd.sql("INSERT INTO taskd.opening (limit_name, limit_key) VALUES ('send', 'acme')")
+    words, text = why(taskd, parked)
+    assert words[-1] == "limit_full"
+    assert "has admitted 1 job that no worker has begun yet" in text
+    assert f"The places have: {first}." in text
 
 
 def test_a_job_of_a_limit_that_nobody_has_published(taskd):

@@ -472,3 +472,27 @@ async def test_the_jobs_of_a_schedule_come_to_the_gate_too(lane: Lane, sql: Any)
     # The second one has cancelled the first, and has its place.
     assert len(await queued(sql, "x")) == 1
     assert await states(sql) == {"queued": 1}
+
+
+async def test_jobs_of_a_limit_that_is_locked_hold_up_no_other_limit(
+    lane: Lane, sql: Any, connect: Connect
+) -> None:
+    held = await publish(lane, Limit(concurrency=9), task="held")
+    free = await publish(lane, Limit(concurrency=9), task="free")
+    await enqueue(lane, held, *["x"] * 5)
+    forgotten = await connect()
+    async with Transaction(forgotten):
+        await forgotten.execute("SELECT FROM taskd.job_limit WHERE name = 'held' FOR UPDATE")
+        await sql.execute(
+            "INSERT INTO taskd.opening (limit_name, limit_key) "
+            "SELECT 'held', '' FROM generate_series(1, 5)"
+        )
+        [second] = await enqueue(lane, free, "x")
+        await limits.admit(lane, 3)
+        assert await queued(sql) == [second]
+        await sql.execute(
+            "UPDATE taskd.job SET state = 'blocked', gate = 'parked' WHERE id = $1", second
+        )
+        await sql.execute("INSERT INTO taskd.opening (limit_name, limit_key) VALUES ('free', '')")
+        await limits.admit(lane, 3)
+        assert await queued(sql) == [second]
