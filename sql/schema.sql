@@ -1022,7 +1022,10 @@ BEGIN
             state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(goes_by, due) END,
             gate = NULL, limit_name = goes_by, limit_key = goes_as,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            version = enqueue_unique.version, follower = NULL, deadline = ends_at, args_version = form, parked = false
+            -- Who says no version takes none away, and not the newer one that is to follow.
+            version = coalesce(enqueue_unique.version, j.version),
+            follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
+            deadline = ends_at, args_version = form, parked = false
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
@@ -1263,12 +1266,15 @@ CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    SELECT holder.id
+    SELECT coalesce(holder.id, kept.job_id)
     FROM taskd.job_history AS past
-    JOIN taskd.job AS holder
+    LEFT JOIN taskd.job AS holder
       ON holder.task = past.task AND holder.unique_key = past.unique_key
      AND (holder.key_scope = 'live' OR holder.fence = 0)
-    WHERE past.id = job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+    LEFT JOIN taskd.job_key AS kept
+      ON kept.task = past.task AND kept.unique_key = past.unique_key
+     AND kept.job_id <> past.id AND kept.until > clock_timestamp()
+    WHERE past.id = key_holder.job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
     LIMIT 1
 $$;
 

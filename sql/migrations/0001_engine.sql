@@ -779,7 +779,10 @@ BEGIN
             state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(goes_by, due) END,
             gate = NULL, limit_name = goes_by, limit_key = goes_as,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            version = enqueue_unique.version, follower = NULL, deadline = ends_at, args_version = form, parked = false
+            -- Who says no version takes none away, and not the newer one that is to follow.
+            version = coalesce(enqueue_unique.version, j.version),
+            follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
+            deadline = ends_at, args_version = form, parked = false
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;

@@ -17,18 +17,22 @@ AS $$
     ), '{}')
 $$;
 
--- The job that holds the unique key of a failed or cancelled one now. With its owner's rights, for keys may be personal:
+-- The job that holds the unique key of a failed or cancelled one now: a live one, or the one by which a window or a newer
+-- version is remembered (a retry asks the same). With its owner's rights, for keys may be personal:
 -- who watches may know that a key is held, and not which.
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT holder.id
+    SELECT coalesce(holder.id, kept.job_id)
     FROM taskd.job_history AS past
-    JOIN taskd.job AS holder
+    LEFT JOIN taskd.job AS holder
       ON holder.task = past.task AND holder.unique_key = past.unique_key
      AND (holder.key_scope = 'live' OR holder.fence = 0)
-    WHERE past.id = job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+    LEFT JOIN taskd.job_key AS kept
+      ON kept.task = past.task AND kept.unique_key = past.unique_key
+     AND kept.job_id <> past.id AND kept.until > clock_timestamp()
+    WHERE past.id = key_holder.job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
     LIMIT 1
 $$;
 

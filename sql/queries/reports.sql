@@ -47,7 +47,7 @@ ORDER BY id DESC
 LIMIT $5;
 
 -- One job with everything that is known of it: job_pkey, and job_history_id of every partition. Arguments that its task
--- redacts are hidden, unless somebody says otherwise.
+-- redacts are hidden, unless somebody says otherwise. `next_version`: the one that follows when this job has ended.
 
 -- name: show_job(id bigint, unredacted boolean)
 -- roles: admin
@@ -56,7 +56,9 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
        job.finished_at, job.deadline, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
-       job.result::text AS result, job.unique_key, job.key_scope, job.version, job.schedule, job.tick,
+       job.result::text AS result, job.unique_key, job.key_scope, job.version,
+       (SELECT (live.follower ->> 'version')::bigint FROM taskd.job AS live WHERE live.id = $1) AS next_version,
+       job.schedule, job.tick,
        CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
            'done', progress.done, 'total', progress.total, 'note', progress.note,
            'told_s', date_part('epoch', clock_timestamp() - progress.told_at)

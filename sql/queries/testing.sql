@@ -12,7 +12,9 @@ ORDER BY id;
 
 -- The queues in which something runs, or could be run at once by a worker that knows these tasks, be it by the tick of a
 -- schedule. A tenth of a second ahead counts as now, so that a retry without a delay belongs to the same run, however
--- fast that is.
+-- fast that is. What a rate holds back counts as due if it may begin within a second; a job that its limit has parked
+-- otherwise waits for the end of another one, or for its time, as does one whose task or queue is paused. (A paused task
+-- that nobody has met yet is due: a worker claims its job, and parks it.)
 
 -- name: testing_due(tasks text[])
 -- roles: worker, observer, admin
@@ -21,7 +23,19 @@ FROM taskd.job AS job
 LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
 WHERE job.state = 'running'
    OR (job.task = ANY ($1::text[]) AND job.waits_for IS NULL
-       AND job.run_at <= clock_timestamp() + interval '100 ms'
+       AND CASE WHEN job.parked AND job.state = 'scheduled'
+                THEN NOT EXISTS (
+                    SELECT FROM taskd.task
+                    WHERE task.name = job.task AND task.paused_at IS NOT NULL
+                      AND coalesce(task.paused_until > clock_timestamp(), true)
+                )
+                ELSE job.run_at <= clock_timestamp() + interval '100 ms' END
+       AND (job.state <> 'blocked' OR job.gate IS NULL OR EXISTS (
+           SELECT FROM taskd.opening
+           WHERE opening.limit_name = job.limit_name AND opening.at <= clock_timestamp() + interval '1 s'
+             AND (opening.limit_key IS NULL OR job.gate = 'next' OR opening.limit_key = job.limit_key)
+       ))
+       AND coalesce(queue.tokens + queue.rate * (date_part('epoch', clock_timestamp() - queue.filled_at) + 1) >= 1, true)
        AND NOT (queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)))
 UNION
 SELECT queue::text
@@ -33,8 +47,7 @@ ORDER BY 1;
 
 -- Travels in time. The clock stays as it is; all that is to come moves towards it instead: due times and deadlines, ticks
 -- of schedules, pauses, tokens of limits, and windows of unique keys. With the due times go the moments that they are
--- reckoned from. No state is changed: what
--- has become due is promoted by the next worker, as ever.
+-- reckoned from. No state is changed: what has become due is promoted by the next worker, as ever.
 
 -- name: travel(seconds double precision)
 -- roles: owner
@@ -43,7 +56,11 @@ WITH moved AS (
     SET run_at = run_at - make_interval(secs => $1),
         enqueued_at = enqueued_at - make_interval(secs => $1),
         started_at = started_at - make_interval(secs => $1),
-        deadline = deadline - make_interval(secs => $1)
+        deadline = deadline - make_interval(secs => $1),
+        follower = follower || jsonb_build_object(
+            'run_at', (follower ->> 'run_at')::timestamptz - make_interval(secs => $1),
+            'deadline', (follower ->> 'deadline')::timestamptz - make_interval(secs => $1)
+        )
     RETURNING id
 ), keys AS (
     UPDATE taskd.job_key SET until = until - make_interval(secs => $1)
@@ -57,6 +74,11 @@ WITH moved AS (
     UPDATE taskd.queue
     SET filled_at = filled_at - make_interval(secs => $1),
         paused_at = paused_at - make_interval(secs => $1),
+        paused_until = paused_until - make_interval(secs => $1)
+    WHERE paused_at IS NOT NULL
+), task_pauses AS (
+    UPDATE taskd.task
+    SET paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)
     WHERE paused_at IS NOT NULL
 ), tokens AS (

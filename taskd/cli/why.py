@@ -157,8 +157,8 @@ def _deadline(facts: Facts) -> Told:
 
 def _key_held(facts: Facts) -> Told:
     text = (
-        f"Job {facts.key_holder} holds its unique key now: this one cannot be retried until that "
-        "has ended."
+        f"Job {facts.key_holder} holds its unique key now, be it by a window or a newer version: "
+        "this one cannot be retried as long as that is so."
     )
     return text, [f"taskd jobs show {facts.key_holder}"]
 

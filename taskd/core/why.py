@@ -67,7 +67,8 @@ class Facts(msgspec.Struct, frozen=True):
         deadline: no attempt starts after it; None: it has none.
         args_version: the form of its arguments.
         task_args_version: that of the published task; None when nobody has published it.
-        key_holder: of a finished job, the id of the one that holds its unique key now.
+        key_holder: of a failed or cancelled job, the id of the one that holds its unique key now,
+            be it by a window or a newer version.
         task_paused_at: since when its task is paused, None when it is not; the others as of the
             queue's pause.
         paused_at: since when its queue is paused, None when it is not.

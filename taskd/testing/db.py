@@ -16,7 +16,7 @@ from taskd.errors import JobNotFound
 from taskd.store import schedules, testing
 from taskd.store.database import Database, Lane
 from taskd.testing.rows import JobRow
-from taskd.testing.run import APP, Run, raise_failures
+from taskd.testing.run import APP, AttemptFailed, Run, raise_failures
 from taskd.testing.wanted import Wanted
 
 
@@ -69,7 +69,7 @@ class TaskdDB:
         raise JobNotFound(f"there is no job {job_id} in the database of this test")
 
     def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobRow]:
-        """The jobs that wait for a worker or for their time, those of one task if it is given."""
+        """The jobs that wait, for whatever that is; those of one task if it is given."""
         name = task.name if isinstance(task, Task) else task
         return [row for row in self.jobs() if row.waits and name in (None, row.task)]
 
@@ -82,7 +82,7 @@ class TaskdDB:
 
         Raises:
             AssertionError: none does; the message says what waits instead, and what differs.
-            TypeError: the task has no such argument.
+            TypeError: it is no task, or has no such argument.
         """
         __tracebackhide__ = True
         wanted, rows = Wanted(task, args), self.jobs()
@@ -96,7 +96,7 @@ class TaskdDB:
 
         Raises:
             AssertionError: one does.
-            TypeError: the task has no such argument.
+            TypeError: it is no task, or has no such argument.
         """
         __tracebackhide__ = True
         wanted = Wanted(task, args)
@@ -116,7 +116,8 @@ class TaskdDB:
     ) -> list[JobRow]:
         """Run all that is due now, and what that enqueues, by a real worker in this event loop.
 
-        What is due later stays: see travel(). So do jobs whose task no imported module defines.
+        What is due later stays: see travel(). So does what a pause holds back, or a rate for longer
+        than a second, and jobs whose task no imported module defines.
 
         Args:
             check: raise what a handler raised, in place of going on to assert on the outcome.
@@ -165,9 +166,15 @@ class TaskdDB:
             RuntimeError: an event loop runs here: await run_all().
         """
         __tracebackhide__ = True
-        return asyncio.run(
-            self.run_all(check=check, crash=crash, concurrency=concurrency, timeout_s=timeout_s)
+        __tracebackhide__ = True
+        running = self.run_all(
+            check=check, crash=crash, concurrency=concurrency, timeout_s=timeout_s
         )
+        try:
+            return asyncio.run(running)
+        except (AttemptFailed, TimeoutError, ValueError) as error:
+            # Said at the line of the test, and not below pages of asyncio.
+            raise error.with_traceback(None)  # noqa: B904 - it is the same one
 
     # Time.
 
@@ -184,6 +191,7 @@ class TaskdDB:
         Raises:
             ValueError: seconds is not a number above zero.
         """
+        __tracebackhide__ = True
         if not 0 < seconds < math.inf:
             raise ValueError(f"travel({seconds!r}): time goes forward, by seconds above zero")
         self._ask(schedules.publish(self._lane, APP, self._registry.schedules.values()))

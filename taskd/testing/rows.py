@@ -59,8 +59,8 @@ class JobRow:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for a worker, or for its time."""
-        return self.state in {"queued", "scheduled"}
+        """Whether it waits: for a worker, its time, its limit or other jobs."""
+        return self.state in {"queued", "scheduled", "blocked"}
 
     def __str__(self) -> str:
         told = f"job {self.id} {called(self.task, self.args)}: {self.state}"

@@ -32,10 +32,13 @@ class Wanted:
         args: arguments by name; those that are not named may be anything.
 
     Raises:
-        TypeError: the task has no argument of that name.
+        TypeError: it is no task, or has no argument of that name.
     """
 
     def __init__(self, task: Task[..., Any] | str, args: Mapping[str, Any]) -> None:
+        __tracebackhide__ = True
+        if not isinstance(task, Task | str):
+            raise TypeError(f"{task!r} is no task: give what @task has made, or a task's name")
         self._task = None if isinstance(task, str) else task
         self.name = task if isinstance(task, str) else task.name
         if self._task is not None:

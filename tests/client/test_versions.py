@@ -12,7 +12,7 @@ import pytest
 from taskd import Client, NewJob, Unique, task
 from taskd.core.job import JobState
 from taskd.errors import InvalidJob
-from taskd.store import jobs, workers
+from taskd.store import jobs, reports, workers
 from taskd.store.database import Lane
 from tests.client.conftest import ME, claim, end
 from tests.client.test_unique import ROWS, SOON, TWICE
@@ -114,6 +114,45 @@ async def test_cancelling_a_job_that_waits_for_its_retry_lets_its_follower_begin
     await client.cancel([first])
     [row] = await sql.fetch(ROWS)
     assert (row["version"], row["state"]) == (4, "queued")
+
+
+@pytest.mark.parametrize("rule", ["replace", "debounce"])
+async def test_who_says_no_version_takes_none_away(
+    client: Client, worker: Lane, sql: Any, rule: str
+) -> None:
+    await waits_with_a_follower(client, worker)
+    plain = NewJob("sync", '{"v": 0}', queue="sync", unique=Unique("k", on_conflict=rule))
+    assert (await client.enqueue(plain)).outcome == f"{rule}d"
+    assert (await client.enqueue(job(2))).outcome == "ignored"
+    [row] = await sql.fetch(ROWS)
+    assert (row["args"], row["version"]) == ('{"v": 0}', 3)
+    await client.cancel([row["id"]])
+    [row] = await sql.fetch(ROWS)
+    assert (row["args"], row["version"]) == ('{"v": 4}', 4)
+
+
+async def test_a_job_tells_which_version_follows_it(client: Client, worker: Lane) -> None:
+    first = await client.enqueue(job(3))
+    shown = await reports.show_job(worker, first)
+    assert shown
+    assert (shown["version"], shown["next_version"]) == (3, None)
+    await claim(worker)
+    await client.enqueue(job(4))
+    shown = await reports.show_job(worker, first)
+    assert shown
+    assert (shown["version"], shown["next_version"]) == (3, 4)
+
+
+async def test_why_a_job_is_not_retried_tells_of_the_newer_version_that_has_ended(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    first = await client.enqueue(job(3))
+    await end(worker, await claim(worker), JobState.FAILED, reason="x")
+    assert await sql.fetchval("SELECT taskd.key_holder($1)", first) is None
+    newer = await client.enqueue(job(4))
+    await end(worker, await claim(worker), JobState.DONE)
+    assert await client.retry([first]) == []
+    assert await sql.fetchval("SELECT taskd.key_holder($1)", first) == newer
 
 
 async def test_fifty_producers_lose_no_version_and_none_runs_beside_another(

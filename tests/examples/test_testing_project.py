@@ -139,6 +139,30 @@ def test_the_error_of_a_handler_is_shown_with_the_line_that_raised_it(
         assert line in told, told
 
 
+def test_what_a_test_asks_wrongly_is_told_at_its_own_line(project: Path, server: Any) -> None:
+    (project / "test_shop.py").write_text(
+        "from shop.jobs import charge\n\n\n"
+        "def test_no_task(taskd_db):\n"
+        "    taskd_db.assert_enqueued(print)\n\n\n"
+        "def test_no_argument(taskd_db):\n"
+        "    taskd_db.assert_enqueued(charge, odrer=7)\n\n\n"
+        "def test_no_job(taskd_db):\n"
+        "    taskd_db.run_all_sync(crash=[17])\n\n\n"
+        "def test_back(taskd_db):\n"
+        "    taskd_db.travel(-3)\n"
+    )
+    told = pytest_in(project, dsn=server.admin_dsn, code=1)
+    for line in (
+        "TypeError: <built-in function print> is no task: give what @task has made, or a",
+        "TypeError: task charge has no argument 'odrer'; it has order, cents",
+        "ValueError: crash: these jobs did not run, as they were not due: 17",
+        "ValueError: travel(-3): time goes forward, by seconds above zero",
+    ):
+        assert line in told, told
+    for number in (5, 9, 13, 17):
+        assert re.search(rf"^test_shop.py:{number}: (Type|Value)Error$", told, re.MULTILINE), told
+
+
 def test_the_example_of_the_readme_passes(tmp_path: Path, server: Any) -> None:
     files = dict(README_FILE.findall(README))
     for name in ("myapp/jobs.py", "tests/test_jobs.py"):
