@@ -2,6 +2,13 @@
 
 from taskd.core.batch import Item
 from taskd.core.context import TransactionContext
-from taskd.core.process import MustEnd, ProcessDied, ProcessNotStarted
+from taskd.core.process import HandlerRaised, MustEnd, ProcessDied, ProcessNotStarted
 
-__all__ = ["Item", "MustEnd", "ProcessDied", "ProcessNotStarted", "TransactionContext"]
+__all__ = [
+    "HandlerRaised",
+    "Item",
+    "MustEnd",
+    "ProcessDied",
+    "ProcessNotStarted",
+    "TransactionContext",
+]

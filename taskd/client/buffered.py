@@ -92,15 +92,18 @@ class Buffered:
         self._wakeup.set()
         try:
             await asyncio.wait({writing}, timeout=self._flush_s)
+        except BaseException as cut_short:
+            error = cut_short
+            raise
         finally:
             writing.cancel()
             await asyncio.wait({writing}, timeout=CLOSE_S)
             await self._writer.close()
             left = self._left()
+            if left is not None and error is not None:
+                error.add_note(str(left))
         if left is not None and error is None:
             raise left from self._trouble
-        if left is not None and error is not None:
-            error.add_note(str(left))
 
     def __len__(self) -> int:
         """How many jobs are not written yet."""

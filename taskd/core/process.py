@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import msgspec
 
-from taskd.core.outcome import Ack
+from taskd.core.failure import Failure
+from taskd.core.job import JobState
+from taskd.core.outcome import Ack, Settled
+from taskd.core.stages import Next, Stop
 
 
 class MustEnd(BaseException):
@@ -35,6 +39,26 @@ class ProcessNotStarted(Exception):
     """No process could be started for a handler with process=True; its message says why."""
 
 
+class HandlerRaised(Exception):
+    """What middleware sees of what a handler with process=True has raised, verdicts too.
+
+    The exception itself stays in its process, where the rules of `on_error` have decided already.
+    Its text is the type and the message of that one.
+
+    Attributes:
+        settled: the outcome; taskd's own.
+    """
+
+    def __init__(self, settled: Settled) -> None:
+        ack = settled.ack
+        text = ack.reason or ("it asked to come back later" if ack.refund else ack.state)
+        if ack.error is not None:
+            failure = msgspec.json.decode(ack.error, type=Failure)
+            text = f"{failure.type}: {failure.message}"
+        super().__init__(text)
+        self.settled = settled
+
+
 class Answer(msgspec.Struct, gc=False):
     """What a process says at the end of an attempt.
 
@@ -45,6 +69,22 @@ class Answer(msgspec.Struct, gc=False):
 
     ack: Ack
     decided: bool
+
+
+def value_of(settled: Settled) -> Any:
+    """What a handler has returned in its process, as JSON can hold it.
+
+    Raises:
+        HandlerRaised: it has raised something.
+    """
+    ack = settled.ack
+    if ack.state is not JobState.DONE:
+        raise HandlerRaised(settled)
+    result = None if ack.result is None else msgspec.json.decode(ack.result)
+    if ack.next is None:
+        return result
+    step = msgspec.json.decode(ack.next, type=dict[str, Any])
+    return Stop(result) if "stop" in step else Next(step["stage"], **step["args"])
 
 
 def ended(code: int) -> str:

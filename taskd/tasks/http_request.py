@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -130,7 +131,7 @@ class Requester:
             sent |= _checked(headers or {})
             sent |= self._signature(secret, ctx.idempotency_key, content)
             async with (
-                _understood(),
+                _understood(timeout_s),
                 self._opened().request(
                     method,
                     place,
@@ -267,7 +268,7 @@ def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def _understood() -> AsyncIterator[None]:
+async def _understood(timeout_s: float) -> AsyncIterator[None]:
     """Tell what can never be sent, and what was not allowed, from an answer that did not come."""
     import aiohttp
 
@@ -279,6 +280,10 @@ async def _understood() -> AsyncIterator[None]:
         if error.os_error.errno == errno.EACCES:
             raise HttpNotAllowed(f"{error.host}: {error.os_error.strerror}") from None
         raise
+    except TimeoutError as error:
+        if str(error):
+            raise
+        raise TimeoutError(f"there was no answer within {timeout_s:g} s") from None
 
 
 def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
@@ -328,7 +333,9 @@ def retry_after_s(header: str | None, now: float) -> float | None:
         delay_s = float(text)
     else:
         try:
-            delay_s = parsedate_to_datetime(text).timestamp() - now
+            date = parsedate_to_datetime(text)
+            # One of "-0000" comes without a zone, and is UTC all the same.
+            delay_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - now
         except (TypeError, ValueError, OverflowError):
             return None
     return min(max(delay_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)

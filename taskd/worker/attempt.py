@@ -10,6 +10,7 @@ job.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context as ContextVars
 from typing import Any
@@ -43,8 +44,9 @@ class Attempt:
             may raise or swallow.
         waits_for_room: it has not begun: it waits for a thread, a process or a connection, or for
             its batch.
-        kill: ends it whatever it does; None: nothing can.
-        shares_place: its place is that of its batch.
+        kill: ends its handler whatever that does; None: nothing can.
+        leave_place: leaves the place that it shares with the others of its batch; None: it has one
+            of its own.
         deadline: when it must have ended (time.monotonic); None: no limit.
         cancelled_at: when it was told to end (time.monotonic).
         abandoned: its end has been settled although it still runs.
@@ -62,7 +64,7 @@ class Attempt:
         "deadline",
         "job",
         "kill",
-        "shares_place",
+        "leave_place",
         "task",
         "timeout_s",
         "waits_for_room",
@@ -93,11 +95,12 @@ class Attempt:
         self.abandoned = False
         self.waits_for_room = False
         self.kill: Callable[[], None] | None = None
-        self.shares_place = False
+        self.leave_place: Callable[[], None] | None = None
 
     def wait_for_room(self) -> None:
         """There is none yet: the attempt has not begun, and no deadline counts."""
         self.waits_for_room = True
+        self.began = time.monotonic()
         self._set_deadline(None)
 
     def begin(self, now: float) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context as ContextVars
+from functools import partial
 from typing import Any
 
 from taskd.core.batch import Item, outcomes
@@ -19,40 +20,41 @@ from taskd.core.job import Job
 from taskd.core.outcome import Happened, Raised, Returned
 from taskd.core.task import Task
 from taskd.worker.attempt import Attempt, Driver
+from taskd.worker.turn import Turn
 from taskd.worker.watch import Pulse
 
 
-class Member:
+class Member(Turn):
     """One job of a batch, or of one that is still gathered."""
 
     def __init__(self, batches: Batches, task: Task[..., Any], job: Job, item: Item[Any]) -> None:
+        super().__init__()
         self.job, self.item = job, item
         self.ended: asyncio.Future[Happened] = asyncio.get_running_loop().create_future()
         self.traceback: Any = None
         self.batch: Batch | None = None
-        self.attempt: Attempt | None = None
         self._batches, self._task = batches, task
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """It waits until its batch begins, and its time counts from then."""
-        self.attempt = attempt
-        attempt.wait_for_room()
-        attempt.shares_place = True
-        self._batches.gather(self._task, self)
+        """It waits until its batch begins, unless middleware waits for something before that."""
+        super().belongs_to(attempt)
+        if self._waits:
+            self._batches.gather(self._task, self, attempt)
 
     async def run(self) -> Any:
         """What became of it; this does not end before the handler, unless that has not begun."""
-        try:
-            while not self.ended.done():
-                try:
-                    await asyncio.wait({self.ended})
-                except asyncio.CancelledError:
-                    if self.batch is None or not self.batch.begun:
-                        self._batches.leave(self)
-                        raise
-                    self.batch.tell(self)
-        finally:
-            self._batches.ended(self)
+        self.wait()
+        if self.attempt is not None:
+            # Outside of the job's own context: what is started there is for others, too.
+            ContextVars().run(self._batches.gather, self._task, self, self.attempt)
+        while not self.ended.done():
+            try:
+                await asyncio.wait({self.ended})
+            except asyncio.CancelledError:
+                if self.batch is None or not self.batch.begun:
+                    self._batches.leave(self)
+                    raise
+                self.batch.tell(self)
         happened = self.ended.result()
         if isinstance(happened, Raised):
             # It may be raised for each job: what the others add to its traceback goes.
@@ -67,22 +69,16 @@ class Batch:
     Attributes:
         begun: the handler runs.
         told: its handler was cancelled.
+        open: how many of its jobs have not been settled; together they have one place.
     """
 
     def __init__(self, task: Task[..., Any]) -> None:
         self.task = task
         self.members: list[Member] = []
         self.begun = self.told = False
+        self.open = 0
         self.running: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def holds_place(self) -> bool:
-        """Whether one of its jobs has not been settled."""
-        return self.begun and any(
-            member.attempt is not None and not member.attempt.abandoned and not member.ended.done()
-            for member in self.members
-        )
 
     def tell(self, member: Member) -> None:
         """A job that somebody cancels is marked; whatever else there is goes for all of them."""
@@ -130,14 +126,18 @@ class Batches:
 
     Args:
         dispatch: called when a batch is ready and may begin, if there is a place.
+        leave_place: called when a job leaves its own place for that of its batch.
 
     Attributes:
         ready: batches that wait for a place.
-        begun: batches that run. Attributes and no questions, as each attempt looks at them.
+        begun: batches that run, or with jobs whose middleware does. Attributes and no questions, as
+            each attempt looks at them.
     """
 
-    def __init__(self, pulse: Pulse, dispatch: Callable[[], None]) -> None:
-        self._pulse, self._dispatch = pulse, dispatch
+    def __init__(
+        self, pulse: Pulse, dispatch: Callable[[], None], leave_place: Callable[[], None]
+    ) -> None:
+        self._pulse, self._dispatch, self._leave_place = pulse, dispatch, leave_place
         self._open: dict[str, Batch] = {}
         self.ready: deque[Batch] = deque()
         self.begun: set[Batch] = set()
@@ -145,7 +145,7 @@ class Batches:
     @property
     def places(self) -> int:
         """Those that are taken."""
-        return sum(batch.holds_place for batch in self.begun)
+        return len(self.begun)
 
     @property
     def gathered(self) -> int:
@@ -165,27 +165,26 @@ class Batches:
             attempt.cancel("stop", time.monotonic())
         return len(waiting)
 
-    def gather(self, task: Task[..., Any], member: Member) -> None:
+    def gather(self, task: Task[..., Any], member: Member, attempt: Attempt) -> None:
         """Put a job into the batch that is gathered; a suspect has one of its own."""
         if member.job.crashes:
             batch = Batch(task)
-            self._join(batch, member)
             self.ready.appendleft(batch)
-            return
-        batch = self._open.get(task.name) or self._new(task)
-        self._join(batch, member)
+        else:
+            batch = self._open.get(task.name) or self._new(task)
+        batch.members.append(member)
+        batch.open += 1
+        member.batch = batch
+        attempt.leave_place = partial(self._left, batch)
         if len(batch.members) >= task.batch:
             self._close(batch)
+        self._leave_place()
 
     def _new(self, task: Task[..., Any]) -> Batch:
         batch = self._open[task.name] = Batch(task)
         loop = asyncio.get_running_loop()
         batch.timer = loop.call_later(task.max_wait_s, self._waited, batch)
         return batch
-
-    def _join(self, batch: Batch, member: Member) -> None:
-        batch.members.append(member)
-        member.batch = batch
 
     def _waited(self, batch: Batch) -> None:
         self._close(batch)
@@ -227,8 +226,8 @@ class Batches:
         )
         batch.running.add_done_callback(batch.not_run)
 
-    def ended(self, member: Member) -> None:
-        """A job of a batch has ended."""
-        batch = member.batch
-        if batch is not None and all(each.ended.done() for each in batch.members):
+    def _left(self, batch: Batch) -> None:
+        """A job of a batch was settled; the last one frees the place."""
+        batch.open -= 1
+        if not batch.open:
             self.begun.discard(batch)

@@ -29,7 +29,7 @@ class Call(Protocol):
     """What stands between an attempt and its handler, when that may have to wait for its turn."""
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """The attempt has begun to wait; called once, after the first step of `run`."""
+        """The attempt waits, in `run` or in middleware before that; called once."""
 
     def run(self) -> Coroutine[Any, Any, Any]:
         """Wait for the handler's turn, and run it; what it returns."""

@@ -79,6 +79,8 @@ class JobProcess:
         """Boot, then run attempts until the worker hangs up."""
         signal.signal(signal.SIGUSR1, self._told)
         signal.signal(signal.SIGTERM, self._told)
+        # What a handler forks, such as a pool, ends by a SIGTERM as any other process does.
+        os.register_at_fork(after_in_child=_forget_signals)
         try:
             _boot(msgspec.json.decode(self._stream.readline(), type=Boot, dec_hook=_path))
         except BaseException as error:  # noqa: BLE001 - whatever the app's modules raise, its worker says it
@@ -140,6 +142,11 @@ def _boot(boot: Boot) -> None:
         importlib.import_module(boot.app)
 
 
+def _forget_signals() -> None:
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _path(kind: type, value: Any) -> Any:
     return Path(value) if kind is Path else value
 
@@ -152,13 +159,9 @@ def _end_with(worker: int) -> None:
 
 
 def main() -> None:
-    """Run as `python -m taskd.worker.job_process FD WORKER_PID`."""
+    """The arguments of the program are FD and WORKER_PID."""
     fd, worker = int(sys.argv[1]), int(sys.argv[2])
     _end_with(worker)
     faulthandler.enable()  # says where it was when it crashed
     os.set_inheritable(fd, False)
     JobProcess(socket.socket(fileno=fd)).serve()
-
-
-if __name__ == "__main__":
-    main()

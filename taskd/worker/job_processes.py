@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -28,19 +27,23 @@ from taskd.core.failure import Failure
 from taskd.core.job import Job
 from taskd.core.kind import Kind
 from taskd.core.outcome import Settled
-from taskd.core.process import Answer, ProcessDied, ProcessNotStarted, ended
+from taskd.core.process import Answer, ProcessDied, ProcessNotStarted, ended, value_of
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.errors import ConfigError
-from taskd.worker.attempt import Attempt
 from taskd.worker.job_process import BEGUN, READY, Boot, Request, find_task, plain
+from taskd.worker.turn import Turn
 
+# As a module with -m it would be there twice, and Python would warn of that.
+PROGRAM = "from taskd.worker.job_process import main; main()"
 # A large app may take a while to import.
 BOOT_S_MAX = 60.0
 # A line holds the arguments of a job or its result, 256 KiB each, with every character escaped.
 LINE_BYTES_MAX = 4 * 1024 * 1024
 # A process that died before it began has not begun the job, and another one does; so often.
 STARTS_MAX = 3
+# How long one that has closed the line may take to end.
+CLOSED_S = 0.5
 # How long one that was hung up on may take for what the app does at the end of a process.
 END_S = 2.0
 
@@ -110,6 +113,8 @@ class JobProcess:
                     return line
         finally:
             reading.cancel()
+        # One that has closed the line dies of that by itself, and then tells how.
+        await asyncio.wait({self._exit}, timeout=CLOSED_S)
         self.kill()
         raise ProcessDied(self.pid, await asyncio.shield(self._exit))
 
@@ -167,16 +172,17 @@ class JobProcesses:
         request = Request(task.handler.__module__, task.handler.__qualname__, job)
         line = msgspec.json.encode(request)
         for start in range(1, STARTS_MAX + 1):
-            process = call.process = await self._taken()
+            process = await self._taken()
+            call.has(process)
             jobs = process.jobs
             try:
                 answer = await process.run(line, call.begin)
             except ProcessDied:
                 if process.jobs == jobs and not process.told and start < STARTS_MAX:
-                    call.process = None
                     continue
                 raise
             finally:
+                call.has(None)
                 self._give(process)
             return Settled(answer.ack, answer.decided)
         raise AssertionError("the last start raises")
@@ -242,7 +248,9 @@ class JobProcesses:
     def _start_more(self) -> None:
         """As many as there are jobs that wait for one, and places."""
         wanted = sum(not waiter.done() for waiter in self._waiting)
-        starting = sum(task.get_name() == "process-start" for task in self._tasks)
+        starting = sum(
+            task.get_name() == "process-start" and not task.done() for task in self._tasks
+        )
         for _ in range(min(self._places, wanted - starting)):
             self._places -= 1
             self.own(self._start(), "process-start")
@@ -276,7 +284,7 @@ class JobProcesses:
     async def _spawned(self) -> JobProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            program = ("-m", "taskd.worker.job_process", str(theirs.fileno()), str(os.getpid()))
+            program = ("-c", PROGRAM, str(theirs.fileno()), str(os.getpid()))
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -293,33 +301,38 @@ class JobProcesses:
         return JobProcess(process, reader, writer)
 
 
-class ProcessCall:
+class ProcessCall(Turn):
     """An attempt that is to run in a process."""
 
     def __init__(self, pool: JobProcesses, task: Task[..., Any], job: Job) -> None:
+        super().__init__()
         self._pool, self._task, self._job = pool, task, job
-        self._attempt: Attempt | None = None
-        self.process: JobProcess | None = None
+        self._process: JobProcess | None = None
 
-    def belongs_to(self, attempt: Attempt) -> None:
-        """Its time counts from when it begins in its process, which can be killed."""
-        self._attempt = attempt
-        attempt.wait_for_room()
-        attempt.kill = self.kill
+    def has(self, process: JobProcess | None) -> None:
+        """It has this process, which can be killed, until it has none: then that is another's."""
+        assert self.attempt is not None
+        self._process = process
+        self.attempt.kill = None if process is None else self._kill
 
-    def begin(self) -> None:
-        """The handler begins."""
-        assert self._attempt is not None
-        self._attempt.begin(time.monotonic())
-
-    def kill(self) -> None:
+    def _kill(self) -> None:
         """End it at once, whatever the handler does."""
-        if self.process is not None and self._attempt is not None:
-            events.process_killed(self._job, self._attempt.why or "stop", self.process.pid)
-            self.process.kill()
+        if self._process is not None and self.attempt is not None:
+            events.process_killed(self._job, self.attempt.why or "stop", self._process.pid)
+            self._process.kill()
 
-    async def run(self) -> Settled:
-        """What became of it. This does not end before the process has answered or died."""
+    async def run(self) -> Any:
+        """What became of it. This does not end before the process has answered or died.
+
+        Raises:
+            ProcessDied, ProcessNotStarted: see JobProcesses.
+            HandlerRaised: inside of middleware, which sees what others see of a handler.
+        """
+        self.wait()
+        settled = await self._settled()
+        return settled if self._task.around is None else value_of(settled)
+
+    async def _settled(self) -> Settled:
         running: asyncio.Task[Settled] = self._pool.own(
             self._pool.run(self._task, self._job, self), "process-attempt"
         )
@@ -327,10 +340,10 @@ class ProcessCall:
             try:
                 await asyncio.wait({running})
             except asyncio.CancelledError:
-                if self.process is None:
+                if self._process is None:
                     running.cancel()
                 else:
-                    self.process.tell((self._attempt and self._attempt.why) or "stop")
+                    self._process.tell((self.attempt and self.attempt.why) or "stop")
         return running.result()
 
 

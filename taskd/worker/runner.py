@@ -21,6 +21,7 @@ from taskd.core import outcome
 from taskd.core.job import Job
 from taskd.core.kind import Kind
 from taskd.core.outcome import Happened, Raised, Returned, Settled
+from taskd.core.process import HandlerRaised
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.worker.attempt import Attempt, Driver
@@ -101,7 +102,7 @@ class Runner:
         self._coroutines: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[None] | None = None
         self._running = 0
-        self._batches = Batches(shared.pulse, self._dispatch)
+        self._batches = Batches(shared.pulse, self._dispatch, self._leave_place)
         self._jobs_per_place = _jobs_per_place(queue, shared.registry)
         self._walking = False
         self._closed = False
@@ -217,8 +218,23 @@ class Runner:
         self._shared.pulse.job = None
         if attempt is None:
             self._walking = False
-        if attempt is None or not (attempt.abandoned or attempt.shares_place):
+        if attempt is None:
             self._running -= 1
+        elif not attempt.abandoned:
+            self._free(attempt)
+        self._dispatch()
+        self.room.set()
+
+    def _free(self, attempt: Attempt) -> None:
+        """An attempt was settled: its place is free, or its part of one."""
+        if attempt.leave_place is None:
+            self._running -= 1
+        else:
+            attempt.leave_place()
+
+    def _leave_place(self) -> None:
+        """A job waits for its batch, and no longer has a place of its own."""
+        self._running -= 1
         self._dispatch()
         self.room.set()
 
@@ -310,7 +326,6 @@ class Runner:
         attempt = self._attempts[job.id] = Attempt(job, task, coro, context, began, timeout_s, me)
         if call is not None:
             call.belongs_to(attempt)
-            self._running -= attempt.shares_place
         events.job_started(job)
         self._walking = False
         self._dispatch()
@@ -326,6 +341,8 @@ class Runner:
         self.waited_s += time.monotonic() - attempt.began
         if isinstance(happened, Returned) and isinstance(happened.value, Settled):
             happened = happened.value
+        elif isinstance(happened, Raised) and isinstance(happened.error, HandlerRaised):
+            happened = happened.error.settled
         happened = attempt.judge(happened)
         if isinstance(happened, Returned):
             self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
@@ -403,7 +420,7 @@ class Runner:
         """
         attempt.abandoned = True
         self._attempts.pop(attempt.job.id, None)
-        self._running -= not attempt.shares_place
+        self._free(attempt)
         if attempt.kill is not None:
             attempt.kill()
         else:

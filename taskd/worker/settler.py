@@ -71,7 +71,10 @@ class Settler:
         began: float,
     ) -> None:
         """Decide, hand the outcome to the acker, say it."""
-        if context is not None and context.completed and isinstance(happened, Returned):
+        if context is not None and (
+            # What middleware does after a commit changes nothing of it.
+            context.committed or (context.completed and isinstance(happened, Returned))
+        ):
             self._completed(job, task, context, time.monotonic() - began)
             return
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -17,9 +16,9 @@ from taskd.core.outcome import Retry, Verdict
 from taskd.core.task import Task
 from taskd.errors import StoreUnavailable
 from taskd.store.transactions import Transaction, Transactions, is_conflict
-from taskd.worker.attempt import Attempt
 from taskd.worker.context import AttemptContext
 from taskd.worker.service import Backoff
+from taskd.worker.turn import Turn
 
 # After a conflict with another transaction, at random so that the two do not meet again.
 CONFLICT_DELAY_S = (0.05, 0.5)
@@ -54,7 +53,7 @@ class TransactionAttemptContext(AttemptContext):
         raise TypeError("with transaction= the job is completed when its handler returns")
 
 
-class TransactionCall:
+class TransactionCall(Turn):
     """An attempt in a transaction.
 
     Args:
@@ -68,22 +67,17 @@ class TransactionCall:
         context: TransactionAttemptContext,
         handle: Callable[[], Any],
     ) -> None:
+        super().__init__()
         self._pool, self._task, self._context = pool, task, context
         self._handle = handle
-        self._attempt: Attempt | None = None
-
-    def belongs_to(self, attempt: Attempt) -> None:
-        """Its time counts from when it has a transaction."""
-        self._attempt = attempt
-        attempt.wait_for_room()
 
     async def run(self) -> Any:
         """Run it; what it returns, committed."""
+        self.wait()
         await asyncio.sleep(0)  # until it belongs to its attempt
-        assert self._attempt is not None
         transaction = await self._begun()
         self._context.conn = transaction.conn
-        self._attempt.begin(time.monotonic())
+        self.begin()
         try:
             value = await self._handle()
             if isinstance(value, Verdict):
@@ -108,11 +102,11 @@ class TransactionCall:
 
     async def _begun(self) -> Transaction:
         """A transaction, as soon as there is a place and a database."""
-        assert self._attempt is not None
+        assert self.attempt is not None
         backoff = Backoff()
         while True:
             opening = _own(
-                self._pool.begin(self._task.isolation, self._attempt.timeout_s), "transaction-begin"
+                self._pool.begin(self._task.isolation, self.attempt.timeout_s), "transaction-begin"
             )
             try:
                 return await asyncio.shield(opening)

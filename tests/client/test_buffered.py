@@ -186,6 +186,28 @@ async def test_an_error_of_the_block_stays_what_it_is_and_gets_a_note(
     assert "1 jobs were not written" in told.value.__notes__[0]
 
 
+async def test_who_does_not_wait_for_the_end_is_told_what_was_not_written(
+    proxy: Proxy, through: Client
+) -> None:
+    receipts = []
+
+    async def produces() -> None:
+        async with through.buffered(flush_s=60.0) as b:
+            proxy.set(Fault.REFUSE)
+            receipts.append(b.enqueue(job()))
+            ends.set()
+
+    ends = asyncio.Event()
+    producing = asyncio.create_task(produces())
+    await ends.wait()
+    producing.cancel()  # as the end of the block waits for the server
+    with pytest.raises(asyncio.CancelledError) as told:
+        await producing
+    assert "1 jobs were not written" in told.value.__notes__[0]
+    with pytest.raises(NotEnqueued):
+        await receipts[0]
+
+
 async def test_a_buffer_is_used_inside_of_its_block(client: Client) -> None:
     b = client.buffered()
     with pytest.raises(RuntimeError, match="async with"):

@@ -179,6 +179,16 @@ def test_retry_after_in_both_of_its_forms(header: str | None, seconds: float | N
     assert retry_after_s(header, 1_000_000.0) == seconds
 
 
+def test_a_date_without_a_zone_is_utc_wherever_the_worker_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        assert retry_after_s(formatdate(1_000_000 + 90), 1_000_000.0) == 90.0
+    time.tzset()
+
+
 async def test_no_answer_is_an_error_to_be_tried_again(
     server: Server, requester: Requester, unused_tcp_port: int
 ) -> None:
@@ -190,7 +200,7 @@ async def test_no_answer_is_an_error_to_be_tried_again(
         raise AssertionError
 
     server.answer = never
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
         await request(requester, server.url(), timeout_s=0.2)
     await asyncio.wait_for(server.gone.wait(), 5.0)
 

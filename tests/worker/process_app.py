@@ -13,6 +13,7 @@ from typing import Any
 from taskd import Cancel, Fail, Fixed, task
 from taskd.core.registry import Registry
 from taskd.handlers import MustEnd, ProcessDied
+from taskd.workflows import Next, Stop
 
 REGISTRY = Registry()
 NOW = Fixed(0.01)
@@ -49,6 +50,8 @@ def dies(how: str) -> None:
         if not os.fork():
             time.sleep(60)
         os._exit(8)
+    elif how == "hangs up":
+        os.closerange(3, 100)
 
 
 @task(process=True, registry=REGISTRY, on_error={ProcessDied: Fail})
@@ -76,3 +79,37 @@ def blocks_signals(note: str) -> None:
     Path(note).write_text(f"{os.getpid()} {child.pid}")
     while True:
         time.sleep(60)
+
+
+def _pauses(line: Any) -> None:
+    line.send("here")
+    signal.pause()
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def ends_what_it_forks() -> int | None:
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_pauses, args=(theirs,))
+    child.start()
+    ours.recv()
+    child.terminate()
+    child.join()
+    return child.exitcode
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def waits_for_note(note: str) -> str:
+    Path(note + ".begun").touch()
+    while not Path(note).exists():
+        time.sleep(0.01)
+    return "found"
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def steps(to: str, n: int) -> Any:
+    return Next(to, n=n) if to == "last" else Stop({"stopped": n})
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def last(n: int) -> int:
+    return n

@@ -69,6 +69,7 @@ async def test_arguments_that_do_not_fit_are_refused_in_the_process(desk: Desk) 
         ("exit", "exit code 7"),
         ("oom", "SIGKILL, perhaps by the kernel as memory ran out"),
         ("fork", "exit code 8"),
+        ("hangs up", "exit code 1"),
     ],
 )
 async def test_a_process_that_dies_is_one_failed_attempt_and_is_replaced(
@@ -94,6 +95,19 @@ async def test_a_handler_is_told_that_its_time_is_over(desk: Desk, tmp_path: Pat
         "TimedOut: the attempt took longer than 0.2 s",
     )
     assert note.read_text() == "timeout"
+
+
+async def test_what_a_handler_forks_ends_by_signals_as_any_process_does(
+    desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (job,) = await desk.enqueue(app.ends_what_it_forks.job())
+    worker = await desk.start(app.REGISTRY, process_slots=1)
+    (row,) = await desk.settled(job)
+    assert (row["state"], row["result"]) == ("done", "-15")
+    assert await worker.stop() == 0
+    said = capfd.readouterr().err
+    assert "MustEnd" not in said
+    assert "Warning" not in said
 
 
 async def test_who_ignores_that_is_killed_with_all_it_has_started(
