@@ -32,7 +32,7 @@ CREATE TABLE taskd.workflow (
 CREATE INDEX workflow_look ON taskd.workflow (look_at);
 CREATE INDEX workflow_named ON taskd.workflow (name, id);
 
--- `counted`: the parent holds the job up no longer. Each row is changed once, in its place.
+-- `counted`: the parent holds the job up no longer. Each row is changed in its place, once, and back when both are retried.
 CREATE TABLE taskd.dependency (
     parent_id bigint NOT NULL,
     job_id bigint NOT NULL,
@@ -675,7 +675,8 @@ $$;
 -- key has gone to another job; of several with one key, the last one comes back. (A job that takes the key in this very
 -- moment makes it fail; it may be tried again.)
 --
--- With a job come those that were cancelled because of it, and wait for it again. A job whose parent has failed, and does
+-- With a job come those that were cancelled because of it, and wait for it again; so does whatever else comes back with
+-- a parent, or while that is on its way. A job whose parent has failed, and does
 -- not come back, stays where it is.
 CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
@@ -726,7 +727,7 @@ BEGIN
                 SELECT DISTINCT d.parent_id
                 FROM taskd.job_history AS past
                 JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
-                WHERE past.id = ANY (back) AND NOT d.counted
+                WHERE past.id = ANY (back)
             );
             held := ARRAY(
                 SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
@@ -761,6 +762,13 @@ BEGIN
     IF back = '{}' THEN
         RETURN;
     END IF;
+    -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
+    -- cancelled workflow would begin before all others.
+    UPDATE taskd.dependency AS d
+    SET counted = false
+    FROM taskd.job_history AS past
+    WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+      AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
     RETURN QUERY
     WITH past AS (
         DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*

@@ -529,3 +529,19 @@ async def test_a_job_that_waits_for_others_expires_at_its_deadline(sql, lane: La
     for job in await claim(lane, me):
         await done(lane, job)
     assert await state_of(sql, ids["b"]) == "queued"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_callbacks_of_a_cancelled_workflow_wait_again_when_it_is_retried(
+    sql, lane: Lane, me, at_once: bool
+) -> None:
+    ids = await start(
+        lane, ("a", []), ("b", ["a"]), ("f", ["a", "b"], "only"), ("c", ["a", "b"], "continue")
+    )
+    await jobs.cancel(lane, list(ids.values()), "by hand")
+    for batch in [list(ids.values())] if at_once else [[each] for each in ids.values()]:
+        await jobs.retry(lane, batch)
+    assert await states(sql, ids) == {"a": "queued", "b": "blocked", "f": "blocked", "c": "blocked"}
+    for _ in range(2):
+        await done(lane, *await claim(lane, me))
+    assert await states(sql, ids) == {"a": "done", "b": "done", "f": "cancelled", "c": "queued"}
