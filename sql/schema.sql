@@ -1901,7 +1901,7 @@ BEGIN
                 SELECT DISTINCT d.parent_id
                 FROM taskd.job_history AS past
                 JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
-                WHERE past.id = ANY (back) AND NOT d.counted
+                WHERE past.id = ANY (back)
             );
             held := ARRAY(
                 SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
@@ -1936,6 +1936,13 @@ BEGIN
     IF back = '{}' THEN
         RETURN;
     END IF;
+    -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
+    -- cancelled workflow would begin before all others.
+    UPDATE taskd.dependency AS d
+    SET counted = false
+    FROM taskd.job_history AS past
+    WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+      AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
     RETURN QUERY
     WITH past AS (
         DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*

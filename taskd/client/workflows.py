@@ -14,6 +14,7 @@ from taskd.client.client import Client
 from taskd.client.default import default_client
 from taskd.client.producing import BuiltIns, placed
 from taskd.core.job import NewJob
+from taskd.core.kind import Kind
 from taskd.core.stages import Stage, check_stages
 from taskd.core.task import Task
 from taskd.core.workflow import (
@@ -331,7 +332,9 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
 
 
 def _returns(task: Task[..., Any]) -> Any:
-    """What the handler is annotated to return; None when nothing is known of it."""
+    """What the handler is annotated to return for a job; None when nothing is known of it."""
+    if task.kind is Kind.BATCH:
+        return None
     try:
         return typing.get_type_hints(inspect.unwrap(task.handler)).get("return")
     except (NameError, TypeError):  # imported for checkers alone

@@ -1,4 +1,4 @@
-"""Workflows under kill -9: each ends as its policies say, whoever died, and nobody waits in vain."""
+"""Workflows under kill -9: each ends as its policies say, and nobody waits in vain."""
 
 from __future__ import annotations
 
