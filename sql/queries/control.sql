@@ -95,7 +95,7 @@ SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 -- roles: worker
 -- moves: scheduled -> failed, queued -> failed, blocked -> failed, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH due AS MATERIALIZED (
-    SELECT id, workflow_id
+    SELECT ctid, id, workflow_id
     FROM taskd.job
     WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
     ORDER BY deadline
@@ -105,7 +105,7 @@ WITH due AS MATERIALIZED (
     SELECT unnest(taskd.held_up(array_agg(id))) AS id FROM due WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), ended AS (
     DELETE FROM taskd.job AS job
-    WHERE job.id = ANY (ARRAY(SELECT id FROM due WHERE id NOT IN (SELECT id FROM held_up)))
+    WHERE job.ctid = ANY (ARRAY(SELECT ctid FROM due WHERE id NOT IN (SELECT id FROM held_up)))
     RETURNING job.*
 ), kept AS (
     INSERT INTO taskd.job_history (

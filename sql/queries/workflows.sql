@@ -114,7 +114,7 @@ SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER 
 -- All that bring a workflow back. Callbacks on a failure that there was not have ended well, though they are cancelled.
 
 -- name: workflow_jobs_to_retry(id bigint)
--- roles: admin
+-- roles: observer, admin
 SELECT id
 FROM taskd.job_history
 WHERE workflow_id = $1 AND state IN ('failed', 'cancelled') AND reason IS DISTINCT FROM 'nothing failed'
