@@ -82,7 +82,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text)
     TO taskd_producer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.held_up(bigint[]) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION
     taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows()

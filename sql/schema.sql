@@ -410,10 +410,20 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.back_off(tries integer) RETURNS void
-    LANGUAGE sql
+CREATE FUNCTION taskd.back_off(tries integer, began timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$ SELECT pg_sleep(random() * least(0.05, 0.002 * tries)) $$;
+    AS $$
+DECLARE
+    patience interval := current_setting('lock_timeout');
+BEGIN
+    IF clock_timestamp() - began > coalesce(nullif(patience, interval '0'), interval '10 s') THEN
+        RAISE EXCEPTION 'jobs that wait for others stay locked by another transaction'
+            USING ERRCODE = 'lock_not_available', HINT = 'Nothing was changed. Try again when that transaction has ended.';
+    END IF;
+    PERFORM pg_sleep(random() * least(0.05, 0.002 * tries));
+END
+$$;
 
 CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
     LANGUAGE plpgsql
@@ -1077,9 +1087,10 @@ BEGIN
         RETURNING id INTO run_id;
     END IF;
     WITH flagged AS (
+        -- Also where it has one: who ends it in a transaction with an older snapshot (REPEATABLE READ) would not see us.
         UPDATE taskd.job AS job
-        SET workflow_id = run_id
-        WHERE job.id = ANY (existing) AND job.workflow_id IS NULL
+        SET workflow_id = coalesce(job.workflow_id, run_id)
+        WHERE job.id = ANY (existing)
     ), waits AS (
         SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
     ), born AS (
@@ -1262,6 +1273,42 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.held_up(ids bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    waiting bigint[];
+    locked bigint[];
+BEGIN
+    SELECT jobs INTO waiting FROM taskd.dependants(ids, array_fill('cancelled'::text, ARRAY[cardinality(ids)]));
+    IF waiting IS NULL THEN
+        RETURN '{}';
+    END IF;
+    locked := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE SKIP LOCKED);
+    locked := ARRAY(
+        SELECT id FROM taskd.job WHERE id = ANY (waiting) AND waits_for IS NOT NULL EXCEPT SELECT unnest(locked)
+    );
+    IF locked = '{}' THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(
+        WITH RECURSIVE edge AS MATERIALIZED (
+            SELECT parent_id, job_id FROM taskd.dependency WHERE parent_id = ANY (ids || waiting) AND NOT counted
+        ), above AS (
+            SELECT unnest(locked) AS id
+            UNION
+            SELECT edge.parent_id FROM above JOIN edge ON edge.job_id = above.id
+        )
+        SELECT unnest(ids) INTERSECT SELECT id FROM above
+    );
+END
+$$;
+
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1372,6 +1419,7 @@ CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
     AS $$
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
     waiting bigint[];
     again bigint[];
@@ -1391,7 +1439,7 @@ BEGIN
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
 END
@@ -1418,6 +1466,7 @@ CREATE FUNCTION taskd.lock_parents(ids bigint[]) RETURNS void
     AS $$
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     held bigint[];
     missing bigint[];
 BEGIN
@@ -1447,7 +1496,7 @@ BEGIN
                     USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
             END IF;
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
 END
@@ -1841,6 +1890,7 @@ CREATE FUNCTION taskd.retry(ids bigint[], due timestamp with time zone) RETURNS 
 #variable_conflict use_column
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     wanted bigint[];
     back bigint[];
     parents bigint[];
@@ -1880,7 +1930,7 @@ BEGIN
                 SELECT DISTINCT d.parent_id
                 FROM taskd.job_history AS past
                 JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
-                WHERE past.id = ANY (back) AND NOT d.counted
+                WHERE past.id = ANY (back)
             );
             held := ARRAY(
                 SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
@@ -1894,7 +1944,7 @@ BEGIN
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
     -- Without those that one which stays would hold up, and whoever waits for these.
@@ -1915,6 +1965,13 @@ BEGIN
     IF back = '{}' THEN
         RETURN;
     END IF;
+    -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
+    -- cancelled workflow would begin before all others.
+    UPDATE taskd.dependency AS d
+    SET counted = false
+    FROM taskd.job_history AS past
+    WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+      AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
     RETURN QUERY
     WITH past AS (
         DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
@@ -1958,6 +2015,11 @@ BEGIN
         WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
     )
     SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
+    -- Who ends a parent in a transaction with an older snapshot (REPEATABLE READ) would not see that somebody waits again.
+    UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
+    -- Claims step over what is locked, and nobody would look again.
+    PERFORM taskd.ring(q.queue)
+    FROM (SELECT DISTINCT j.queue::text AS queue FROM taskd.job AS j WHERE j.id = ANY (held) AND j.state = 'queued') AS q;
     UPDATE taskd.workflow AS w
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
@@ -2176,6 +2238,7 @@ CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
     AS $$
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     waiting record;
     again record;
     wave bigint[] := ids;
@@ -2201,7 +2264,7 @@ BEGIN
             RAISE EXCEPTION 'somebody has begun to wait' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
     WHILE wave <> '{}' LOOP

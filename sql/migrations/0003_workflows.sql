@@ -32,7 +32,7 @@ CREATE TABLE taskd.workflow (
 CREATE INDEX workflow_look ON taskd.workflow (look_at);
 CREATE INDEX workflow_named ON taskd.workflow (name, id);
 
--- `counted`: the parent holds the job up no longer. Each row is changed once, in its place.
+-- `counted`: the parent holds the job up no longer. Each row is changed in its place, once, and back when both are retried.
 CREATE TABLE taskd.dependency (
     parent_id bigint NOT NULL,
     job_id bigint NOT NULL,
@@ -81,11 +81,62 @@ AS $$
     SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
 $$;
 
--- How long whoever found a row locked lets the others go first: longer each time, and never twice the same.
-CREATE FUNCTION taskd.back_off(tries integer) RETURNS void
-LANGUAGE sql
+-- Lets the others go first, when a row was found locked: longer each time, and never twice the same; not for ever, for two who
+-- hold what the other one wants (transactions of users can) would never learn it: no lock is waited for, so
+-- nobody sees a deadlock. The end is that of any lock, `lock_timeout`, and ten seconds where there is none.
+CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-AS $$ SELECT pg_sleep(random() * least(0.05, 0.002 * tries)) $$;
+AS $$
+DECLARE
+    patience interval := current_setting('lock_timeout');
+BEGIN
+    IF clock_timestamp() - began > coalesce(nullif(patience, interval '0'), interval '10 s') THEN
+        RAISE EXCEPTION 'jobs that wait for others stay locked by another transaction'
+            USING ERRCODE = 'lock_not_available', HINT = 'Nothing was changed. Try again when that transaction has ended.';
+    END IF;
+    PERFORM pg_sleep(random() * least(0.05, 0.002 * tries));
+END
+$$;
+
+-- Those of these jobs that cannot end now, for somebody has locked a job whom their end may move or end: a user who enqueues behind
+-- it, and has not committed yet. The others' dependants are locked for the caller, who need not back off any more.
+CREATE FUNCTION taskd.held_up(ids bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+    waiting bigint[];
+    locked bigint[];
+BEGIN
+    SELECT jobs INTO waiting FROM taskd.dependants(ids, array_fill('cancelled'::text, ARRAY[cardinality(ids)]));
+    IF waiting IS NULL THEN
+        RETURN '{}';
+    END IF;
+    locked := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE SKIP LOCKED);
+    locked := ARRAY(
+        SELECT id FROM taskd.job WHERE id = ANY (waiting) AND waits_for IS NOT NULL EXCEPT SELECT unnest(locked)
+    );
+    IF locked = '{}' THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(
+        WITH RECURSIVE edge AS MATERIALIZED (
+            SELECT parent_id, job_id FROM taskd.dependency WHERE parent_id = ANY (ids || waiting) AND NOT counted
+        ), above AS (
+            SELECT unnest(locked) AS id
+            UNION
+            SELECT edge.parent_id FROM above JOIN edge ON edge.job_id = above.id
+        )
+        SELECT unnest(ids) INTERSECT SELECT id FROM above
+    );
+END
+$$;
 
 -- Ends blocked jobs that will not begin any more. The caller has locked them.
 CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
@@ -133,6 +184,7 @@ SET enable_mergejoin = off
 AS $$
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     waiting record;
     again record;
     wave bigint[] := ids;
@@ -158,7 +210,7 @@ BEGIN
             RAISE EXCEPTION 'somebody has begun to wait' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
     WHILE wave <> '{}' LOOP
@@ -232,6 +284,7 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
     waiting bigint[];
     again bigint[];
@@ -251,7 +304,7 @@ BEGIN
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
 END
@@ -265,6 +318,7 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     held bigint[];
     missing bigint[];
 BEGIN
@@ -294,7 +348,7 @@ BEGIN
                     USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
             END IF;
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
 END
@@ -361,9 +415,10 @@ BEGIN
         RETURNING id INTO run_id;
     END IF;
     WITH flagged AS (
+        -- Also where it has one: who ends it in a transaction with an older snapshot (REPEATABLE READ) would not see us.
         UPDATE taskd.job AS job
-        SET workflow_id = run_id
-        WHERE job.id = ANY (existing) AND job.workflow_id IS NULL
+        SET workflow_id = coalesce(job.workflow_id, run_id)
+        WHERE job.id = ANY (existing)
     ), waits AS (
         SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
     ), born AS (
@@ -620,7 +675,8 @@ $$;
 -- key has gone to another job; of several with one key, the last one comes back. (A job that takes the key in this very
 -- moment makes it fail; it may be tried again.)
 --
--- With a job come those that were cancelled because of it, and wait for it again. A job whose parent has failed, and does
+-- With a job come those that were cancelled because of it, and wait for it again; so does whatever else comes back with
+-- a parent, or while that is on its way. A job whose parent has failed, and does
 -- not come back, stays where it is.
 CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
@@ -631,6 +687,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     tries integer := 0;
+    began timestamptz := clock_timestamp();
     wanted bigint[];
     back bigint[];
     parents bigint[];
@@ -670,7 +727,7 @@ BEGIN
                 SELECT DISTINCT d.parent_id
                 FROM taskd.job_history AS past
                 JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
-                WHERE past.id = ANY (back) AND NOT d.counted
+                WHERE past.id = ANY (back)
             );
             held := ARRAY(
                 SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
@@ -684,7 +741,7 @@ BEGIN
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             tries := tries + 1;
-            PERFORM taskd.back_off(tries);
+            PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
     -- Without those that one which stays would hold up, and whoever waits for these.
@@ -705,6 +762,13 @@ BEGIN
     IF back = '{}' THEN
         RETURN;
     END IF;
+    -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
+    -- cancelled workflow would begin before all others.
+    UPDATE taskd.dependency AS d
+    SET counted = false
+    FROM taskd.job_history AS past
+    WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+      AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
     RETURN QUERY
     WITH past AS (
         DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
@@ -748,6 +812,11 @@ BEGIN
         WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
     )
     SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
+    -- Who ends a parent in a transaction with an older snapshot (REPEATABLE READ) would not see that somebody waits again.
+    UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
+    -- Claims step over what is locked, and nobody would look again.
+    PERFORM taskd.ring(q.queue)
+    FROM (SELECT DISTINCT j.queue::text AS queue FROM taskd.job AS j WHERE j.id = ANY (held) AND j.state = 'queued') AS q;
     UPDATE taskd.workflow AS w
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
@@ -812,7 +881,7 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION
-    taskd.dependants(bigint[], text[]), taskd.back_off(integer), taskd.end_blocked(bigint[], text), taskd.unblock(bigint[], text[]),
+    taskd.dependants(bigint[], text[]), taskd.back_off(integer, timestamptz), taskd.held_up(bigint[]), taskd.end_blocked(bigint[], text), taskd.unblock(bigint[], text[]),
     taskd.lock_jobs(bigint[]), taskd.lock_parents(bigint[]),
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],

@@ -189,14 +189,21 @@ FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS 
      (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
      (SELECT count(*) FROM opened) AS o;
 
--- Which of these rows somebody else's transaction has locked: their acks must wait, the others need not.
+-- Which of these rows, or of jobs that wait for them, somebody else's transaction has locked: their acks must wait, the
+-- others need not.
 
 -- name: locked_jobs(ids bigint[])
 -- roles: worker
 WITH free AS MATERIALIZED (
     SELECT id FROM taskd.job WHERE id = ANY ($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED
 )
-SELECT id FROM taskd.job WHERE id = ANY ($1::bigint[]) AND id NOT IN (SELECT id FROM free);
+SELECT id FROM taskd.job WHERE id = ANY ($1::bigint[]) AND id NOT IN (SELECT id FROM free)
+UNION
+SELECT unnest(taskd.held_up(array_agg(job.id)))
+FROM taskd.job AS job
+JOIN free ON free.id = job.id
+WHERE job.workflow_id IS NOT NULL
+HAVING count(*) > 0;
 
 -- What became of acks that matched no row, or whose reply was lost: `running`: still mine, send
 -- it again; `acked`: written before; `absent`: written before, and the queue keeps no

@@ -87,22 +87,25 @@ WITH moved AS (
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 
--- Ends jobs that wait, be it for their limit, and whose deadline is over; those that wait for other jobs when they are free. Most are met by a worker that claims them too late; these
--- nobody claims. In the order of the deadlines, over job_deadline alone, and past those that somebody holds.
+-- Ends jobs that wait, for their time, their limit or other jobs, and whose deadline is over. Most are met by a worker
+-- that claims them too late; these nobody claims. In the order of the deadlines, over job_deadline alone, and past those that
+-- somebody holds, or one that waits for them (taskd.held_up).
 
 -- name: expire_jobs(batch bigint)
 -- roles: worker
 -- moves: scheduled -> failed, queued -> failed, blocked -> failed, blocked -> queued, blocked -> scheduled, blocked -> cancelled
-WITH ended AS (
+WITH due AS MATERIALIZED (
+    SELECT ctid, id, workflow_id
+    FROM taskd.job
+    WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
+    ORDER BY deadline
+    LIMIT $1
+    FOR UPDATE SKIP LOCKED
+), held_up AS MATERIALIZED (
+    SELECT unnest(taskd.held_up(array_agg(id))) AS id FROM due WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+), ended AS (
     DELETE FROM taskd.job AS job
-    WHERE job.ctid = ANY (ARRAY(
-          SELECT ctid
-          FROM taskd.job
-          WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL
-          ORDER BY deadline
-          LIMIT $1
-          FOR UPDATE SKIP LOCKED
-      ))
+    WHERE job.ctid = ANY (ARRAY(SELECT ctid FROM due WHERE id NOT IN (SELECT id FROM held_up)))
     RETURNING job.*
 ), kept AS (
     INSERT INTO taskd.job_history (

@@ -143,7 +143,8 @@ SELECT id, host, pid FROM buried;
 -- work), later with a growing delay, and `max_crashes` deaths of its worker fail it. Attempts are not
 -- looked at: crashes have a budget of their own, for half of the jobs that a kill leaves behind had been claimed
 -- ahead and never started (of 3,000 with one attempt each, 408 failed that way before).
--- SKIP LOCKED steps over a job whose ack is just being written. It rings whoever attends the queue: that one may
+-- SKIP LOCKED steps over a job whose ack is just being written, taskd.held_up over one that would end, but somebody keeps
+-- a job that waits for it. It rings whoever attends the queue: that one may
 -- have a suspect in its slow lane already.
 --
 -- First the owners, by skipping along job_running with one probe per worker; then the rows of the dead
@@ -162,8 +163,8 @@ WITH RECURSIVE owner AS (
     SELECT (SELECT worker_id FROM taskd.job WHERE worker_id > owner.id ORDER BY worker_id LIMIT 1)
     FROM owner
     WHERE owner.id IS NOT NULL
-), held AS MATERIALIZED (
-    SELECT job.id,
+), found AS MATERIALIZED (
+    SELECT job.id, job.workflow_id,
            CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN job.crashes + 1 >= $2 THEN 'failed'
                 ELSE 'scheduled' END AS state,
@@ -186,6 +187,11 @@ WITH RECURSIVE owner AS (
     ORDER BY job.id + 0
     LIMIT $1
     FOR UPDATE OF job SKIP LOCKED
+), held_up AS MATERIALIZED (
+    SELECT unnest(taskd.held_up(array_agg(id))) AS id
+    FROM found WHERE workflow_id IS NOT NULL AND state <> 'scheduled' HAVING count(*) > 0
+), held AS MATERIALIZED (
+    SELECT id, state, reason, errors FROM found WHERE id NOT IN (SELECT id FROM held_up)
 ), ended AS (
     DELETE FROM taskd.job AS job
     USING held

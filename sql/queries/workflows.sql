@@ -111,6 +111,15 @@ UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) W
 -- roles: worker, observer, admin
 SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER BY id;
 
+-- All that bring a workflow back. Callbacks on a failure that there was not have ended well, though they are cancelled.
+
+-- name: workflow_jobs_to_retry(id bigint)
+-- roles: observer, admin
+SELECT id
+FROM taskd.job_history
+WHERE workflow_id = $1 AND state IN ('failed', 'cancelled') AND reason IS DISTINCT FROM 'nothing failed'
+ORDER BY id;
+
 -- Which jobs hold up a blocked one, the first of them and how many there are.
 
 -- name: held_up_by(job_id bigint, batch bigint)

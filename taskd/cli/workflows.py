@@ -1,4 +1,4 @@
-"""`taskd workflows`: see how workflows and pipelines stand, and stop them."""
+"""`taskd workflows`: see how workflows and pipelines stand, stop them, and bring them back."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LIST_MAX = 1000
 PARTS_MAX = 1000
 CANCEL_BATCH = 1000
+RETRY_BATCH = 1000
 NAME_MAX = 34
 ALSO_MAX = 3
 WORKFLOW_ID = click.IntRange(1, 2**63 - 1)
@@ -65,7 +66,7 @@ STATS_COLUMNS = {
 
 @click.group()
 def workflows() -> None:
-    """List, show, count and cancel workflows and pipelines."""
+    """List, show, count, cancel and retry workflows and pipelines."""
 
 
 @workflows.command("list")
@@ -176,7 +177,7 @@ def _with_stages(
 def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> None:
     """Cancel a workflow: what waits ends now, what runs is asked to stop.
 
-    No further stage of a pipeline begins. To bring a workflow back, retry its jobs.
+    No further stage of a pipeline begins. To bring a workflow back: taskd workflows retry.
     """
 
     async def work(lane: Lane) -> tuple[int, int]:
@@ -198,6 +199,39 @@ def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> No
         print_json({"id": workflow_id, "cancelled": ended, "asked": asked})
         return
     session.say(f"{count(ended, 'job')} cancelled, {count(asked, 'running job')} asked to stop")
+
+
+@workflows.command()
+@click.argument("workflow_id", metavar="ID", type=WORKFLOW_ID)
+@json_option
+@pass_session
+def retry(session: Session, workflow_id: int, as_json: bool) -> None:
+    """Bring the failed and cancelled jobs of a workflow back; what is done stays done.
+
+    They wait for each other again. A callback that was not needed, since nothing had failed, stays
+    away, and so does what has taken its place: one that has begun on a failure is not run again.
+    """
+
+    async def work(lane: Lane) -> tuple[list[int], list[int]]:
+        from taskd.store import jobs
+        from taskd.store import workflows as store
+
+        if await store.find(lane, workflow_id) is None:
+            raise WorkflowNotFound(_unknown(workflow_id))
+        # Parents have smaller ids, so they are back before those that wait for them.
+        wanted = await store.jobs_to_retry(lane, workflow_id)
+        back: list[int] = []
+        for first in range(0, len(wanted), RETRY_BATCH):
+            back += await jobs.retry(lane, wanted[first : first + RETRY_BATCH])
+        return sorted({*back}), sorted({*wanted} - {*back})
+
+    back, refused = session.ask(work)
+    if as_json:
+        print_json({"id": workflow_id, "retried": back, "refused": refused})
+    else:
+        session.say(f"{count(len(back), 'job')} retried")
+        if refused:
+            session.say(f"{count(len(refused), 'job')} cannot come back: taskd why {refused[0]}")
 
 
 @workflows.command()

@@ -14,6 +14,7 @@ from taskd.client.client import Client
 from taskd.client.default import default_client
 from taskd.client.producing import BuiltIns, placed
 from taskd.core.job import NewJob
+from taskd.core.kind import Kind
 from taskd.core.stages import Stage, check_stages
 from taskd.core.task import Task
 from taskd.core.workflow import (
@@ -81,6 +82,7 @@ class Workflow(Startable):
         self.name = check_name(name)
         self._nodes: dict[str, Node] = {}
         self._callbacks: list[tuple[str, NewJob, OnFailed]] = []
+        self._numbers: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._nodes) + len(self._callbacks)
@@ -106,11 +108,11 @@ class Workflow(Startable):
             InvalidWorkflow: the name is taken or no name; `on_failed` is no word of OnFailed.
         """
         if name is None:
-            name = numbered([*self._names(), node_name(job.task)])[-1]
+            name = self._free(node_name(job.task))
         return self._put(check_node(name), job, after, on_failed)
 
     def _put(self, name: str, job: NewJob, after: Iterable[str | int], on_failed: str) -> str:
-        if name in self._names():
+        if self._taken(name):
             raise InvalidWorkflow(f"workflow {self.name}: two jobs are named {name!r}")
         if isinstance(after, str | int):
             raise InvalidWorkflow(f"after={after!r} is no list of names: after=[{after!r}]")
@@ -146,15 +148,24 @@ class Workflow(Startable):
         """As start(), for code without an event loop; `conn` is a connection that blocks."""
         return self._write_sync(self._plan(), client, conn)
 
-    def _names(self) -> list[str]:
-        return [*self._nodes, *(name for name, _, _ in self._callbacks)]
+    def _taken(self, name: str) -> bool:
+        # Asked once for each of 20,000 nodes: it must not walk along them.
+        return name in self._nodes or any(name == each for each, _, _ in self._callbacks)
+
+    def _free(self, base: str) -> str:
+        """The name, with a number behind it when it is taken."""
+        name = base
+        while self._taken(name):
+            number = self._numbers[base] = self._numbers.get(base, 1) + 1
+            name = f"{base}-{number}"
+        return name
 
     def _plan(self) -> Plan:
-        names = numbered(self._names())[len(self._nodes) :]
+        names = numbered([*self._nodes, *(name for name, _, _ in self._callbacks)])
         every = tuple(self._nodes)
         calls = [
             Node(name, job, every, on_failed)
-            for name, (_, job, on_failed) in zip(names, self._callbacks, strict=True)
+            for name, (_, job, on_failed) in zip(names[len(every) :], self._callbacks, strict=True)
         ]
         return plan(self.name, [*self._nodes.values(), *calls])
 
@@ -321,7 +332,9 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
 
 
 def _returns(task: Task[..., Any]) -> Any:
-    """What the handler is annotated to return; None when nothing is known of it."""
+    """What the handler is annotated to return for a job; None when nothing is known of it."""
+    if task.kind is Kind.BATCH:
+        return None
     try:
         return typing.get_type_hints(inspect.unwrap(task.handler)).get("return")
     except (NameError, TypeError):  # imported for checkers alone

@@ -212,10 +212,9 @@ class Task(Generic[P, R]):
         return {field: getattr(decoded, field) for field in self._fields}
 
     def parameters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of the arguments that must be given, and of all that may be."""
-        given = self._signature.parameters.values()
-        required = tuple(each.name for each in given if each.default is each.empty)
-        return required, tuple(self._fields)
+        """The names of the arguments of one job that must be given, and of all that may be."""
+        fields = msgspec.structs.fields(self.args_type)
+        return tuple(each.name for each in fields if each.required), tuple(self._fields)
 
     def item(self, args: str, args_version: int | None = None) -> Any:
         """What a batch handler gets as one job's `args`, from its JSON text.

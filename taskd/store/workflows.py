@@ -91,6 +91,11 @@ async def jobs_to_cancel(on: Fetches, workflow_id: int) -> list[int]:
     return [row[0] for row in await on.fetch("workflow_jobs_to_cancel", workflow_id)]
 
 
+async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
+    """The failed and cancelled jobs of a workflow, the oldest first; not those nobody needed."""
+    return [row[0] for row in await on.fetch("workflow_jobs_to_retry", workflow_id)]
+
+
 async def held_up_by(on: Fetches, job_id: int, limit: int) -> list[Row]:
     """The jobs that hold up a blocked one, the oldest first; each row says how many there are."""
     return [dict(row) for row in await on.fetch("held_up_by", job_id, limit)]

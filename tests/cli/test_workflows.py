@@ -103,6 +103,36 @@ def test_cancelling_a_workflow_ends_what_waits_and_asks_what_runs(taskd):
     assert "no workflow has the id" in taskd("workflows", "show", 99, code=3).stderr
 
 
+def test_a_cancelled_workflow_comes_back_as_a_whole(taskd):
+    made = diamond()
+    made.on_failure(JOB)
+    run = start(taskd, made)
+    taskd("workflows", "cancel", run.id)
+    assert [row["state"] for row in taskd.json("workflows", "list")] == ["cancelled"]
+    [told] = taskd.json("workflows", "retry", run.id)
+    assert (told["retried"], told["refused"]) == (list(run.jobs.values()), [])
+    states = taskd.sql("SELECT node, state FROM taskd.jobs ORDER BY id")
+    assert [tuple(each) for each in states] == [
+        ("begin", "queued"), ("left", "blocked"), ("right", "blocked"), ("end", "blocked"),
+        ("on_failure", "blocked"),
+    ]  # fmt: skip
+    assert [row["state"] for row in taskd.json("workflows", "list")] == ["running"]
+    assert "0 jobs retried" in taskd("workflows", "retry", run.id).stderr
+    assert "no workflow has the id" in taskd("workflows", "retry", 99, code=3).stderr
+
+
+def test_a_callback_that_nobody_needed_does_not_come_back(taskd):
+    made = Workflow("w")
+    made.add(JOB, name="a")
+    made.on_failure(JOB)
+    run = start(taskd, made)
+    taskd.finish(run.jobs["a"], "done")
+    taskd.sql("SELECT taskd.unblock(ARRAY[$1::bigint], ARRAY['done'])", run.jobs["a"])
+    [ended] = taskd.sql("SELECT id, reason FROM taskd.job_history WHERE workflow_id IS NOT NULL")
+    assert tuple(ended) == (run.jobs["on_failure"], "nothing failed")
+    assert taskd.json("workflows", "retry", run.id)[0]["retried"] == []
+
+
 def test_why_names_the_jobs_that_a_blocked_one_waits_for(taskd):
     run = start(taskd, diamond())
     [told] = taskd.json("why", run.jobs["end"])

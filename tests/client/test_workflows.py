@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -70,6 +71,17 @@ async def test_a_group_of_ten_thousand_is_one_statement(client: Client, sql: Any
     assert len(run.jobs) == 10_001
     last = await sql.fetchrow("SELECT state::text, waits_for FROM taskd.job WHERE node = 't'")
     assert tuple(last) == ("blocked", 10_000)
+
+
+def test_who_puts_a_large_workflow_together_does_not_hold_up_a_loop() -> None:
+    began = time.process_time()
+    made = group([JOB] * 10_000)
+    for _ in range(9_999):
+        made.add(JOB)
+    assert (
+        time.process_time() - began < 3.0
+    )  # 0.2 s; it was 20 s when each name was looked for in a list
+    assert len(made) == 19_999
 
 
 def circle() -> Workflow:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
 from taskd.core.job import Job, NewJob
 from taskd.core.workflow import Node, OnFailed, plan
-from taskd.store import jobs, workflows
+from taskd.errors import StoreUnavailable
+from taskd.store import control, jobs, workflows
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
+from taskd.store.translate import HeldUp
 from tests.store.helpers import (
     CANCELLED,
     DONE,
@@ -447,3 +450,112 @@ async def test_a_callback_that_failed_is_retried_while_others_still_run(
     assert await state_of(sql, ids["alarm"]) == "queued"
     await end(lane, me, second, "done")
     assert await state_of(sql, ids["alarm"]) == "queued"
+
+
+# Long transactions of users, and other isolation levels.
+
+
+async def test_an_ack_gives_up_as_of_any_lock_when_somebody_keeps_a_dependant(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    ids = await start(lane, ("a", []), ("b", ["a"]), ("c", []))
+    first, second = await claim(lane, me)
+    acking = fetches(await connect(lock_timeout="50ms"))
+    async with Transaction(await connect()) as keeping:
+        await keeping.connection.fetchval(AFTER, [ids["b"]], "cancel")
+        with pytest.raises(HeldUp, match="wait for others"):
+            await done(acking, first, second)
+        assert await jobs.locked(lane, [first.id, second.id]) == [first.id]
+        await keeping.commit()
+    assert await jobs.locked(lane, [first.id, second.id]) == []
+    assert await done(acking, first, second) == 2
+
+
+async def test_one_that_is_held_up_by_a_dependant_far_behind_it_keeps_nobody_else(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    ids = await start(lane, ("a", []), ("b", ["a"]), ("c", ["b"]), ("d", []), ("e", ["d"]))
+    other = await new_worker(lane)
+    await jobs.claim(lane, other, "q", 1)
+    await sql.execute("UPDATE taskd.job SET crashes = $1 WHERE state = 'running'", MAX_CRASHES - 1)
+    await sql.execute("UPDATE taskd.job SET deadline = now() WHERE id = $1", ids["d"])
+    async with Transaction(await connect()) as keeping:
+        await keeping.connection.fetchval(AFTER, [ids["c"]], "cancel")
+        await bury(lane, other)
+        assert await rescue(lane) == {}
+        assert await control.expire(lane, 10) == {"t": 1}
+        await keeping.commit()
+    assert len(await rescue(lane)) == 1
+    assert set((await states(sql, ids)).values()) == {"failed", "cancelled"}
+
+
+async def test_who_can_only_wait_for_each_other_is_told(sql, lane: Lane, connect: Connect) -> None:
+    ids = await start(lane, ("a", []), ("b", ["a"]), ("c", ["a"]))
+    patience = {"lock_timeout": "100ms"}
+    async with (
+        Transaction(await connect(**patience)) as one,
+        Transaction(await connect(**patience)) as two,
+    ):
+        await one.connection.fetchval(AFTER, [ids["b"]], "cancel")
+        await two.connection.fetchval(AFTER, [ids["c"]], "cancel")
+        told = await asyncio.gather(
+            one.connection.fetchval(AFTER, [ids["c"]], "cancel"),
+            two.connection.fetchval(AFTER, [ids["b"]], "cancel"),
+            return_exceptions=True,
+        )
+        assert any(isinstance(each, asyncpg.LockNotAvailableError) for each in told)
+
+
+@pytest.mark.parametrize("how", ["added", "retried"])
+async def test_an_end_in_an_older_snapshot_overlooks_nobody_who_has_begun_to_wait(
+    sql, lane: Lane, connect: Connect, me, how: str
+) -> None:
+    ids = await start(lane, ("a", []), ("b", []), ("c", ["a", "b"]))
+    first, second = await claim(lane, me)
+    await settle(lane, second, FAILED, reason="no")
+    ending = await connect()
+    async with ending.transaction(isolation="repeatable_read"):
+        await ending.fetchval("SELECT count(*) FROM taskd.job")
+        if how == "added":
+            late = await sql.fetchval(AFTER, [first.id], "cancel")
+        else:
+            late = ids["c"]
+            await jobs.retry(lane, [second.id])
+        with pytest.raises(StoreUnavailable, match="serialize"):
+            await end(fetches(ending), me, first, "completed")
+    await end(lane, me, first, "completed")
+    if how == "retried":
+        await done(lane, *await claim(lane, me))
+    assert await state_of(sql, late) == "queued"
+
+
+async def test_a_job_that_waits_for_others_expires_at_its_deadline(sql, lane: Lane, me) -> None:
+    ids = await start(
+        lane, ("a", []), ("b", ["a"]), ("c", ["b"]), ("d", ["b"], "continue"), ("e", ["b"], "only")
+    )
+    await sql.execute("UPDATE taskd.job SET deadline = now() WHERE id = $1", ids["b"])
+    assert await control.expire(lane, 10) == {"t": 1}
+    assert await states(sql, ids) == {
+        "a": "queued", "b": "failed", "c": "cancelled", "d": "queued", "e": "queued",
+    }  # fmt: skip
+    await jobs.retry(lane, [ids["b"]])
+    assert await state_of(sql, ids["c"]) == "blocked"
+    for job in await claim(lane, me):
+        await done(lane, job)
+    assert await state_of(sql, ids["b"]) == "queued"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_callbacks_of_a_cancelled_workflow_wait_again_when_it_is_retried(
+    sql, lane: Lane, me, at_once: bool
+) -> None:
+    ids = await start(
+        lane, ("a", []), ("b", ["a"]), ("f", ["a", "b"], "only"), ("c", ["a", "b"], "continue")
+    )
+    await jobs.cancel(lane, list(ids.values()), "by hand")
+    for batch in [list(ids.values())] if at_once else [[each] for each in ids.values()]:
+        await jobs.retry(lane, batch)
+    assert await states(sql, ids) == {"a": "queued", "b": "blocked", "f": "blocked", "c": "blocked"}
+    for _ in range(2):
+        await done(lane, *await claim(lane, me))
+    assert await states(sql, ids) == {"a": "done", "b": "done", "f": "cancelled", "c": "queued"}

@@ -398,6 +398,32 @@ async def test_one_locked_row_keeps_nobody_elses_outcome_from_being_written(desk
     assert {had["buffered"] for had in desk.heard.of("acks.delayed")} == {1}
 
 
+async def test_a_user_who_keeps_a_job_that_waits_holds_up_only_those_that_it_waits_for(
+    desk: Desk,
+) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def waits() -> None:
+        await go.wait()
+
+    ids = await desk.enqueue(*(waits.job() for _ in range(20)))
+    after = "SELECT taskd.enqueue_after('waits', '{}', $1::bigint[], queue => 'default')"
+    behind = [await desk.sql.fetchval(after, [each]) for each in ids]
+    worker = await desk.start(statement_timeout_s=0.5)
+    await until(lambda: worker.worker.parts.runners[0].running == 20)
+    async with desk.sql.transaction():
+        last = await desk.sql.fetchval(after, [behind[7]])
+        go.set()
+        other = await asyncpg.connect(desk.dsn)
+        await until(lambda: count_done(other, 38))
+        await other.close()
+    rows = await desk.settled(*ids, *behind, last)
+    assert {row["state"] for row in rows} == {"done"}
+    assert await worker.stop() == 0
+    assert {had["buffered"] for had in desk.heard.of("acks.delayed")} == {1}
+
+
 async def count_done(sql: Any, count: int) -> bool:
     done = await sql.fetchval("SELECT count(*) FROM taskd.job_history WHERE state = 'done'")
     return bool(done == count)

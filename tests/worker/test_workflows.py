@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from taskd.core.outcome import Fail
 from taskd.errors import ResultsTooLarge
+from taskd.handlers import Item
 from taskd.workflows import Next, Stop, Workflow, chain, group, pipeline, stage
 from tests.worker.conftest import Desk, Started, until
 
@@ -281,6 +283,35 @@ async def test_a_stage_that_completes_in_its_own_transaction_goes_on(desk: Desk)
     await desk.start()
     assert [row[:3] for row in await ran(desk, one.id)][1] == ("second", "done", "2")
     assert [row[:3] for row in await ran(desk, other.id)][1] == ("second", "done", "0")
+
+
+@dataclass
+class Numbered:
+    n: int
+    note: str = ""
+
+
+async def test_handlers_of_batches_and_in_transactions_are_stages_like_others(desk: Desk) -> None:
+    @desk.task(transaction=True)
+    async def first(ctx: Any, n: int) -> int | Next | Stop:
+        return {1: Next("last", n=10), 2: Stop("over")}.get(n, n)
+
+    @desk.task(batch=10, max_wait_s=0.1)
+    async def many(items: list[Item[Numbered]]) -> list[Any]:
+        says = {3: Next("last", n=30), 4: Stop("over")}
+        return [says.get(item.args.n, {"n": item.args.n}) for item in items]
+
+    @desk.task()
+    async def last(n: int, factor: int = 1) -> int:
+        return n * factor
+
+    line = pipeline("kinds", stage("first", first), stage("many", many), stage("last", last))
+    runs = [await line.start(n, conn=desk.sql) for n in range(1, 6)]
+    await desk.start()
+    assert [[row[0] for row in await ran(desk, run.id)] for run in runs] == [
+        ["first", "last"], ["first"], ["first", "many", "last"], ["first", "many"],
+        ["first", "many", "last"],
+    ]  # fmt: skip
 
 
 async def test_who_names_a_stage_outside_of_pipelines_fails(desk: Desk) -> None:
