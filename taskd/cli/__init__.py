@@ -52,7 +52,7 @@ COMMANDS = {
     "jobs": Lazy("jobs", "jobs", "List, show, retry, cancel and change jobs."),
     "why": Lazy("why", "why", "Say why a job does not run, or what it does, and what to do next."),
     "workflows": Lazy(
-        "workflows", "workflows", "List, show, count and cancel workflows and pipelines."
+        "workflows", "workflows", "List, show, count, cancel and retry workflows and pipelines."
     ),
     "queues": Lazy(
         "queues",

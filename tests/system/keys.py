@@ -169,14 +169,14 @@ class Storm:
         """Keys in no order, and each twice, the older version last."""
         names = random.sample(self._names, 3)
         new = [app.newest.job(name, self._next(name)) for name in [*names, *reversed(names)]]
-        told = await self._client.enqueue_many([*reversed(new), app.alone.job(key)])
+        told = await self._client.enqueue_many([*reversed(new), app.single.job(key)])
         self.outcomes.update(each.outcome for each in told)
 
     async def _single(self, key: str) -> None:
         rule = random.choice(["skip", "replace", "debounce", "raise"])
         unique = Unique(by=("key",), on_conflict=rule)
         with suppress(KeyHeld):
-            told = await self._client.enqueue(app.alone.options(unique=unique).job(key))
+            told = await self._client.enqueue(app.single.options(unique=unique).job(key))
             self.outcomes[told.outcome] += 1
 
     async def _writer(self, key: str) -> None:
@@ -187,7 +187,7 @@ class Storm:
     async def _meddle(self, _: str) -> None:
         """Cancel, change and retry jobs that no version depends on, in no order."""
         rows = await self._pool.fetch(
-            "SELECT id FROM taskd.jobs WHERE task = 'alone' ORDER BY id DESC LIMIT 20"
+            "SELECT id FROM taskd.jobs WHERE task = 'single' ORDER BY id DESC LIMIT 20"
         )
         some = [row[0] for row in random.sample(rows, min(len(rows), 8))]
         if some:

@@ -44,9 +44,9 @@ async def newest(ctx: Context, key: str, version: int) -> None:
 
 
 @task(queue="keys", unique=Unique(by=("key",)), limit=Limit(concurrency=2), backoff=SOON)
-async def alone(ctx: Context, key: str) -> None:
+async def single(ctx: Context, key: str) -> None:
     """Bears no second one beside it; two keys at a time."""
-    await _run(ctx, "alone", key, 0)
+    await _run(ctx, "single", key, 0)
 
 
 @task(queue="keys", unique=Unique(by=("key",), scope="waiting"), backoff=SOON)
