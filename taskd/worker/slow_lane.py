@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from taskd import events
 from taskd.errors import StoreUnavailable
 from taskd.store import jobs
 from taskd.store.database import Lane
@@ -68,6 +69,10 @@ class SlowLane(Loop):
         if job is None:
             return None
         runner = self._runners[job.queue]
+        if job.task in self._paused():  # since the claim was sent
+            events.jobs_parked(job.task, job.queue, 1)
+            runner.park([job])
+            return NOT_NOW_S
         self._current = (runner, job.id)
         runner.add_suspect(job)
         return None

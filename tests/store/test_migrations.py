@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 
 import asyncpg
 import pytest
@@ -17,7 +18,10 @@ from tests.store.helpers import PATIENCE_S
 async def test_of_several_that_migrate_at_once_each_migration_is_applied_by_one(empty_dsn) -> None:
     database = Database({"dsn": empty_dsn})
     applied = await asyncio.gather(*(migrations.migrate(database) for _ in range(4)))
-    assert [each for one in applied for each in one] == list(all_migrations())
+    by_number = attrgetter("number")
+    assert sorted((each for one in applied for each in one), key=by_number) == list(
+        all_migrations()
+    )
     await migrations.check(database)
 
 
