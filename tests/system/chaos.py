@@ -93,21 +93,7 @@ class Report:
             for code in self.exit_codes
             if code not in {0, -signal.SIGTERM}
         ]
-        found += [
-            f"pill {row['id']} ran {row['runs']} times and ended {row['state']} ({row['reason']})"
-            for row in self.pills
-            if row["runs"] > MAX_CRASHES or (row["state"], row["reason"]) != ("failed", "crashed")
-        ]
-        # Three deaths of its workers may meet one job: that is what its crash budget says. Those of
-        # pills count when the pill was in its first, ordinary run; pills alone must not fail it.
-        found += [
-            _unexpected(row)
-            for row in self.unexpected
-            if row["reason"] != "crashed"
-            or not row["blows"] + row["lapses"]
-            or row["blows"] + row["pills"] + row["lapses"] < MAX_CRASHES
-        ]
-        return found
+        return found + ended_wrongly(self.pills, self.unexpected)
 
     def __str__(self) -> str:
         plan = self.plan
@@ -116,11 +102,32 @@ class Report:
             f"{plan.restarts} restarts, {plan.pauses} pauses and {plan.pills} pills; "
             f"{self.took_s:.1f} s, {self.drained_s:.1f} s after the last blow"
         )
-        unlucky = [_unexpected(row) for row in self.unexpected]
+        unlucky = [told(row) for row in self.unexpected]
         return "\n".join([head, str(self.verdict), *unlucky])
 
 
-def _unexpected(row: Any) -> str:
+def ended_wrongly(pills: list[Any], unexpected: list[Any]) -> list[str]:
+    """What is wrong about the rows of PILLS and of UNEXPECTED.
+
+    Three deaths of its workers may meet one job: that is what its crash budget says. Those of
+    pills count when the pill was in its first, ordinary run; pills alone must not fail it.
+    """
+    found = [
+        f"pill {row['id']} ran {row['runs']} times and ended {row['state']} ({row['reason']})"
+        for row in pills
+        if row["runs"] > MAX_CRASHES or (row["state"], row["reason"]) != ("failed", "crashed")
+    ]
+    return found + [
+        told(row)
+        for row in unexpected
+        if row["reason"] != "crashed"
+        or not row["blows"] + row["lapses"]
+        or row["blows"] + row["pills"] + row["lapses"] < MAX_CRASHES
+    ]
+
+
+def told(row: Any) -> str:
+    """A row of UNEXPECTED in words."""
     return (
         f"{row['task']} {row['id']} ended {row['state']}: {row['reason']} "
         f"(crashed by {row['blows']} kills or pauses, {row['pills']} pills and "
@@ -230,10 +237,26 @@ class Fleet:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
 
+Kinds = dict[Callable[[], NewJob | Workflow], int]
+
+
 def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
     """The jobs of a plan, pills early among them: a pill needs its backoffs to run three times."""
+    made = drawn(kinds(dice), plan.jobs - plan.pills, dice)
+    for _ in range(plan.pills):
+        made.insert(dice.randint(0, len(made) // 5), app.pill.job())
+    return made
+
+
+def drawn(weights: Kinds, jobs: int, dice: random.Random) -> list[NewJob | Workflow]:
+    """So many of these kinds, by their weights."""
+    return [make() for make in dice.choices([*weights], [*weights.values()], k=jobs)]
+
+
+def kinds(dice: random.Random) -> Kinds:
+    """What makes a job of each kind, and how many of a hundred are of it."""
     revision = count(1)
-    kinds: dict[Callable[[], NewJob | Workflow], int] = {
+    return {
         app.instant.job: 60,
         lambda: app.waits.job(ms=dice.randint(10, 500)): 6,
         lambda: app.works_in_thread.job(ms=dice.randint(1, 50)): 4,
@@ -257,11 +280,6 @@ def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
         lambda: app.stores.job(app.Thing(fails=dice.choice((0, 0, 0, 1)))): 6,
         lambda: flow(dice): 2,
     }
-    drawn = dice.choices(list(kinds), list(kinds.values()), k=plan.jobs - plan.pills)
-    made = [kind() for kind in drawn]
-    for _ in range(plan.pills):
-        made.insert(dice.randint(0, len(made) // 5), app.pill.job())
-    return made
 
 
 def flow(dice: random.Random) -> Workflow:
@@ -305,7 +323,7 @@ async def run(plan: Plan, dsn: str, logs: Path) -> Report:
         await until(partial(_alone, connection), START_S, fleet, "the workers' sessions are gone")
         ledger = [row[0] for row in await connection.fetch("SELECT job FROM judge.ledger")]
         verdict = await judge.check(
-            enqueued=enqueued, ledger=(app.books.name, ledger), newest=newest(waiting)
+            enqueued=enqueued, ledgers={app.books.name: ledger}, newest=newest(waiting)
         )
         return Report(
             plan,
@@ -314,7 +332,7 @@ async def run(plan: Plan, dsn: str, logs: Path) -> Report:
             drained_s,
             exit_codes,
             await connection.fetch(PILLS),
-            await connection.fetch(UNEXPECTED),
+            await connection.fetch(UNEXPECTED, [app.hopeless.name]),
         )
     finally:
         await fleet.close()
@@ -463,10 +481,10 @@ WHERE job.task = 'pill' AND job.reason <> 'chaos'
 GROUP BY job.id, job.state, job.reason
 """
 
-# Every task but these two must end well, however often its neighbours die, unless its deadline is
-# over, somebody cancelled it, or a job failed that it needs: the judge looks at that. What its
-# workers died of: a blow of ours; a pill that ran there; or a lease that ran out on a machine too
-# busy to beat, which counts as a death, too.
+# Every task but $1, which must fail, and pills must end well, however often its neighbours die,
+# unless its deadline is over, somebody cancelled it, or a job failed that it needs: the judge looks
+# at that. What its workers died of: a blow of ours; a pill that ran there; or a lease that ran out
+# on a machine too busy to beat, which counts as a death, too.
 UNEXPECTED = """
 SELECT job.id, job.task, job.state, job.reason,
        count(*) FILTER (WHERE crash.ours) AS blows,
@@ -483,7 +501,7 @@ LEFT JOIN (
     FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
     WHERE claim.closed_as = 'rescue'
 ) AS crash ON crash.job = job.id
-WHERE job.state <> CASE job.task WHEN 'hopeless' THEN 'failed' ELSE 'done' END
+WHERE job.state <> CASE WHEN job.task = ANY ($1) THEN 'failed' ELSE 'done' END
   AND job.task <> 'pill'
   AND NOT (job.state = 'failed' AND job.reason = 'expired' AND job.deadline < job.finished_at)
   AND NOT (job.state = 'cancelled' AND job.reason IN ('dependency', 'nothing failed', 'chaos'))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,12 @@ from taskd import Context, Fixed, Unique, task
 from taskd.handlers import Item
 from taskd.limits import Limit
 from taskd.middleware import CallNext, middleware
-from tests.system.recorder import Recorder
+from tests.system import recorder as recorders
 
 LEDGER = "CREATE TABLE judge.ledger (job bigint NOT NULL)"  # no key: a second entry must show
 SOON = Fixed(0.1, jitter=0.5)
 
-recorder = Recorder(os.environ.get("TASKD_DSN", ""))
+recorder = recorders.recorder()
 
 
 class Odd(BaseException):
@@ -58,6 +58,16 @@ async def _says(ctx: Context, phase: str) -> None:
     await recorder.write(ctx.job_id, ctx.attempt, ctx.fence, phase)
 
 
+def block(seconds: float) -> None:
+    """Block this thread. time.sleep() fails (EINVAL) in a process whose clock libfaketime fakes."""
+    select.select([], [], [], seconds)
+
+
+async def has_done(ctx: Context, connection: Any) -> None:
+    """Record the end in the transaction that completes the job."""
+    await connection.execute(recorders.DONE, ctx.job_id, ctx.attempt, ctx.fence, os.getpid())
+
+
 @task(queue="fast")
 async def instant(ctx: Context) -> None:
     """Nothing to do."""
@@ -77,7 +87,7 @@ async def waits(ctx: Context, ms: int) -> None:
 def works_in_thread(ctx: Context, ms: int) -> None:
     """Blocks a thread."""
     recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
-    time.sleep(ms / 1000)
+    block(ms / 1000)
     recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
 
 
@@ -123,11 +133,10 @@ def odd_in_thread(ctx: Context, kind: str) -> None:
 async def books(ctx: Context) -> None:
     """An effect that must happen exactly once: it commits together with the completion."""
     await _says(ctx, "start")
-    async with (await _pool()).acquire() as connection:
-        await _says(ctx, "done")
-        async with connection.transaction():
-            await connection.execute("INSERT INTO judge.ledger VALUES ($1)", ctx.job_id)
-            await ctx.complete(connection)
+    async with (await _pool()).acquire() as connection, connection.transaction():
+        await connection.execute("INSERT INTO judge.ledger VALUES ($1)", ctx.job_id)
+        await has_done(ctx, connection)
+        await ctx.complete(connection)
 
 
 @task(queue="fast", backoff=SOON, unique=Unique(by=("account",), version_by="revision"))
@@ -239,9 +248,9 @@ _opening: list[asyncio.Task[Any]] = []
 
 
 async def _pool() -> Any:
-    """The app's own connections, made by the first who needs them."""
-    if not _opening:
-        _opening.append(asyncio.create_task(_open_pool()))
+    """The app's own connections, made by the first who needs them and can."""
+    if not _opening or (_opening[0].done() and _opening[0].exception()):
+        _opening[:] = [asyncio.create_task(_open_pool())]
     return await asyncio.shield(_opening[0])
 
 
@@ -250,5 +259,7 @@ async def _open_pool() -> Any:
         os.environ["TASKD_DSN"],
         min_size=1,
         max_size=2,
+        timeout=5.0,
+        command_timeout=10.0,
         server_settings={"application_name": "judge app"},
     )

@@ -31,10 +31,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -211,7 +212,7 @@ class Judge:
         waiting: Iterable[int] = (),
         rolled_back: Iterable[int] = (),
         left_behind: Iterable[int] = (),
-        ledger: tuple[str, Sequence[int]] | None = None,
+        ledgers: Mapping[str, Sequence[int]] = MappingProxyType({}),
         newest: Iterable[tuple[str, str, int]] = (),
         sessions: int = 0,
         records: bool = True,
@@ -224,7 +225,7 @@ class Judge:
             rolled_back: jobs whose claims or outcomes a failover took back; a run without a claim
                 is lawful, and so is another one.
             left_behind: jobs whose handlers ignore their cancellation and outlive their attempt.
-            ledger: a task and the job id of each entry that its effects left: one per job done.
+            ledgers: of a task, the job id of each entry that its effects left: one per job done.
             newest: task, unique key and the highest version that was enqueued of it; handlers
                 write those on which they work into judge.worked.
             sessions: connections of taskd that may still be open.
@@ -251,7 +252,9 @@ class Judge:
             figures = Figures(
                 **await connection.fetchrow("SELECT * FROM judge.figures", timeout=600)
             )
-            wrong = await connection.fetch(LEDGER, *ledger) if ledger else []
+            wrong = [
+                row for each in ledgers.items() for row in await connection.fetch(LEDGER, *each)
+            ]
             open_now = await connection.fetchval(SESSIONS)
         breaches = [Breach(row[0], row[1], row[2], tuple(row[3])) for row in rows]
         if wrong:

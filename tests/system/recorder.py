@@ -1,15 +1,17 @@
 """What handlers under judgement use to say that they started and how they ended.
 
-A record is committed before the call returns, over a connection that is not the worker's, so a
-killed process leaves exactly what happened. Records of one turn of the loop travel together:
-recording costs a busy worker two statements per batch and not two per job.
+A record is kept before the call returns, by a way that is not the worker's, so a killed process
+leaves exactly what happened: in the database, or, where the database itself is broken, in a file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
+import time
+from pathlib import Path
 
 import asyncpg
 import psycopg
@@ -20,11 +22,18 @@ COLUMNS = (
     "SELECT * FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::integer[], $5::text[])"
 )
 
+# For work that commits together with its job: the record is there if and only if the job is done.
+DONE = RECORD + "VALUES ($1, $2, $3, $4, 'done')"
+
 Row = tuple[int, int | None, int | None, int, str]
 
 
 class Recorder:
-    """Records for `async def` handlers; `now` for handlers in threads."""
+    """Into the database: `write` for `async def` handlers, `now` for handlers in threads.
+
+    Records of one turn of the loop travel together: recording costs a busy worker two statements
+    per batch and not two per job.
+    """
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -77,3 +86,37 @@ class Recorder:
         connection.execute(
             RECORD + "VALUES (%s, %s, %s, %s, %s)", (job, attempt, fence, os.getpid(), phase)
         )
+
+
+class FileRecorder:
+    """Into a file of its process, which no fault of a database can reach.
+
+    A line is one write, so a killed process leaves whole lines. Times are those of the machine's
+    monotonic clock: the wall clock of the process may be a false one.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._descriptor: int | None = None
+        self._fences: dict[int, int | None] = {}
+
+    async def write(self, job: int, attempt: int | None, fence: int | None, phase: str) -> None:
+        """Record one phase."""
+        self.now(job, attempt, fence, phase)
+
+    def now(self, job: int, attempt: int | None, fence: int | None, phase: str) -> None:
+        """Record one phase, from anywhere."""
+        if self._descriptor is None:
+            path = self._directory / f"{os.getpid()}.records"
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        # A run that is adopted under a new claim ends as what it began.
+        if phase == "start":
+            self._fences[job] = fence
+        row = [time.monotonic(), job, attempt, self._fences.get(job, fence), os.getpid(), phase]
+        os.write(self._descriptor, json.dumps(row).encode() + b"\n")
+
+
+def recorder() -> Recorder | FileRecorder:
+    """What the environment asks for: JUDGE_RECORDS, a directory, or the workers' database."""
+    directory = os.environ.get("JUDGE_RECORDS")
+    return FileRecorder(Path(directory)) if directory else Recorder(os.environ.get("TASKD_DSN", ""))

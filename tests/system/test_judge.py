@@ -450,7 +450,7 @@ async def test_whole_life_is_lawful(scene: Open) -> None:
     await stage.b.settles(again, Interrupted())
     await stage.b.does(await stage.b.claim())
 
-    verdict = await stage.judge.check(enqueued=[job_id], ledger=(TASK, [job_id]))
+    verdict = await stage.judge.check(enqueued=[job_id], ledgers={TASK: [job_id]})
 
     verdict.require()
     assert (verdict.figures.claims, verdict.figures.starts, verdict.figures.rescues) == (4, 4, 1)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from io import RawIOBase
 from pathlib import Path
 
 import asyncpg
@@ -170,9 +171,7 @@ async def disk_full(full_s: float = 10.0, *, wal: bool = False) -> Outcome:
         gate = made.home / "gate"
         await made.running(await made.enqueue([app.holds.job(gate=str(gate))] * 15))
         await made.ended(200)
-        filler = place / "filler"
-        stuffing = asyncio.create_task(_stuff(filler), name="stuffing")
-        try:
+        async with stuffed(place / "filler"):
             async with asyncio.timeout(30):
                 while made.refused < 5:
                     await asyncio.sleep(0.02)
@@ -182,10 +181,6 @@ async def disk_full(full_s: float = 10.0, *, wal: bool = False) -> Outcome:
             await worker.heard("acks.delayed", within_s=30)
             await asyncio.sleep(full_s)
             made.figures["alive"] = worker.process.returncode is None
-        finally:
-            stuffing.cancel()
-            await asyncio.wait({stuffing})
-            filler.unlink()
         made.figures["server_stopped"] = not cluster.runs
         if not cluster.runs:
             await cluster.start()
@@ -205,17 +200,33 @@ async def _use_up_the_log(cluster: Cluster) -> None:
             await cluster.ask("SELECT pg_logical_emit_message(true, 'judge', repeat('x', 4000000))")
 
 
+@asynccontextmanager
+async def stuffed(filler: Path) -> AsyncIterator[None]:
+    """No room on the disk of this file for the length of a block."""
+    stuffing = asyncio.create_task(_stuff(filler), name="stuffing")
+    try:
+        yield
+    finally:
+        stuffing.cancel()
+        await asyncio.wait({stuffing})
+        filler.unlink()
+
+
 async def _stuff(filler: Path) -> None:
     """Take whatever room there is, and whatever becomes free, until cancelled."""
     with filler.open("ab", buffering=0) as file:
         while True:
-            size = 65536
-            while size:
-                try:
-                    file.write(b"x" * size)
-                except OSError:
-                    size //= 2
+            await asyncio.to_thread(_fill, file)
             await asyncio.sleep(0.02)
+
+
+def _fill(file: RawIOBase) -> None:
+    size = 65536
+    while size:
+        try:
+            file.write(b"x" * size)
+        except OSError:
+            size //= 2
 
 
 class AsyncDisk:

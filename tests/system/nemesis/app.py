@@ -1,0 +1,69 @@
+"""The load of the nemesis: that of chaos, and handlers that harm their own worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from taskd import Context, task
+from taskd.schedules import every, schedule
+from tests.system.chaos_app import LEDGER, SOON, block, books, has_done, recorder
+
+__all__ = [
+    "LEDGER",
+    "SCHEDULE",
+    "TRANSFERS",
+    "blocks_loop",
+    "books",
+    "stubborn",
+    "tick",
+    "transfers",
+]
+
+SCHEDULE = "nemesis"
+TRANSFERS = """
+CREATE TABLE judge.transfer (job bigint NOT NULL, account smallint NOT NULL, amount bigint NOT NULL)
+"""
+
+
+@task(queue="fast", backoff=SOON)
+async def blocks_loop(ctx: Context, ms: int) -> None:
+    """Lets nobody else run meanwhile."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    block(ms / 1000)
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+@task(queue="mixed", backoff=SOON, timeout_s=0.3, max_attempts=2)
+async def stubborn(ctx: Context) -> None:
+    """Takes longer than it may, and swallows its cancellation."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    ends_at = time.monotonic() + 1.0
+    while (left_s := ends_at - time.monotonic()) > 0:
+        try:
+            await asyncio.sleep(left_s)
+        except asyncio.CancelledError:
+            continue
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "raised")
+    raise RuntimeError("too late")
+
+
+@task(queue="fast", backoff=SOON, transaction=True)
+async def transfers(ctx: Context, amount: int) -> None:
+    """Moves money between two accounts, in the transaction that completes the job."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    await ctx.conn.executemany(
+        "INSERT INTO judge.transfer VALUES ($1, $2, $3)",
+        [(ctx.job_id, 1, -amount), (ctx.job_id, 2, amount)],
+    )
+    await has_done(ctx, ctx.conn)
+
+
+@task(queue="fast", backoff=SOON)
+async def tick(ctx: Context) -> None:
+    """One for each second."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+schedule(SCHEDULE, tick, every(1), catch_up="all", catch_up_max=1000)

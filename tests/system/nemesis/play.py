@@ -1,0 +1,433 @@
+"""One run: jobs are offered while faults come and go; then everything must end, and is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd import Client
+from taskd.core.job import NewJob
+from taskd.errors import StoreUnavailable
+from taskd.store import jobs, migrations
+from taskd.store.database import Database, Lane
+from taskd.workflows import Workflow
+from tests.system import chaos
+from tests.system.chaos_app import hopeless, pill
+from tests.system.faults.cluster import Cluster, private
+from tests.system.faults.test_limits import small_disk
+from tests.system.judge import Judge, Verdict
+from tests.system.nemesis import app
+from tests.system.nemesis.faults import FAULTS, Mark, World, possible, strike
+from tests.system.nemesis.hosts import Host, Notes
+
+SETTINGS = {"max_connections": "200", "deadlock_timeout": "200ms"}
+FEED_S = 0.25
+UNLUCKY_MAX = 20  # lines
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run consists of.
+
+    Attributes:
+        load: `all`, every kind of job; `ledger`, only jobs whose effects must happen exactly once.
+        seconds: how long faults come; the jobs are offered evenly meanwhile.
+        every_s: from one fault to the next, at least and at most.
+        longest_s: of a fault.
+        disk_megabytes: of the disk that the database lies on, and that is filled up.
+        faults: which ones; empty: all that this machine can have.
+    """
+
+    jobs: int
+    seconds: float
+    seed: int
+    load: str = "all"
+    hosts: int = 3
+    processes: int = 2
+    pills: int = 3
+    every_s: tuple[float, float] = (2.0, 5.0)
+    longest_s: float = 15.0
+    lease_s: float = 10.0
+    disk_megabytes: int = 1000
+    idle_within_s: float = 180.0
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it.
+
+    Attributes:
+        marks: of each kind of fault: how many, how long, what jobs waited, when claims went on.
+        ticks: of the schedule: fired, twice, missing.
+        unlucky: jobs that failed because their workers died three times.
+        ledger: the sum of all transfers out of the one account, into the other, and jobs done.
+    """
+
+    plan: Plan
+    verdict: Verdict
+    took_s: float
+    drained_s: float
+    marks: list[Any]
+    left_out: list[str]
+    codes: Counter[int]
+    surprises: list[str]
+    wrong: list[str]
+    unlucky: list[str]
+    ticks: tuple[int, int, int]
+    ledger: tuple[int, int, int]
+    deadlocks: int
+
+    def problems(self) -> list[str]:
+        """Everything that breaks a promise; empty when all is well."""
+        found = [str(breach) for breach in self.verdict.breaches] + self.surprises + self.wrong
+        fired, twice, missing = self.ticks
+        if twice or missing:
+            found.append(f"of {fired} ticks {twice} fired twice, and {missing} are missing")
+        out, into, done = self.ledger
+        if not -out == into == done:
+            found.append(f"{done} transfers are done; {-out} left one account, {into} reached one")
+        if self.deadlocks:
+            found.append(f"{self.deadlocks} deadlocks")
+        return found
+
+    def __str__(self) -> str:
+        plan = self.plan
+        head = (
+            f"seed {plan.seed}: {plan.hosts} hosts of {plan.processes} workers, load {plan.load}, "
+            f"{plan.seconds:.0f} s of faults; {self.took_s:.0f} s in all, of which "
+            f"{self.drained_s:.1f} s from the last fault to the last job"
+        )
+        ends = ", ".join(f"{code} ({times})" for code, times in sorted(self.codes.items()))
+        lines = [
+            head,
+            f"  {'fault':<16}{'times':>6}{'seconds':>9}{'p99 wait s':>12}{'recovery s':>12}",
+        ]
+        lines += [
+            f"  {row['name']:<16}{row['times']:>6}{row['seconds']:>9.0f}"
+            f"{_shown(row['wait_s']):>12}{_shown(row['recovery_s']):>12}"
+            for row in self.marks
+        ]
+        if self.left_out:
+            lines.append(f"  not possible on this machine: {', '.join(self.left_out)}")
+        fired, twice, missing = self.ticks
+        out, into, done = self.ledger
+        lines += [
+            str(self.verdict),
+            f"  ticks: {fired}, fired twice {twice}, missing {missing}",
+            f"  transfers done: {done}; out of one account {-out}, into the other {into}",
+            f"  deadlocks: {self.deadlocks}; workers ended with {ends or '-'}",
+            *self.unlucky[:UNLUCKY_MAX],
+        ]
+        return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
+    """The jobs of a plan."""
+    ledger: chaos.Kinds = {
+        lambda: app.transfers.job(amount=1): 1,
+        app.books.job: 1,
+    }
+    if plan.load == "ledger":
+        return chaos.drawn(ledger, plan.jobs, dice)
+    made = chaos.drawn(
+        chaos.kinds(dice)
+        | {
+            lambda: app.transfers.job(amount=1): 6,
+            lambda: app.blocks_loop.job(ms=dice.randint(50, 500)): 1,
+            app.stubborn.job: 1,
+        },
+        plan.jobs - plan.pills,
+        dice,
+    )
+    for _ in range(plan.pills):
+        made.insert(dice.randint(0, len(made) * 3 // 4), pill.job())
+    return made
+
+
+class Play:
+    """A run in a cluster of its own."""
+
+    def __init__(self, plan: Plan, home: Path, cluster: Cluster, disk: Path | None) -> None:
+        self.plan, self._home, self._cluster = plan, home, cluster
+        self._dice = random.Random(plan.seed)
+        self._notes = Notes()
+        self._judge = Judge(cluster.dsn())
+        self._lane = Lane(Database({"dsn": cluster.dsn()}), "nemesis")
+        self._client = Client(cluster.dsn())
+        settings = {
+            "lease_s": plan.lease_s,
+            "statement_timeout_s": min(5.0, plan.lease_s / 3),
+            "drain_s": 5.0,
+            "cancel_s": 1.0,
+        }
+        self._hosts = [
+            Host(f"host-{number}", home, cluster, self._notes, settings)
+            for number in range(1, plan.hosts + 1)
+        ]
+        self._world = World(cluster, self._hosts, self._dice, plan.longest_s, disk, self._client)
+        self._marks: list[Mark] = []
+
+    async def run(self) -> Report:
+        """All of it.
+
+        Raises:
+            AssertionError: jobs are left when it has been calm for long.
+        """
+        began = time.monotonic()
+        await migrations.migrate(Database({"dsn": self._cluster.dsn()}))
+        await self._judge.install()
+        for statement in (app.LEDGER, app.TRANSFERS):
+            await self._cluster.ask(statement)
+        waiting = load(self.plan, self._dice)
+        try:
+            for host in self._hosts:
+                await host.start(self.plan.processes)
+            await self._all_up()
+            async with self._feeding(waiting):
+                await self._harm()
+            calm = time.monotonic()
+            await self._client.schedules.pause([app.SCHEDULE], reason="nemesis")
+            await self._client.limit("mixed", None)
+            await self._until(EMPTY, self.plan.idle_within_s, "every job has ended")
+            drained_s = time.monotonic() - calm
+            await self._all_up()
+            for host in self._hosts:
+                await host.stop()
+            await self._client.close()
+            await self._lane.close()
+            await self._until(ALONE, 30.0, "the workers' sessions are gone")
+            return await self._judged(waiting, began, drained_s)
+        finally:
+            for host in self._hosts:
+                await host.close()
+
+    async def _all_up(self) -> None:
+        pids = [pid for host in self._hosts for pid in host.pids()]
+        await self._until(UP, 60.0, "all workers are up", len(pids))
+
+    async def _until(self, text: str, within_s: float, what: str, *args: Any) -> None:
+        deadline = time.monotonic() + within_s
+        while not (await self._cluster.ask(text, *args))[0][0]:
+            if time.monotonic() > deadline:
+                left = "\n".join(map(str, await self._cluster.ask(LEFT)))
+                raise AssertionError(
+                    f"seed {self.plan.seed}: not within {within_s:.0f} s: {what}\n{left}"
+                )
+            await asyncio.sleep(0.1)
+
+    # The load.
+
+    @asynccontextmanager
+    async def _feeding(self, waiting: Sequence[NewJob | Workflow]) -> AsyncIterator[None]:
+        """Offer everything in the length of the block; it ends when all is told."""
+        feeder = asyncio.create_task(self._feed(waiting), name="feeder")
+        try:
+            yield
+            await feeder
+        finally:
+            feeder.cancel()
+            await asyncio.wait({feeder})
+
+    async def _feed(self, waiting: Sequence[NewJob | Workflow]) -> None:
+        began, fed = time.monotonic(), 0
+        while fed < len(waiting):
+            share = (time.monotonic() - began) / self.plan.seconds
+            due = waiting[fed : int(len(waiting) * share)]
+            singles = [each for each in due if isinstance(each, NewJob)]
+            for at in range(0, len(singles), chaos.BATCH):
+                self._world.told += await self._told(singles[at : at + chaos.BATCH])
+            for made in due:
+                if isinstance(made, Workflow):
+                    self._world.told += await self._told(made)
+            fed += len(due)
+            await asyncio.sleep(FEED_S)
+
+    async def _told(self, made: Sequence[NewJob] | Workflow) -> list[int]:
+        """Offer it until the database has said that it has it; it may then have it twice."""
+        while True:
+            with suppress(StoreUnavailable):
+                if isinstance(made, Workflow):
+                    return list((await made.start(client=self._client)).jobs.values())
+                return list(await jobs.enqueue(self._lane, made))
+            await asyncio.sleep(FEED_S)
+
+    # The harm.
+
+    async def _harm(self) -> None:
+        """Strike every few seconds; ends when each fault has been taken back."""
+        names = self.plan.faults or possible(self._world)
+        ends_at = time.monotonic() + self.plan.seconds
+        lasting: set[asyncio.Task[None]] = set()
+        # Each kind once before any comes again, so that a short run meets as many as it can.
+        bag: list[str] = []
+        while time.monotonic() < ends_at:
+            if not bag:
+                bag = self._dice.sample(names, len(names))
+            name = bag.pop()
+            lasting.add(
+                asyncio.create_task(strike(self._world, name, self._marks), name=f"fault:{name}")
+            )
+            await asyncio.sleep(self._dice.uniform(*self.plan.every_s))
+            for fault in [each for each in lasting if each.done()]:
+                lasting.discard(fault)
+                fault.result()
+        await asyncio.gather(*lasting)
+
+    # The judgement.
+
+    async def _judged(
+        self, waiting: list[NewJob | Workflow], began: float, drained_s: float
+    ) -> Report:
+        connection = await asyncpg.connect(
+            self._cluster.dsn(), server_settings={"application_name": "judge nemesis"}
+        )
+        try:
+            await self._tell(connection)
+            entries = {
+                app.books.name: "SELECT job FROM judge.ledger",
+                app.transfers.name: "SELECT job FROM judge.transfer WHERE account = 2",
+            }
+            verdict = await self._judge.check(
+                enqueued=self._world.told,
+                left_behind=[row[0] for row in await connection.fetch(LEFT_BEHIND)],
+                ledgers={
+                    name: [row[0] for row in await connection.fetch(text)]
+                    for name, text in entries.items()
+                },
+                newest=chaos.newest(waiting),
+            )
+            unexpected = await connection.fetch(
+                chaos.UNEXPECTED, [hopeless.name, app.stubborn.name]
+            )
+            missing = set() if self.plan.faults else set(FAULTS) - set(possible(self._world))
+            return Report(
+                self.plan,
+                verdict,
+                time.monotonic() - began,
+                drained_s,
+                await connection.fetch(MARKS),
+                sorted(missing),
+                sum((host.codes for host in self._hosts), Counter()),
+                [each for host in self._hosts for each in host.surprises],
+                chaos.ended_wrongly(await connection.fetch(chaos.PILLS), unexpected),
+                [chaos.told(row) for row in unexpected if row["reason"] == "crashed"],
+                tuple(await connection.fetchrow(TICKS)),
+                tuple(await connection.fetchrow(TRANSFERRED)),
+                await connection.fetchval(DEADLOCKS),
+            )
+        finally:
+            await connection.close()
+
+    async def _tell(self, connection: asyncpg.Connection) -> None:
+        """What was done, and what the handlers wrote down, in the order of time."""
+        await connection.executemany(
+            "INSERT INTO judge.kill VALUES ($1, $2)",
+            [(pid, _at(moment)) for pid, moment in self._notes.kills],
+        )
+        await connection.executemany(
+            "INSERT INTO judge.pause VALUES ($1, $2, $3)",
+            [(pid, _at(since), _at(until)) for pid, since, until in self._notes.pauses],
+        )
+        ahead_s = time.time() - time.monotonic()
+        rows = [
+            (_at(row[0] + ahead_s), *row[1:])
+            for path in self._home.glob("*.records")
+            for row in map(json.loads, path.read_text().splitlines())
+        ]
+        rows += [tuple(row) for row in await connection.fetch(RECORDED)]
+        await connection.execute("TRUNCATE judge.record")
+        await connection.executemany(RECORD, sorted(rows, key=lambda row: row[0]), timeout=600)
+        await connection.execute(
+            "CREATE TABLE judge.mark (name text, began timestamptz, ended timestamptz)"
+        )
+        await connection.executemany(
+            "INSERT INTO judge.mark VALUES ($1, $2, $3)",
+            [(mark.name, _at(mark.began), _at(mark.ended)) for mark in self._marks],
+        )
+
+
+def _at(moment: float) -> datetime:
+    return datetime.fromtimestamp(moment, UTC)
+
+
+UP = """
+SELECT count(*) >= $1 FROM taskd.worker WHERE died_at IS NULL AND NOT draining
+"""
+EMPTY = "SELECT NOT EXISTS (SELECT FROM taskd.job)"
+LEFT = """
+SELECT task, state, gate, count(*), min(id) AS one_of_them, min(run_at) AS first_due
+FROM taskd.job GROUP BY 1, 2, 3 ORDER BY 4 DESC LIMIT 20
+"""
+ALONE = """
+SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database()
+AND backend_type = 'client backend' AND application_name NOT LIKE 'judge%'
+"""
+LEFT_BEHIND = "SELECT id FROM taskd.jobs WHERE task = 'stubborn'"
+RECORDED = "SELECT at, job, attempt, fence, pid, phase FROM judge.record"
+RECORD = (
+    "INSERT INTO judge.record (at, job, attempt, fence, pid, phase) VALUES ($1, $2, $3, $4, $5, $6)"
+)
+# What jobs that came while a fault lasted waited for their first start, and how long after its end
+# the next claim came.
+MARKS = """
+WITH born AS (
+    SELECT event.at, claim.at - event.at AS waited
+    FROM judge.event
+    JOIN judge.claim ON claim.job = event.job AND claim.n = 1
+    JOIN taskd.jobs AS job ON job.id = event.job
+    WHERE event.kind = 'born' AND job.task = 'instant' AND event.new_state = 'queued'
+)
+SELECT mark.name, count(*) AS times,
+       sum(date_part('epoch', mark.ended - mark.began)) AS seconds,
+       max(waits.p99_s) AS wait_s, max(date_part('epoch', next.at - mark.ended)) AS recovery_s
+FROM judge.mark AS mark
+CROSS JOIN LATERAL (
+    SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY date_part('epoch', waited)) AS p99_s
+    FROM born WHERE born.at BETWEEN mark.began AND mark.ended
+) AS waits
+CROSS JOIN LATERAL (
+    SELECT min(claim.at) AS at FROM judge.claim WHERE claim.at >= mark.ended
+) AS next
+GROUP BY mark.name ORDER BY mark.name
+"""
+TICKS = """
+SELECT count(*)::integer,
+       (count(*) - count(DISTINCT tick))::integer,
+       (coalesce(date_part('epoch', max(tick) - min(tick)) + 1, 0) - count(DISTINCT tick))::integer
+FROM taskd.jobs WHERE schedule IS NOT NULL
+"""
+TRANSFERRED = """
+SELECT coalesce(sum(amount) FILTER (WHERE account = 1), 0)::bigint,
+       coalesce(sum(amount) FILTER (WHERE account = 2), 0)::bigint,
+       (SELECT count(*) FROM taskd.job_history WHERE task = 'transfers' AND state = 'done')
+FROM judge.transfer
+"""
+DEADLOCKS = "SELECT deadlocks::integer FROM pg_stat_database WHERE datname = current_database()"
+
+
+async def play(plan: Plan, home: Path) -> Report:
+    """A run from nothing to its report; logs and records stay in `home`."""
+    async with AsyncExitStack() as stack:
+        try:
+            disk = await stack.enter_async_context(small_disk(plan.disk_megabytes))
+        except pytest.skip.Exception:
+            disk = None
+        cluster = await stack.enter_async_context(private(SETTINGS, home=disk))
+        return await Play(plan, home, cluster, disk).run()
