@@ -744,16 +744,16 @@ async def member_that_waits_for_nobody(stage: Scene) -> None:
 
 async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
     job_id = await one_job_done(stage)
-    return {"ledger": (TASK, [job_id, job_id])}
+    return {"ledgers": {TASK: [job_id, job_id]}}
 
 
 async def ledger_entry_missing(stage: Scene) -> dict[str, Any]:
     await one_job_done(stage)
-    return {"ledger": (TASK, [])}
+    return {"ledgers": {TASK: []}}
 
 
 async def ledger_entry_undone(stage: Scene) -> dict[str, Any]:
-    return {"ledger": (TASK, [await stage.enqueue()])}
+    return {"ledgers": {TASK: [await stage.enqueue()]}}
 
 
 async def transaction_left_open(stage: Scene) -> None:
