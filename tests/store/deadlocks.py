@@ -63,7 +63,7 @@ from tests.store.test_workflow_races import WRONG
 from tests.system.faults.cluster import private
 
 # A deadlock is an error at once; and none is so short that the one who waits gets away.
-IMPATIENT = {"deadlock_timeout": "20ms"}
+IMPATIENT = {"deadlock_timeout": "20ms", "application_name": "crowd"}
 LIVE_MOST, PAST_MOST = 60, 40
 KEYS = 6
 TENANTS = 3
@@ -76,6 +76,10 @@ SOME = f"""
 (SELECT id FROM taskd.job ORDER BY random() LIMIT {LIVE_MOST})
 UNION ALL
 (SELECT id FROM taskd.job_history WHERE state <> 'done' ORDER BY finished_at DESC LIMIT {PAST_MOST})
+"""
+STILL_THERE = """
+SELECT count(*) FROM pg_stat_activity
+WHERE application_name = 'crowd' AND datname = current_database()
 """
 DUE = "UPDATE taskd.schedule SET next_at = clock_timestamp() WHERE name = $1"
 AFTER = "SELECT taskd.enqueue_after($1, '{}', $2::bigint[], queue => 'q', on_failed => $3)"
@@ -152,7 +156,9 @@ class Crowd:
                 group.create_task(self._loop(each))
         await self._drain(sql)
         found = await self._wrong(sql)
-        # Told when the connections have ended, at the latest.
+        # A backend tells its counts when it ends, at the latest.
+        while await sql.fetchval(STILL_THERE):
+            await asyncio.sleep(0.005)
         deadlocks = await sql.fetchval(DEADLOCKS) - before
         if deadlocks or self.did["40P01"]:
             found.insert(0, f"{max(deadlocks, self.did['40P01'])} deadlocks")
