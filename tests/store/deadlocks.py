@@ -110,6 +110,9 @@ def registry() -> Registry:
     return made
 
 
+Act = Callable[[Any, Any], Awaitable[None]]
+
+
 class Alone(Pool):
     """As the client's own connections, over which nothing else is in the transaction."""
 
@@ -146,13 +149,8 @@ class Crowd:
         await workers.publish(on, "app", registry(), QUEUES)
         await limits.publish(on, "app", registry())
         before = await sql.fetchval(DEADLOCKS)
-        crowd = [
-            *[self._works] * 2, *[self._enqueues] * 2, *[self._enqueues_keys] * 3,
-            self._enqueues_workflows, *[self._cancels] * 2, *[self._retries] * 2, self._changes,
-            self._limits, self._pauses, self._schedules, *[self._keeps_up] * 2, self._keeps_house,
-        ]  # fmt: skip
         async with asyncio.TaskGroup() as group:
-            for each in crowd:
+            for each in self._everybody():
                 group.create_task(self._loop(each))
         await self._drain(sql)
         found = await self._wrong(sql)
@@ -164,7 +162,14 @@ class Crowd:
             found.insert(0, f"{max(deadlocks, self.did['40P01'])} deadlocks")
         return found
 
-    async def _loop(self, act: Callable[[Any, Any], Awaitable[None]]) -> None:
+    def _everybody(self) -> list[Act]:
+        return [
+            *[self._works] * 2, *[self._enqueues] * 2, *[self._enqueues_keys] * 3,
+            self._enqueues_workflows, *[self._cancels] * 2, *[self._retries] * 2, self._changes,
+            self._limits, self._pauses, self._schedules, *[self._keeps_up] * 2, self._keeps_house,
+        ]  # fmt: skip
+
+    async def _loop(self, act: Act) -> None:
         connection = await self._connect(**IMPATIENT)
         acks = await self._connect(**IMPATIENT, **PLANS)
         for _ in range(self._rounds):
@@ -421,9 +426,19 @@ class Crowd:
         return found
 
 
-async def long(rounds: int, seed: int) -> int:
+class Keys(Crowd):
+    """Those who write to jobs with unique keys, and no others: more of them meet."""
+
+    def _everybody(self) -> list[Act]:
+        return [
+            *[self._works] * 2, *[self._enqueues_keys] * 6, *[self._cancels] * 4,
+            *[self._retries] * 4, *[self._keeps_up] * 2, self._keeps_house,
+        ]  # fmt: skip
+
+
+async def long(kind: type[Crowd], rounds: int, seed: int) -> int:
     """On a server of its own, whose log tells who met whom; the exit code."""
-    async with private() as cluster, AsyncExitStack() as stack:
+    async with private({"log_min_messages": "error"}) as cluster, AsyncExitStack() as stack:
         await migrations.migrate(Database({"dsn": cluster.dsn()}))
 
         async def connect(**settings: str) -> Any:
@@ -431,7 +446,7 @@ async def long(rounds: int, seed: int) -> int:
             stack.callback(made.terminate)
             return made
 
-        crowd = Crowd(connect, rounds, seed)
+        crowd = kind(connect, rounds, seed)
         wrong = await crowd.run()
         print(f"seed {seed}, {rounds} rounds: {dict(sorted(crowd.did.items()))}")
         print(*wrong, sep="\n")
@@ -450,8 +465,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--keys", action="store_true", help="only those who write to keyed jobs")
     told = parser.parse_args()
-    sys.exit(asyncio.run(long(told.rounds, told.seed)))
+    sys.exit(asyncio.run(long(Keys if told.keys else Crowd, told.rounds, told.seed)))
 
 
 if __name__ == "__main__":
