@@ -418,7 +418,7 @@ DECLARE
     patience interval := current_setting('lock_timeout');
 BEGIN
     IF clock_timestamp() - began > coalesce(nullif(patience, interval '0'), interval '10 s') THEN
-        RAISE EXCEPTION 'jobs that wait for others stay locked by another transaction'
+        RAISE EXCEPTION 'a job stays locked by another transaction'
             USING ERRCODE = 'lock_not_available', HINT = 'Nothing was changed. Try again when that transaction has ended.';
     END IF;
     PERFORM pg_sleep(random() * least(0.05, 0.002 * tries));
@@ -890,7 +890,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, OUT job_id bigint, OUT outcome text) RETURNS record
+CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, in_batch boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -989,6 +989,10 @@ BEGIN
         IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
+        IF in_batch THEN
+            -- It holds others already, and comes to this one in the order of the keys.
+            PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
+        END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
@@ -1052,6 +1056,61 @@ BEGIN
     IF due < clock_timestamp() + interval '60 s' THEN
         PERFORM taskd.ring(goes_to);
     END IF;
+END
+$$;
+
+CREATE FUNCTION taskd.enqueue_unique_batch(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean) RETURNS TABLE(n bigint, job_id bigint, outcome text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    ns bigint[];
+    ids bigint[];
+    outcomes text[];
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM taskd.lock_holders(tasks, unique_keys, on_conflicts, versions, alone);
+            SELECT array_agg(done.n), array_agg(done.job_id), array_agg(done.outcome)
+            INTO ns, ids, outcomes
+            FROM (
+                SELECT a.*
+                FROM unnest(tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines, deadlines_s,
+                            args_versions, limit_names, limit_values, unique_keys, key_scopes, fors_s, on_conflicts,
+                            debounces_max_s, versions)
+                    WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                                          deadline_s, args_version, limit_name, limit_values, unique_key, key_scope, for_s,
+                                          on_conflict, debounce_max_s, version, n)
+                ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
+            ) AS asked
+            CROSS JOIN LATERAL (
+                -- Named here as well, `n` keeps the planner from taking two equal jobs for one.
+                SELECT asked.n, made.job_id, made.outcome
+                FROM taskd.enqueue_unique(
+                    asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
+                    asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
+                    asked.version, asked.deadline, asked.deadline_s, asked.args_version, true, alone, asked.limit_name,
+                    asked.limit_values::jsonb, cardinality(tasks) > 1
+                ) AS made
+                WHERE asked.unique_key IS NOT NULL
+                UNION ALL
+                SELECT asked.n, taskd.enqueue_one(
+                    asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
+                    asked.timeout_s, asked.deadline, asked.deadline_s, asked.args_version, true, asked.limit_name,
+                    asked.limit_values::jsonb
+                ), 'enqueued'
+                WHERE asked.unique_key IS NULL
+            ) AS done;
+            RETURN QUERY SELECT * FROM unnest(ns, ids, outcomes);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
 END
 $$;
 

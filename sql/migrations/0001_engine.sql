@@ -634,6 +634,7 @@ CREATE FUNCTION taskd.enqueue_unique(
     alone boolean DEFAULT false,
     limit_name text DEFAULT NULL,
     limit_values jsonb DEFAULT NULL,
+    in_batch boolean DEFAULT false,
     OUT job_id bigint,
     OUT outcome text
 )
@@ -736,6 +737,10 @@ BEGIN
         IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
+        IF in_batch THEN
+            -- It holds others already, and comes to this one in the order of the keys.
+            PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
+        END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
@@ -802,6 +807,24 @@ BEGIN
 END
 $$;
 
+-- Lets the others go first, when a row was found locked: longer each time, and never twice the same; not for ever, for two who
+-- hold what the other one wants (transactions of users can) would never learn it: no lock is waited for, so
+-- nobody sees a deadlock. The end is that of any lock, `lock_timeout`, and ten seconds where there is none.
+CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    patience interval := current_setting('lock_timeout');
+BEGIN
+    IF clock_timestamp() - began > coalesce(nullif(patience, interval '0'), interval '10 s') THEN
+        RAISE EXCEPTION 'a job stays locked by another transaction'
+            USING ERRCODE = 'lock_not_available', HINT = 'Nothing was changed. Try again when that transaction has ended.';
+    END IF;
+    PERFORM pg_sleep(random() * least(0.05, 0.002 * tries));
+END
+$$;
+
 -- Locks, in the order of their ids, those holders of keys that a batch will lock one by one in the order of the keys: acks,
 -- cancels and retries lock by id, and would deadlock with it.
 CREATE FUNCTION taskd.lock_holders(
@@ -823,6 +846,72 @@ BEGIN
         ORDER BY j.id
         FOR UPDATE OF j;
     END IF;
+END
+$$;
+
+-- Enqueues jobs of which some hold unique keys, each by itself, keys in one order, so that two batches cannot wait for each
+-- other's new ones. `n` is a job's place in the arrays.
+--
+-- The holders that are there are locked first, in the order of acks. One that waits only since then, for it was just
+-- born or has just stopped running, comes out of that order, and is not waited for: two batches did so, and met in a
+-- deadlock. All is taken back then, the others go first, and it begins again.
+CREATE FUNCTION taskd.enqueue_unique_batch(
+    tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[],
+    max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[],
+    args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[],
+    fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean
+) RETURNS TABLE (n bigint, job_id bigint, outcome text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    ns bigint[];
+    ids bigint[];
+    outcomes text[];
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM taskd.lock_holders(tasks, unique_keys, on_conflicts, versions, alone);
+            SELECT array_agg(done.n), array_agg(done.job_id), array_agg(done.outcome)
+            INTO ns, ids, outcomes
+            FROM (
+                SELECT a.*
+                FROM unnest(tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines, deadlines_s,
+                            args_versions, limit_names, limit_values, unique_keys, key_scopes, fors_s, on_conflicts,
+                            debounces_max_s, versions)
+                    WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                                          deadline_s, args_version, limit_name, limit_values, unique_key, key_scope, for_s,
+                                          on_conflict, debounce_max_s, version, n)
+                ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
+            ) AS asked
+            CROSS JOIN LATERAL (
+                -- Named here as well, `n` keeps the planner from taking two equal jobs for one.
+                SELECT asked.n, made.job_id, made.outcome
+                FROM taskd.enqueue_unique(
+                    asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
+                    asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
+                    asked.version, asked.deadline, asked.deadline_s, asked.args_version, true, alone, asked.limit_name,
+                    asked.limit_values::jsonb, cardinality(tasks) > 1
+                ) AS made
+                WHERE asked.unique_key IS NOT NULL
+                UNION ALL
+                SELECT asked.n, taskd.enqueue_one(
+                    asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
+                    asked.timeout_s, asked.deadline, asked.deadline_s, asked.args_version, true, asked.limit_name,
+                    asked.limit_values::jsonb
+                ), 'enqueued'
+                WHERE asked.unique_key IS NULL
+            ) AS done;
+            RETURN QUERY SELECT * FROM unnest(ns, ids, outcomes);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
 END
 $$;
 

@@ -81,24 +81,6 @@ AS $$
     SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
 $$;
 
--- Lets the others go first, when a row was found locked: longer each time, and never twice the same; not for ever, for two who
--- hold what the other one wants (transactions of users can) would never learn it: no lock is waited for, so
--- nobody sees a deadlock. The end is that of any lock, `lock_timeout`, and ten seconds where there is none.
-CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    patience interval := current_setting('lock_timeout');
-BEGIN
-    IF clock_timestamp() - began > coalesce(nullif(patience, interval '0'), interval '10 s') THEN
-        RAISE EXCEPTION 'jobs that wait for others stay locked by another transaction'
-            USING ERRCODE = 'lock_not_available', HINT = 'Nothing was changed. Try again when that transaction has ended.';
-    END IF;
-    PERFORM pg_sleep(random() * least(0.05, 0.002 * tries));
-END
-$$;
-
 -- Those of these jobs that cannot end now, for somebody has locked a job whom their end may move or end: a user who enqueues behind
 -- it, and has not committed yet. The others' dependants are locked for the caller, who need not back off any more.
 CREATE FUNCTION taskd.held_up(ids bigint[]) RETURNS bigint[]

@@ -49,40 +49,14 @@ SELECT id FROM born, (SELECT count(*) FROM rung) AS r;
 SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8, $9, $10, $11::smallint, true,
                          $12, $13::text::jsonb) AS id;
 
--- Jobs of which some hold a unique key (see the function): each by itself, keys in one order, so that two
--- batches cannot wait for each other's. What a batch will lock it locks first, in the order of acks. `n` is a job's place in
--- the arrays; named twice, it keeps the planner from taking two equal jobs for one.
+-- Jobs of which some hold a unique key (see the function). `n` is a job's place in the arrays.
 
 -- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked, queued -> scheduled, scheduled -> queued, blocked -> scheduled, scheduled -> blocked, queued -> blocked, blocked -> queued
-SELECT done.n, done.job_id AS id, done.outcome
-FROM (
-    SELECT a.*
-    FROM taskd.lock_holders($1::text[], $14::text[], $17::text[], $19::bigint[], $20),
-         unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[],
-                $7::smallint[], $8::double precision[], $9::timestamptz[], $10::double precision[], $11::smallint[],
-                $12::text[], $13::text[], $14::text[], $15::text[], $16::double precision[], $17::text[],
-                $18::double precision[], $19::bigint[])
-        WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s,
-                              args_version, limit_name, limit_values, unique_key, key_scope, for_s, on_conflict,
-                              debounce_max_s, version, n)
-    ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
-) AS asked
-CROSS JOIN LATERAL (
-    SELECT asked.n, job_id, outcome
-    FROM taskd.enqueue_unique(
-        asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
-        asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
-        asked.version, asked.deadline, asked.deadline_s, asked.args_version, true, $20, asked.limit_name,
-        asked.limit_values::jsonb
-    )
-    WHERE asked.unique_key IS NOT NULL
-    UNION ALL
-    SELECT asked.n, taskd.enqueue_one(
-        asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
-        asked.timeout_s, asked.deadline, asked.deadline_s, asked.args_version, true, asked.limit_name,
-        asked.limit_values::jsonb
-    ), 'enqueued'
-    WHERE asked.unique_key IS NULL
-) AS done;
+SELECT n, job_id AS id, outcome
+FROM taskd.enqueue_unique_batch(
+    $1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[], $7::smallint[],
+    $8::double precision[], $9::timestamptz[], $10::double precision[], $11::smallint[], $12::text[], $13::text[],
+    $14::text[], $15::text[], $16::double precision[], $17::text[], $18::double precision[], $19::bigint[], $20
+);

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.deadlocks import Crowd
+from tests.store.deadlocks import Crowd, Keys
 from tests.store.helpers import Connect
 
 ROUNDS = 30
@@ -53,3 +53,12 @@ async def test_a_deadlock_that_nobody_tells_of_is_counted(connect: Connect) -> N
     crowd = Crossing(connect, 1, seed=7)
     assert (await crowd.run())[:1] == ["1 deadlocks"]
     assert crowd.did["40P01"] == 0
+
+
+@pytest.mark.timeout(240)
+async def test_batches_of_keys_meet_without_a_deadlock(connect: Connect) -> None:
+    seed = int(os.environ.get("DEADLOCKS_SEED") or random.SystemRandom().randrange(10**6))
+    crowd = Keys(connect, ROUNDS, seed)
+    wrong = await crowd.run()
+    assert wrong == [], f"seed {seed}: {crowd.did}"
+    assert crowd.did["replaced"] > 0

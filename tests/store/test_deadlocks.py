@@ -6,7 +6,8 @@ import asyncio
 import random
 from typing import Any
 
-from taskd.core.job import Job
+from taskd.core.job import Job, NewJob
+from taskd.core.unique import Unique
 from taskd.store import jobs, workers
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
@@ -22,6 +23,9 @@ from tests.store.helpers import (
     enqueue,
     new_worker,
     rescue,
+    settle,
+    steps_back,
+    waits_for_lock,
 )
 
 JOBS = 60
@@ -102,3 +106,31 @@ async def test_nobody_deadlocks_over_the_same_rows(sql, lane: Lane, connect: Con
     assert {what: n for what, n in crowd.counts.items() if n < LEAST_EACH} == {}, crowd.counts
     everywhere = await sql.fetch("SELECT id FROM taskd.jobs ORDER BY id")
     assert [each[0] for each in everywhere] == sorted(ids)  # none lost, none twice
+
+
+async def test_a_batch_does_not_wait_for_a_holder_that_came_out_of_the_order(
+    sql, lane: Lane, connect: Connect, me: int
+) -> None:
+    """Two who waited so for each other's jobs met in a deadlock."""
+
+    def replacing(key: str) -> NewJob:
+        return NewJob("t", queue="q", unique=Unique(key, on_conflict="replace"))
+
+    batching, inserting, locking = [await connect() for _ in range(3)]
+    await jobs.enqueue(lane, [replacing("b")])
+    [b] = await jobs.claim(lane, me, "q", 1)
+    await inserting.execute("BEGIN")
+    [a] = await jobs.enqueue(fetches(inserting), [replacing("a")])
+    # The one of b runs, so the batch does not lock it; it comes as far as the new one of a.
+    batch = asyncio.create_task(jobs.enqueue(fetches(batching), [replacing("a"), replacing("b")]))
+    await waits_for_lock(sql, batching)
+    assert await settle(lane, b, QUEUED) is QUEUED
+    await locking.execute("BEGIN")
+    await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", b.id)
+    await inserting.execute("COMMIT")
+    # It holds a, and b is locked: it must let a go for whoever wants it with b.
+    await steps_back(sql, batching)
+    await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", a)
+    assert not batch.done()
+    await locking.execute("COMMIT")
+    assert [(each, each.outcome) for each in await batch] == [(a, "replaced"), (b.id, "replaced")]
