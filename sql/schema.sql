@@ -815,7 +815,7 @@ BEGIN
     )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
-    -- What a full queue has no room for, has_room() refuses by raising; it stands here as one more expression cost 30 us.
+    -- has_room() returns true or raises, for a queue that is full. A statement of its own would ask it at the same cost.
     IF due < moment + interval '60 s' AND (
         EXISTS (
             SELECT 1 FROM taskd.queue AS q
