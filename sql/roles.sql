@@ -156,6 +156,7 @@ GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, d
     ON taskd.job_limit TO taskd_worker;
 GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
+GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
 -- The one job that they do make: that of a newer version, when the job that it has followed ends.
 GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;

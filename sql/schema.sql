@@ -2352,6 +2352,68 @@ CREATE TABLE taskd.dependency (
 )
 WITH (fillfactor='70');
 
+CREATE TABLE taskd.opening (
+    limit_name text NOT NULL,
+    limit_key text,
+    after_key text DEFAULT ''::text NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE taskd.queue (
+    name taskd.queue_name NOT NULL,
+    paused_at timestamp with time zone,
+    paused_until timestamp with time zone,
+    pause_reason text,
+    keep_done_s integer DEFAULT 604800 NOT NULL,
+    keep_failed_s integer DEFAULT 2592000 NOT NULL,
+    concurrency integer,
+    max_running integer,
+    max_depth integer,
+    rate double precision,
+    burst integer,
+    tokens double precision,
+    filled_at timestamp with time zone,
+    depth integer,
+    depth_id bigint,
+    depth_at timestamp with time zone,
+    CONSTRAINT burst_is_1_to_10000 CHECK (((burst >= 1) AND (burst <= 10000))),
+    CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
+    CONSTRAINT max_depth_is_1_to_100000000 CHECK (((max_depth >= 1) AND (max_depth <= 100000000))),
+    CONSTRAINT max_running_is_1_to_100000 CHECK (((max_running >= 1) AND (max_running <= 100000))),
+    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
+    CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
+    CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000))),
+    CONSTRAINT rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
+    CONSTRAINT rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
+);
+
+CREATE VIEW taskd.due AS
+ SELECT ( SELECT date_part('epoch'::text, ((job.run_at)::timestamp with time zone - clock_timestamp())) AS date_part
+           FROM taskd.job
+          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes = 0))
+          ORDER BY job.run_at
+         LIMIT 1) AS job_s,
+    ( SELECT date_part('epoch'::text, ((job.run_at)::timestamp with time zone - clock_timestamp())) AS date_part
+           FROM taskd.job
+          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes > 0))
+          ORDER BY job.run_at
+         LIMIT 1) AS suspect_s,
+    ( SELECT
+                CASE
+                    WHEN ((EXISTS ( SELECT
+                       FROM taskd.job
+                      WHERE ((job.limit_name IS NOT NULL) AND (job.state = 'blocked'::taskd.job_state) AND (job.gate IS NULL) AND (job.waits_for IS NULL)))) OR (EXISTS ( SELECT
+                       FROM taskd.job
+                      WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes > 0) AND ((job.run_at)::timestamp with time zone <= now()) AND (job.limit_name IS NOT NULL) AND (job.gate IS NULL))))) THEN (0.0)::double precision
+                    ELSE ( SELECT date_part('epoch'::text, (opening.at - clock_timestamp())) AS date_part
+                       FROM taskd.opening
+                      ORDER BY opening.at
+                     LIMIT 1)
+                END AS date_part) AS gate_s,
+    ARRAY( SELECT (queue.name)::text AS name
+           FROM taskd.queue
+          WHERE ((queue.max_running IS NOT NULL) OR (queue.rate IS NOT NULL))) AS limited;
+
 CREATE TABLE taskd.job_history (
     id bigint NOT NULL,
     worker_id bigint,
@@ -2534,13 +2596,6 @@ CREATE TABLE taskd.migration (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
-CREATE TABLE taskd.opening (
-    limit_name text NOT NULL,
-    limit_key text,
-    after_key text DEFAULT ''::text NOT NULL,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
 CREATE UNLOGGED TABLE taskd.progress (
     job_id bigint NOT NULL,
     fence bigint NOT NULL,
@@ -2551,34 +2606,6 @@ CREATE UNLOGGED TABLE taskd.progress (
     CONSTRAINT note_is_bounded CHECK ((octet_length(note) <= 500))
 )
 WITH (fillfactor='50');
-
-CREATE TABLE taskd.queue (
-    name taskd.queue_name NOT NULL,
-    paused_at timestamp with time zone,
-    paused_until timestamp with time zone,
-    pause_reason text,
-    keep_done_s integer DEFAULT 604800 NOT NULL,
-    keep_failed_s integer DEFAULT 2592000 NOT NULL,
-    concurrency integer,
-    max_running integer,
-    max_depth integer,
-    rate double precision,
-    burst integer,
-    tokens double precision,
-    filled_at timestamp with time zone,
-    depth integer,
-    depth_id bigint,
-    depth_at timestamp with time zone,
-    CONSTRAINT burst_is_1_to_10000 CHECK (((burst >= 1) AND (burst <= 10000))),
-    CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
-    CONSTRAINT max_depth_is_1_to_100000000 CHECK (((max_depth >= 1) AND (max_depth <= 100000000))),
-    CONSTRAINT max_running_is_1_to_100000 CHECK (((max_running >= 1) AND (max_running <= 100000))),
-    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
-    CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
-    CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000))),
-    CONSTRAINT rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
-    CONSTRAINT rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
-);
 
 CREATE TABLE taskd.schedule (
     name taskd.schedule_name NOT NULL,
