@@ -104,9 +104,10 @@ GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                  double precision),
+                  double precision, boolean),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb),
+                      double precision, integer, boolean, text, jsonb, boolean),
+    taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb),
@@ -130,8 +131,9 @@ GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashe
 GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
-      INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at),
-      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at,
+      INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule,
+              published_at),
+      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule, published_at,
               limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL wants the right to change some column of it.
@@ -230,7 +232,8 @@ GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb),
+                      double precision, integer, boolean, text, jsonb, boolean),
+    taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb),

@@ -171,7 +171,9 @@ class NewJob:
         timeout_s: seconds of one attempt; None leaves it to the running task's option.
         checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
             they are checked against the published task when they are enqueued.
-        unique: its unique key; None: it is one of any number.
+        unique: its unique key; None: it is one of any number, or, of arguments that are not
+            checked yet, the published task says.
+        no_key: it has none, although its task has one.
         deadline: no attempt starts after this moment (with a time zone); a job that still waits
             then fails as `expired`. Excludes `deadline_s`.
         deadline_s: the same in seconds after the enqueuing transaction began.
@@ -194,6 +196,7 @@ class NewJob:
     timeout_s: float | None = None
     checked: bool = False
     unique: Unique | None = None
+    no_key: bool = False
     deadline: datetime | None = None
     deadline_s: float | None = None
     args_version: int | None = None
@@ -220,9 +223,14 @@ class NewJob:
         if self.args_version is not None:
             check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
         if self.unique is not None:
-            if not isinstance(self.unique, Unique):
-                raise InvalidJob(f"unique {self.unique!r} is no Unique(...)")
-            object.__setattr__(self, "unique", self.unique.of(self.args))
+            object.__setattr__(self, "unique", self._keyed(self.unique))
+
+    def _keyed(self, unique: Unique) -> Unique:
+        if not isinstance(unique, Unique):
+            raise InvalidJob(f"unique {unique!r} is no Unique(...)")
+        if self.no_key:
+            raise InvalidJob("give a unique key or no_key, not both")
+        return unique.of(self.args)
 
     def at(self, run_at: datetime) -> Self:
         """The same job, not before `run_at` (a datetime with a time zone)."""

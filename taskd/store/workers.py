@@ -190,6 +190,7 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
         [t.form.args_version for _, t in tasks],
         [msgspec.json.encode(t.redact).decode() for _, t in tasks],
         [None if name == t.name else t.name for name, t in tasks],
+        [t.unique and t.unique.rule(t.unique_defaults) for _, t in tasks],
     )
     if rows:
         names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)
