@@ -132,6 +132,19 @@ class Task(Generic[P, R]):
         self.__doc__ = handler.__doc__
         self.__name__ = handler.__name__
         self.__module__ = handler.__module__
+        self._take_arguments(handler)
+        self.unique = unique
+        _check_unique(self.name, unique, self._fields)
+        self.form = Form(self.name, args_version, upgrade or {})
+        self.aliases = check_aliases(self.name, aliases)
+        self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
+        self.limit = limit
+        _check_limit(self.name, limit, self._fields)
+        self.limit_defaults = _defaults(self.args_type, limit.arguments if limit else ())
+        self.unique_defaults = _defaults(self.args_type, unique.arguments if unique else ())
+
+    def _take_arguments(self, handler: Callable[..., R]) -> None:
+        """Make of the handler's signature what checks arguments, and what is published of them."""
         self._signature, self.takes_context = _signature(self.name, handler)
         _check_context(self.name, self.kind, takes_context=self.takes_context)
         self._item: type | None = None
@@ -152,15 +165,6 @@ class Task(Generic[P, R]):
             raise TypeError(f"task {self.name}: {error}") from None
         self.signature_hash = hashlib.sha256(self.args_schema.encode()).hexdigest()[:32]
         self._fields = self.args_type.__struct_fields__
-        self.unique = unique
-        _check_unique(self.name, unique, self._fields)
-        self.form = Form(self.name, args_version, upgrade or {})
-        self.aliases = check_aliases(self.name, aliases)
-        self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
-        self.limit = limit
-        _check_limit(self.name, limit, self._fields)
-        self.limit_defaults = _defaults(self.args_type, limit.arguments if limit else ())
-        self.unique_defaults = _defaults(self.args_type, unique.arguments if unique else ())
 
     @property
     def limit_name(self) -> str | None:
