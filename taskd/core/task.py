@@ -337,7 +337,13 @@ def _defaults(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[str
     """The defaults of these arguments, as their JSON says them."""
     fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
     given = {each.name: _made(each) for each in fields if not each.required}
-    return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain)))
+    try:
+        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain)))
+    except TypeError as error:
+        raise TypeError(
+            f"task {args_type.__name__}: the default of an argument that makes a key has no JSON "
+            f"form: {error}"
+        ) from None
 
 
 def _made(field: msgspec.structs.FieldInfo) -> Any:
