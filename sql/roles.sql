@@ -104,9 +104,10 @@ GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                  double precision),
+                  double precision, boolean),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb),
+                      double precision, integer, boolean, text, jsonb, boolean),
+    taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean),
@@ -133,8 +134,9 @@ GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashe
 GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
-      INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at),
-      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, published_at,
+      INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule,
+              published_at),
+      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule, published_at,
               limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL wants the right to change some column of it.
@@ -159,6 +161,7 @@ GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, d
     ON taskd.job_limit TO taskd_worker;
 GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
+GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
 -- The one job that they do make: that of a newer version, when the job that it has followed ends.
 GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
@@ -232,7 +235,8 @@ GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb),
+                      double precision, integer, boolean, text, jsonb, boolean),
+    taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean),

@@ -775,7 +775,7 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
     SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
-CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, no_key boolean DEFAULT false) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -788,12 +788,13 @@ DECLARE
     accepted text[];
     limit_by text[];
     limit_defaults jsonb;
+    rule jsonb;
     job_id bigint;
 BEGIN
     IF NOT checked THEN
         SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1),
-               t.limit_name, t.limit_by, t.limit_defaults
-        INTO queue, required, accepted, args_version, limit_name, limit_by, limit_defaults
+               t.limit_name, t.limit_by, t.limit_defaults, t.unique_rule
+        INTO queue, required, accepted, args_version, limit_name, limit_by, limit_defaults, rule
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
         -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
@@ -805,6 +806,14 @@ BEGIN
         IF limit_name IS NOT NULL THEN
             limit_values := taskd.limit_values(args, limit_by, limit_defaults);
         END IF;
+        IF rule IS NOT NULL AND NOT no_key THEN
+            RETURN (taskd.enqueue_unique(
+                task, args, taskd.key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
+                rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
+                (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
+                args_version, true, false, limit_name, limit_values
+            )).job_id;
+        END IF;
     END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
@@ -815,7 +824,7 @@ BEGIN
     )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
-    -- What a full queue has no room for, has_room() refuses by raising; it stands here as one more expression cost 30 us.
+    -- has_room() returns true or raises, for a queue that is full. A statement of its own would ask it at the same cost.
     IF due < moment + interval '60 s' AND (
         EXISTS (
             SELECT 1 FROM taskd.queue AS q
@@ -835,9 +844,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision) RETURNS bigint
+CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, no_key boolean DEFAULT false) RETURNS bigint
     LANGUAGE sql
-    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL::integer, false);
+    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL::integer, false, no_key => no_key);
 
 CREATE FUNCTION taskd.enqueue_after(task text, args jsonb DEFAULT '{}'::jsonb, after bigint[] DEFAULT '{}'::bigint[], on_failed text DEFAULT 'cancel'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, node text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1382,6 +1391,38 @@ CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
      AND kept.job_id <> past.id AND kept.until > clock_timestamp()
     WHERE past.id = key_holder.job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
     LIMIT 1
+$$;
+
+CREATE FUNCTION taskd.key_of(rule jsonb, args jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key'
+                WHEN octet_length(made.key) > 200 OR made.key ~ '[\u0001-\u001f\u007f-\u009f]'
+                THEN encode(sha256(convert_to(made.key, 'UTF8')), 'hex')
+                ELSE made.key END
+    FROM (
+        SELECT taskd.key_text(jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place)) AS key
+        FROM jsonb_array_elements_text(rule -> 'by') WITH ORDINALITY AS b (name, place)
+    ) AS made
+$$;
+
+CREATE FUNCTION taskd.key_text(value jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT CASE jsonb_typeof(value)
+        WHEN 'object' THEN (
+            SELECT '{' || coalesce(string_agg(to_json(name)::text || ':' || taskd.key_text(each), ',' ORDER BY name COLLATE "C"), '') || '}'
+            FROM jsonb_each(value) AS e (name, each)
+        )
+        WHEN 'array' THEN (
+            SELECT '[' || coalesce(string_agg(taskd.key_text(each), ',' ORDER BY place), '') || ']'
+            FROM jsonb_array_elements(value) WITH ORDINALITY AS e (each, place)
+        )
+        WHEN 'number' THEN trim_scale((value #>> '{}')::numeric)::text
+        ELSE value::text
+    END
 $$;
 
 CREATE FUNCTION taskd.keys_in_line(limit_name text, after_key text, batch bigint) RETURNS text[]
@@ -2388,6 +2429,25 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    name text := rule ->> 'version_by';
+    said jsonb := CASE WHEN name = '' THEN rule -> 'version' ELSE coalesce(args -> name, rule -> 'defaults' -> name) END;
+BEGIN
+    IF said IS NULL OR said = 'null' THEN
+        RETURN NULL;
+    END IF;
+    IF jsonb_typeof(said) <> 'number' OR scale(trim_scale((said #>> '{}')::numeric)) > 0 THEN
+        RAISE EXCEPTION 'the argument "%" is the version of the job, and must be a whole number', name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN (said #>> '{}')::numeric::bigint;
+END
+$$;
+
 CREATE UNLOGGED TABLE taskd.attendance (
     queue text NOT NULL,
     worker_id bigint NOT NULL,
@@ -2410,6 +2470,68 @@ CREATE TABLE taskd.dependency (
     CONSTRAINT dependency_is_on_an_older_job CHECK ((parent_id < job_id))
 )
 WITH (fillfactor='70');
+
+CREATE TABLE taskd.opening (
+    limit_name text NOT NULL,
+    limit_key text,
+    after_key text DEFAULT ''::text NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE taskd.queue (
+    name taskd.queue_name NOT NULL,
+    paused_at timestamp with time zone,
+    paused_until timestamp with time zone,
+    pause_reason text,
+    keep_done_s integer DEFAULT 604800 NOT NULL,
+    keep_failed_s integer DEFAULT 2592000 NOT NULL,
+    concurrency integer,
+    max_running integer,
+    max_depth integer,
+    rate double precision,
+    burst integer,
+    tokens double precision,
+    filled_at timestamp with time zone,
+    depth integer,
+    depth_id bigint,
+    depth_at timestamp with time zone,
+    CONSTRAINT burst_is_1_to_10000 CHECK (((burst >= 1) AND (burst <= 10000))),
+    CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
+    CONSTRAINT max_depth_is_1_to_100000000 CHECK (((max_depth >= 1) AND (max_depth <= 100000000))),
+    CONSTRAINT max_running_is_1_to_100000 CHECK (((max_running >= 1) AND (max_running <= 100000))),
+    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
+    CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
+    CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000))),
+    CONSTRAINT rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
+    CONSTRAINT rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
+);
+
+CREATE VIEW taskd.due AS
+ SELECT ( SELECT date_part('epoch'::text, ((job.run_at)::timestamp with time zone - clock_timestamp())) AS date_part
+           FROM taskd.job
+          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes = 0))
+          ORDER BY job.run_at
+         LIMIT 1) AS job_s,
+    ( SELECT date_part('epoch'::text, ((job.run_at)::timestamp with time zone - clock_timestamp())) AS date_part
+           FROM taskd.job
+          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes > 0))
+          ORDER BY job.run_at
+         LIMIT 1) AS suspect_s,
+    ( SELECT
+                CASE
+                    WHEN ((EXISTS ( SELECT
+                       FROM taskd.job
+                      WHERE ((job.limit_name IS NOT NULL) AND (job.state = 'blocked'::taskd.job_state) AND (job.gate IS NULL) AND (job.waits_for IS NULL)))) OR (EXISTS ( SELECT
+                       FROM taskd.job
+                      WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes > 0) AND ((job.run_at)::timestamp with time zone <= now()) AND (job.limit_name IS NOT NULL) AND (job.gate IS NULL))))) THEN (0.0)::double precision
+                    ELSE ( SELECT date_part('epoch'::text, (opening.at - clock_timestamp())) AS date_part
+                       FROM taskd.opening
+                      ORDER BY opening.at
+                     LIMIT 1)
+                END AS date_part) AS gate_s,
+    ARRAY( SELECT (queue.name)::text AS name
+           FROM taskd.queue
+          WHERE ((queue.max_running IS NOT NULL) OR (queue.rate IS NOT NULL))) AS limited;
 
 CREATE TABLE taskd.job_history (
     id bigint NOT NULL,
@@ -2593,13 +2715,6 @@ CREATE TABLE taskd.migration (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
-CREATE TABLE taskd.opening (
-    limit_name text NOT NULL,
-    limit_key text,
-    after_key text DEFAULT ''::text NOT NULL,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
 CREATE UNLOGGED TABLE taskd.progress (
     job_id bigint NOT NULL,
     fence bigint NOT NULL,
@@ -2610,34 +2725,6 @@ CREATE UNLOGGED TABLE taskd.progress (
     CONSTRAINT note_is_bounded CHECK ((octet_length(note) <= 500))
 )
 WITH (fillfactor='50');
-
-CREATE TABLE taskd.queue (
-    name taskd.queue_name NOT NULL,
-    paused_at timestamp with time zone,
-    paused_until timestamp with time zone,
-    pause_reason text,
-    keep_done_s integer DEFAULT 604800 NOT NULL,
-    keep_failed_s integer DEFAULT 2592000 NOT NULL,
-    concurrency integer,
-    max_running integer,
-    max_depth integer,
-    rate double precision,
-    burst integer,
-    tokens double precision,
-    filled_at timestamp with time zone,
-    depth integer,
-    depth_id bigint,
-    depth_at timestamp with time zone,
-    CONSTRAINT burst_is_1_to_10000 CHECK (((burst >= 1) AND (burst <= 10000))),
-    CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
-    CONSTRAINT max_depth_is_1_to_100000000 CHECK (((max_depth >= 1) AND (max_depth <= 100000000))),
-    CONSTRAINT max_running_is_1_to_100000 CHECK (((max_running >= 1) AND (max_running <= 100000))),
-    CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500)),
-    CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
-    CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000))),
-    CONSTRAINT rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
-    CONSTRAINT rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
-);
 
 CREATE TABLE taskd.schedule (
     name taskd.schedule_name NOT NULL,
@@ -2706,6 +2793,7 @@ CREATE TABLE taskd.task (
     limit_name text,
     limit_by text[],
     limit_defaults jsonb,
+    unique_rule jsonb,
     required text[] GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED NOT NULL,
     accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL,
     CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500))

@@ -225,6 +225,7 @@ CREATE TABLE taskd.task (
     limit_name text,                        -- the limit of its jobs, the arguments that make the key
     limit_by text[],                        -- within it, and what those are when they are left out
     limit_defaults jsonb,
+    unique_rule jsonb,                      -- of the keys of its jobs, as Unique in Python has it; what is left out is as in `defaults`
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
 );
@@ -490,6 +491,62 @@ BEGIN
 END
 $$;
 
+-- A value as unique keys have it: JSON without spaces, the names of objects in the order of their bytes, numbers by their
+-- value, so that 1.0 is 1. Python makes the same, byte for byte (taskd/core/unique.py).
+CREATE FUNCTION taskd.key_text(value jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE jsonb_typeof(value)
+        WHEN 'object' THEN (
+            SELECT '{' || coalesce(string_agg(to_json(name)::text || ':' || taskd.key_text(each), ',' ORDER BY name COLLATE "C"), '') || '}'
+            FROM jsonb_each(value) AS e (name, each)
+        )
+        WHEN 'array' THEN (
+            SELECT '[' || coalesce(string_agg(taskd.key_text(each), ',' ORDER BY place), '') || ']'
+            FROM jsonb_array_elements(value) WITH ORDINALITY AS e (each, place)
+        )
+        WHEN 'number' THEN trim_scale((value #>> '{}')::numeric)::text
+        ELSE value::text
+    END
+$$;
+
+-- The key that the rule of a task gives a job with these arguments: its own, or the list of those that it names, hashed
+-- when it is long or not printable.
+CREATE FUNCTION taskd.key_of(rule jsonb, args jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key'
+                WHEN octet_length(made.key) > 200 OR made.key ~ '[\u0001-\u001f\u007f-\u009f]'
+                THEN encode(sha256(convert_to(made.key, 'UTF8')), 'hex')
+                ELSE made.key END
+    FROM (
+        SELECT taskd.key_text(jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place)) AS key
+        FROM jsonb_array_elements_text(rule -> 'by') WITH ORDINALITY AS b (name, place)
+    ) AS made
+$$;
+
+-- The version that it gives; NULL: none.
+CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text := rule ->> 'version_by';
+    said jsonb := CASE WHEN name = '' THEN rule -> 'version' ELSE coalesce(args -> name, rule -> 'defaults' -> name) END;
+BEGIN
+    IF said IS NULL OR said = 'null' THEN
+        RETURN NULL;
+    END IF;
+    IF jsonb_typeof(said) <> 'number' OR scale(trim_scale((said #>> '{}')::numeric)) > 0 THEN
+        RAISE EXCEPTION 'the argument "%" is the version of the job, and must be a whole number', name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN (said #>> '{}')::numeric::bigint;
+END
+$$;
+
 -- Enqueues one job; its id. `checked`: the arguments were, by a client that knows the task. All in one function, with
 -- few statements and expressions, for each of them is prepared anew in each transaction: 16 clients that committed one
 -- job each reached 0.69 of plain inserts with a function for each step, and 0.81 so. The ring is taskd.ring(), written
@@ -508,7 +565,8 @@ CREATE FUNCTION taskd.enqueue_one(
     args_version integer,
     checked boolean,
     limit_name text DEFAULT NULL,
-    limit_values jsonb DEFAULT NULL
+    limit_values jsonb DEFAULT NULL,
+    no_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -522,12 +580,13 @@ DECLARE
     accepted text[];
     limit_by text[];
     limit_defaults jsonb;
+    rule jsonb;
     job_id bigint;
 BEGIN
     IF NOT checked THEN
         SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1),
-               t.limit_name, t.limit_by, t.limit_defaults
-        INTO queue, required, accepted, args_version, limit_name, limit_by, limit_defaults
+               t.limit_name, t.limit_by, t.limit_defaults, t.unique_rule
+        INTO queue, required, accepted, args_version, limit_name, limit_by, limit_defaults, rule
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
         -- the limit of the column refuses it, in fewer words. Of a task that nobody has published both arrays are NULL, and so are the answers.
@@ -539,6 +598,14 @@ BEGIN
         IF limit_name IS NOT NULL THEN
             limit_values := taskd.limit_values(args, limit_by, limit_defaults);
         END IF;
+        IF rule IS NOT NULL AND NOT no_key THEN
+            RETURN (taskd.enqueue_unique(
+                task, args, taskd.key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
+                rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
+                (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
+                args_version, true, false, limit_name, limit_values
+            )).job_id;
+        END IF;
     END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
@@ -549,7 +616,7 @@ BEGIN
     )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
-    -- What a full queue has no room for, has_room() refuses by raising; it stands here as one more expression cost 30 us.
+    -- has_room() returns true or raises, for a queue that is full. A statement of its own would ask it at the same cost.
     IF due < moment + interval '60 s' AND (
         EXISTS (
             SELECT 1 FROM taskd.queue AS q
@@ -573,8 +640,8 @@ $$;
 --
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
--- What workers have published about the task supplies the queue and is checked here: arguments
--- that are required or unknown. Their types are checked by the worker, before the handler runs.
+-- What workers have published about the task supplies the queue, the limit and the unique key (of which the id may be that
+-- of the job that holds it; no_key: none), and is checked here: arguments that are required or unknown. Their types are checked by the worker, before the handler runs.
 -- The planner puts its body in its place, so that this door itself costs nothing. That is why it sets no search path;
 -- it needs none, for a body of this form was read when the function was made.
 CREATE FUNCTION taskd.enqueue(
@@ -587,11 +654,13 @@ CREATE FUNCTION taskd.enqueue(
     max_attempts integer DEFAULT NULL,
     timeout_s double precision DEFAULT NULL,
     deadline timestamptz DEFAULT NULL,
-    deadline_s double precision DEFAULT NULL
+    deadline_s double precision DEFAULT NULL,
+    no_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
 RETURN taskd.enqueue_one(
-    task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false
+    task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false,
+    no_key => no_key
 );
 
 -- Enqueues a job that holds a unique key, or finds out who holds it: the job that does, and what happened: `enqueued`,

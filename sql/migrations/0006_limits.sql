@@ -59,6 +59,26 @@ CREATE INDEX job_arrived ON taskd.job (limit_name, id)
     WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
 CREATE INDEX job_blocked ON taskd.job (queue) WHERE queue IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
 
+-- In how many seconds the next scheduled job, the next suspect, and a look at the limits are due; NULL when there is
+-- none. And which queues an operator has limited.
+-- (A suspect that has yet to be admitted counts as due for both: the gate comes first.)
+CREATE VIEW taskd.due AS
+    SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+            WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
+           (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s,
+           (SELECT CASE WHEN EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL
+                    ) OR EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() AND limit_name IS NOT NULL
+                          AND gate IS NULL
+                    ) THEN 0.0
+                    ELSE (SELECT date_part('epoch', at - clock_timestamp()) FROM taskd.opening ORDER BY at LIMIT 1)
+               END) AS gate_s,
+           ARRAY(SELECT name::text FROM taskd.queue WHERE max_running IS NOT NULL OR rate IS NOT NULL) AS limited;
+
 -- The values that make a job's key; what a job leaves out is as its task has it by default.
 CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE

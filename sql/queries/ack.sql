@@ -14,7 +14,8 @@
 -- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one,
 -- and the next jobs of its limit are admitted (limits.sql); both look when all rows are gone. Whoever waits for its
 -- end (results.sql) has marked the row. Of a job that is part of a workflow more is looked at (workflows.sql). The
--- few of which there is more to do are picked once: a look at all rows for each of these questions took 1 us per job.
+-- few of which there is more to do are picked once: a look at all rows for each of these questions took 0.2 to 0.7 us
+-- more per job, of 12 to 13.
 -- The limits come last, here and below: who has their locks waits for no job any more.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])

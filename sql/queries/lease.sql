@@ -43,7 +43,7 @@ WHERE worker_id = $1;
 -- All that a worker without work asks every few seconds, in one statement.
 --
 -- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something
--- (the owners by skipping along job_running, as there). `job_s` to `limited`: as next_due says them (promote.sql);
+-- (the owners by skipping along job_running, as there). `job_s` to `limited`: as the view `due` has them;
 -- `tick_s` and `query_tick_s`: as next_ticks says them (schedules.sql). `uncounted`: count_depths has something to
 -- do. All stand in each row, beside one of the other workers that count as alive; a worker that is
 -- alone gets one row without any. The workers are read once: there may be thousands of dead ones among them.
@@ -83,10 +83,7 @@ WITH RECURSIVE owner AS (
                SELECT FROM owner
                WHERE owner.id IS NOT NULL AND NOT EXISTS (SELECT FROM living WHERE living.id = owner.id)
            ) AS orphans,
-           (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-            WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
-           (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s,
+           due.job_s, due.suspect_s, due.gate_s, due.limited,
            (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
             WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = ''
             ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
@@ -100,21 +97,11 @@ WITH RECURSIVE owner AS (
            ARRAY(SELECT task FROM paused) AS paused,
            ARRAY(SELECT task FROM parked WHERE task IS NOT NULL AND task NOT IN (SELECT task FROM paused)) AS resumed,
            (SELECT jsonb_object_agg(name, concurrency)::text FROM taskd.queue WHERE concurrency IS NOT NULL) AS limits,
-           (SELECT CASE WHEN EXISTS (
-                        SELECT FROM taskd.job
-                        WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL
-                    ) OR EXISTS (
-                        SELECT FROM taskd.job
-                        WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() AND limit_name IS NOT NULL
-                          AND gate IS NULL
-                    ) THEN 0.0
-                    ELSE (SELECT date_part('epoch', at - clock_timestamp()) FROM taskd.opening ORDER BY at LIMIT 1)
-               END) AS gate_s,
-           ARRAY(SELECT name::text FROM taskd.queue WHERE max_running IS NOT NULL OR rate IS NOT NULL) AS limited,
            EXISTS (
                SELECT FROM taskd.queue
                WHERE max_depth IS NOT NULL AND coalesce(depth_at < clock_timestamp() - interval '4 s', true)
            ) AS uncounted
+    FROM taskd.due
 )
 SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
        seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.limits, other.id, other.pid, other.pid_started,

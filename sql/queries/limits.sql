@@ -18,8 +18,7 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::text, (job).attempt,
        (job).timeout_s::double precision, (job).priority, (job).crashes,
        date_part('epoch', (job).started_at - (job).run_at) AS wait_s,
        date_part('epoch', (job).run_at) AS due_at_s,
-       CASE WHEN (job).workflow_id IS NOT NULL OR (job).args_version IS NOT NULL OR (job).deadline < (job).started_at
-            THEN ARRAY[(job).workflow_id, (job).args_version, ((job).deadline < (job).started_at)::integer] END AS rare, opens_s
+       (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4);
 
 -- What the code of an app says about its limits, and which task has which. What an operator has set stays. A limit
@@ -180,7 +179,7 @@ ORDER BY blocked DESC, job.limit_key
 LIMIT $2;
 
 -- What an operator allows a queue, as set_limit: all workers together, and (`concurrency`) each worker process. Claims see it
--- at once; workers are called, and look.
+-- at once; workers are called, and look. The tokens that are there stay, or each change would allow a burst more.
 
 -- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[])
 -- roles: admin
@@ -197,7 +196,8 @@ WITH changed AS (
         burst = CASE WHEN 'rate' = ANY ($7::text[]) THEN NULL
                      WHEN $5 IS NOT NULL THEN coalesce($6, least(10000, greatest(1, ceil($5)))::integer)
                      ELSE CASE WHEN queue.rate IS NOT NULL THEN coalesce($6, queue.burst) END END,
-        tokens = NULL, filled_at = NULL
+        tokens = CASE WHEN 'rate' <> ALL ($7::text[]) THEN queue.tokens END,
+        filled_at = CASE WHEN 'rate' <> ALL ($7::text[]) THEN queue.filled_at END
     RETURNING name::text, concurrency, max_running, max_depth, rate, burst
 ), rung AS (
     SELECT pg_notify('taskd_' || name, ''), pg_notify('taskd', '') FROM changed

@@ -26,24 +26,8 @@ WITH moved AS (
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 
--- In how many seconds the next scheduled job, the next suspect, and a look at the limits are due; NULL when there is
--- none. And which queues an operator has limited.
--- (A suspect that has yet to be admitted counts as due for both: the gate comes first.)
+-- When a worker is to look again, and which queues are limited: the one row of the view (migrations/0006_limits.sql).
 
 -- name: next_due()
 -- roles: worker, observer, admin
-SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-        WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
-       (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-        WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s,
-       (SELECT CASE WHEN EXISTS (
-                    SELECT FROM taskd.job
-                    WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL
-                ) OR EXISTS (
-                    SELECT FROM taskd.job
-                    WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() AND limit_name IS NOT NULL
-                      AND gate IS NULL
-                ) THEN 0.0
-                ELSE (SELECT date_part('epoch', at - clock_timestamp()) FROM taskd.opening ORDER BY at LIMIT 1)
-           END) AS gate_s,
-       ARRAY(SELECT name::text FROM taskd.queue WHERE max_running IS NOT NULL OR rate IS NOT NULL) AS limited;
+SELECT job_s, suspect_s, gate_s, limited FROM taskd.due;

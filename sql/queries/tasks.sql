@@ -5,27 +5,30 @@
 -- written decides, not what was seen: the other app may have published it a moment ago. A former name of a task is
 -- published as a task of its own, so that whoever enqueues by it goes on, and no other app takes it.
 
--- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[])
+-- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
     FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[], $8::text[],
-                $9::smallint[], $10::text[], $11::text[])
-        AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of)
+                $9::smallint[], $10::text[], $11::text[], $12::text[])
+        AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+              unique_rule)
 ), published AS (
     INSERT INTO taskd.task AS task (
         app, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-        published_at
+        unique_rule, published_at
     )
     SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
-           ARRAY(SELECT jsonb_array_elements_text(redact::jsonb)), alias_of, clock_timestamp()
+           ARRAY(SELECT jsonb_array_elements_text(redact::jsonb)), alias_of, unique_rule::jsonb,
+           clock_timestamp()
     FROM mine
     ORDER BY name
     ON CONFLICT (name) DO UPDATE
     SET app = excluded.app, signature = excluded.signature, queue = excluded.queue,
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
         args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
-        redact = excluded.redact, alias_of = excluded.alias_of, published_at = excluded.published_at
+        redact = excluded.redact, alias_of = excluded.alias_of, unique_rule = excluded.unique_rule,
+        published_at = excluded.published_at
     WHERE task.app = excluded.app OR task.signature = excluded.signature
     RETURNING name::text
 )
@@ -37,7 +40,7 @@ WHERE mine.name NOT IN (SELECT name FROM published);
 -- name: find_tasks(names text[])
 -- roles: producer, worker, observer, admin
 SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, args_version, redact, published_at,
-       limit_name, limit_by, limit_defaults::text
+       limit_name, limit_by, limit_defaults::text, unique_rule::text
 FROM taskd.task
 WHERE name = ANY ($1::text[]);
 

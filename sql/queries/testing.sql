@@ -69,13 +69,14 @@ WITH moved AS (
     SET starts_at = starts_at - make_interval(secs => $1),
         next_at = next_at - make_interval(secs => $1),
         last_tick = last_tick - make_interval(secs => $1),
+        paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)
-), pauses AS (
+), queues AS (
     UPDATE taskd.queue
     SET filled_at = filled_at - make_interval(secs => $1),
         paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)
-    WHERE paused_at IS NOT NULL
+    WHERE paused_at IS NOT NULL OR filled_at IS NOT NULL
 ), task_pauses AS (
     UPDATE taskd.task
     SET paused_at = paused_at - make_interval(secs => $1),
@@ -83,9 +84,6 @@ WITH moved AS (
     WHERE paused_at IS NOT NULL
 ), tokens AS (
     UPDATE taskd.bucket SET filled_at = filled_at - make_interval(secs => $1)
-), queue_tokens AS (
-    UPDATE taskd.queue SET filled_at = filled_at - make_interval(secs => $1)
-    WHERE filled_at IS NOT NULL AND paused_at IS NULL
 ), openings AS (
     UPDATE taskd.opening SET at = at - make_interval(secs => $1)
 )

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 )
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task holds it.")
 @click.option(
+    "--no-key", is_flag=True, default=None, help="No unique key, although the task has one."
+)
+@click.option(
     "--key-scope",
     type=click.Choice([each.value for each in KeyScope]),
     help="Until it is claimed, or until it has finished.  [default: live]",
@@ -77,8 +80,8 @@ def enqueue(
 
     Prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
 
-    With --unique-key it may be that of another job, which holds the key: stderr tells what
-    happened to it then.
+    With a unique key, the task's own or --unique-key, it may be that of another job, which holds
+    the key: stderr tells what happened to it then.
 
     With - as the task, stdin holds one JSON object a line, of which only the task is needed:
 
@@ -87,7 +90,7 @@ def enqueue(
      "priority": 10, "run_at": "2026-12-01T08:00:00Z", "delay_s": 300 (or "in": "5m"),
      "deadline": "2026-12-01T09:00:00Z" (or "deadline_s": 3600),
      "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
-     "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7}
+     "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7, "no_key": true}
 
     Options on the command line hold for the lines that do not say them. A thousand lines are
     one transaction; the first line that is wrong ends it, and what was enqueued is said.

@@ -75,6 +75,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_conflict: str | None = None
     debounce_max_s: float | None = None
     version: int | None = None
+    no_key: bool | None = None
 
     def job(self, defaults: Mapping[str, Any]) -> NewJob:
         """The job it asks for, with the command line's options where it is silent.
@@ -82,9 +83,12 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         Raises:
             EnqueueError, ValueError: a value is wrong.
         """
-        names = ("queue", "priority", "max_attempts", "timeout_s", *KEY_OPTIONS)
+        names = ("queue", "priority", "max_attempts", "timeout_s", "no_key", *KEY_OPTIONS)
         said = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in said.items() if value is not None}
+        if self.no_key or self.unique_key is not None:
+            other = KEY_OPTIONS if self.no_key else ("no_key",)
+            defaults = {name: value for name, value in defaults.items() if name not in other}
         options = with_unique({**defaults, **own, **self._when(), **self._ends()})
         return NewJob(self.task, self._args_text(), **options)
 

@@ -101,6 +101,11 @@ def paused(row: Row) -> str:
     return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
 
 
+def paused_for(for_s: float | None) -> str:
+    """What a command says that has paused something."""
+    return "paused until resumed" if for_s is None else f"paused for {span(for_s)}"
+
+
 def text(value: Any) -> str:
     """A value as people read it; nothing for None."""
     if value is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskd.cli.limits import bounds, burst_option, number, rate_option, rate_text
-from taskd.cli.output import Row, paused, print_json, print_rows, span, span_of, text_of
+from taskd.cli.output import Row, paused, paused_for, print_json, print_rows, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
 from taskd.core.limit import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable
@@ -93,8 +93,7 @@ def pause(
     if as_json:
         print_json({"paused": stopped, "new": new, "for_s": for_s, "reason": reason})
         return
-    length = f" for {span(for_s)}" if for_s is not None else " until resumed"
-    session.say(f"paused{length}: {', '.join(stopped)}")
+    session.say(f"{paused_for(for_s)}: {', '.join(stopped)}")
     for name in new:
         session.say(f"{name} is new: no worker serves it and no job names it")
 

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from taskd.cli.arguments import PAIRS, arguments
-from taskd.cli.output import Row, moment, print_json, print_rows, span, span_of, text_of
+from taskd.cli.output import Row, moment, paused_for, print_json, print_rows, span, span_of, text_of
 from taskd.cli.session import (
     DURATION,
     MOMENT,
@@ -242,12 +242,8 @@ def pause(
     from taskd.store import schedules as store
 
     paused = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
-    if as_json:
-        print_json({"paused": paused, "for_s": for_s, "reason": reason})
-    elif paused:
-        length = f" for {span(for_s)}" if for_s is not None else " until resumed"
-        session.say(f"paused{length}: {', '.join(paused)}")
-    _check_known(names, set(paused))
+    answer = {"paused": paused, "for_s": for_s, "reason": reason}
+    _tell(session, paused_for(for_s), names, paused, answer if as_json else None)
 
 
 @schedules.command()
@@ -279,11 +275,8 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     from taskd.store import schedules as store
 
     deleted = session.ask(lambda lane: store.delete(lane, names))
-    if as_json:
-        print_json({"deleted": sorted(deleted)})
-    elif deleted:
-        session.say(f"deleted: {', '.join(sorted(deleted))}")
-    _check_known(names, set(deleted))
+    answer = {"deleted": sorted(deleted)}
+    _tell(session, "deleted", names, sorted(deleted), answer if as_json else None)
     for name, app in sorted(deleted.items()):
         if app is not None and not as_json:
             session.say(f"app {app} declares {name}, and makes it again when it starts")
@@ -309,6 +302,21 @@ def run(session: Session, name: str, as_json: bool) -> None:
     else:
         for job_id in ids:
             click.echo(job_id)
+
+
+def _tell(
+    session: Session,
+    done: str,
+    names: tuple[str, ...],
+    found: list[str],
+    answer: dict[str, Any] | None,
+) -> None:
+    """Say what was done to which schedules, or print the answer; then, which are not there."""
+    if answer is not None:
+        print_json(answer)
+    elif found:
+        session.say(f"{done}: {', '.join(found)}")
+    _check_known(names, set(found))
 
 
 def _check_known(names: tuple[str, ...], known: set[str]) -> None:

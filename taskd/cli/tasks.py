@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from taskd.cli.output import Row, paused, print_json, print_rows, printable, span, span_of, text_of
+from taskd.cli.output import (
+    Row,
+    paused,
+    paused_for,
+    print_json,
+    print_rows,
+    printable,
+    span_of,
+    text_of,
+)
 from taskd.cli.session import DURATION, REASON, Session, json_option, pass_session
 from taskd.errors import UnknownTask
 
@@ -90,8 +99,7 @@ def pause(
     if as_json:
         print_json({"paused": stopped, "unknown": unknown, "for_s": for_s, "reason": reason})
     elif stopped:
-        length = f" for {span(for_s)}" if for_s is not None else " until resumed"
-        session.say(f"paused{length}: {', '.join(map(printable, stopped))}")
+        session.say(f"{paused_for(for_s)}: {', '.join(map(printable, stopped))}")
     if unknown:
         raise UnknownTask(f"no worker has published a task named {', '.join(map(repr, unknown))}")
 

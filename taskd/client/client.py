@@ -182,8 +182,8 @@ class Client:
             task: the task's name.
             args: its arguments by name; anything that has a JSON form.
             conn: the caller's connection.
-            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, deadline,
-                deadline_s, as in NewJob.
+            options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, no_key,
+                deadline, deadline_s, as in NewJob.
 
         Raises:
             As enqueue().

@@ -46,6 +46,7 @@ class JobOptions(TypedDict, total=False):
     max_attempts: int | None
     timeout_s: float | None
     unique: Unique | None
+    no_key: bool | None
     deadline: datetime | None
     deadline_s: float | None
 
@@ -112,7 +113,13 @@ async def placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[N
 def _place(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) -> NewJob:
     if not job.checked:
         check_args(job.task, job.args, task.args_schema, task.redact)
-        job = replace(job, args_version=_stored_version(task), limit=task.limit_of(job.args))
+        unique = task.unique_of(job.args) if job.unique is None and not job.no_key else job.unique
+        job = replace(
+            job,
+            args_version=_stored_version(task),
+            limit=task.limit_of(job.args),
+            unique=unique,
+        )
     return job if job.queue is not None else replace(job, queue=task.queue)
 
 

@@ -89,6 +89,7 @@ class Task(core.Task[P, R], Enqueues[P]):
         max_attempts: int | None = None,
         timeout_s: float | None = None,
         unique: Unique | None = None,
+        no_key: bool | None = None,
         deadline: datetime | None = None,
         deadline_s: float | None = None,
     ) -> WithOptions[P]:
@@ -102,6 +103,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             max_attempts: 1 to 1000.
             timeout_s: seconds of one attempt.
             unique: the job's unique key.
+            no_key: it has none, although the task has.
             deadline: no attempt starts after this moment, a datetime with a time zone.
             deadline_s: the same in seconds from now.
         """
@@ -113,6 +115,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             max_attempts=max_attempts,
             timeout_s=timeout_s,
             unique=unique,
+            no_key=no_key,
             deadline=deadline,
             deadline_s=deadline_s,
         )
@@ -138,6 +141,8 @@ class WithOptions(Enqueues[P]):
         options = dict(self._options)
         if "unique" in options:
             options["unique"] = self.task.keyed(options["unique"], job.args)
+        elif "no_key" in options:
+            options["unique"] = None
         return replace(job, **options)
 
 

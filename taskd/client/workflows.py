@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -60,7 +60,10 @@ class Startable:
 
 def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]:
     async def write(on: Fetches, built_ins: BuiltIns) -> Started:
-        jobs = await placed(on, [node.job for node in plan.nodes], built_ins)
+        # The task's own unique key is not for them: another job might hold it.
+        parts = [node.job for node in plan.nodes]
+        asked = [job if job.checked else replace(job, no_key=True) for job in parts]
+        jobs = await placed(on, asked, built_ins)
         workflow_id, *ids = await stored.start(on, plan, jobs)
         names = [node.name for node in plan.nodes]
         return Started(workflow_id, dict(zip(names, ids, strict=True)))

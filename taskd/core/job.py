@@ -171,7 +171,9 @@ class NewJob:
         timeout_s: seconds of one attempt; None leaves it to the running task's option.
         checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
             they are checked against the published task when they are enqueued.
-        unique: its unique key; None: it is one of any number.
+        unique: its unique key; None: it is one of any number, or, of arguments that are not
+            checked yet, the published task says.
+        no_key: it has none, although its task has one.
         deadline: no attempt starts after this moment (with a time zone); a job that still waits
             then fails as `expired`. Excludes `deadline_s`.
         deadline_s: the same in seconds after the enqueuing transaction began.
@@ -194,6 +196,7 @@ class NewJob:
     timeout_s: float | None = None
     checked: bool = False
     unique: Unique | None = None
+    no_key: bool = False
     deadline: datetime | None = None
     deadline_s: float | None = None
     args_version: int | None = None
@@ -220,9 +223,14 @@ class NewJob:
         if self.args_version is not None:
             check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
         if self.unique is not None:
-            if not isinstance(self.unique, Unique):
-                raise InvalidJob(f"unique {self.unique!r} is no Unique(...)")
-            object.__setattr__(self, "unique", self.unique.of(self.args))
+            object.__setattr__(self, "unique", self._keyed(self.unique))
+
+    def _keyed(self, unique: Unique) -> Unique:
+        if not isinstance(unique, Unique):
+            raise InvalidJob(f"unique {unique!r} is no Unique(...)")
+        if self.no_key:
+            raise InvalidJob("give a unique key or no_key, not both")
+        return unique.of(self.args)
 
     def at(self, run_at: datetime) -> Self:
         """The same job, not before `run_at` (a datetime with a time zone)."""
@@ -242,8 +250,9 @@ class Job(msgspec.Struct, gc=False):
         max_attempts: None: the task's option decides; the same for `timeout_s`.
         wait_s: seconds from its due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
-        rare: what few jobs have, as one column: one more costs each claimed job 0.4 us. None: none
-            of it; else [workflow_id, args_version, late].
+        workflow_id: the workflow that it is part of, if it is.
+        args_version: the form of its arguments; None: the first.
+        late: its deadline was over when it was claimed; None: it has none.
     """
 
     id: int
@@ -257,21 +266,8 @@ class Job(msgspec.Struct, gc=False):
     crashes: int
     wait_s: float
     due_at_s: float
-    rare: list[int | None] | None = None
+    workflow_id: int | None = None
+    args_version: int | None = None
+    late: bool | None = None
     queue: str = ""
     worker_id: int = 0
-
-    @property
-    def workflow_id(self) -> int | None:
-        """The workflow that it is part of, if it is."""
-        return None if self.rare is None else self.rare[0]
-
-    @property
-    def args_version(self) -> int | None:
-        """The form of its arguments; None: the first."""
-        return None if self.rare is None else self.rare[1]
-
-    @property
-    def late(self) -> bool:
-        """Its deadline was over when it was claimed."""
-        return self.rare is not None and bool(self.rare[2])

@@ -178,7 +178,8 @@ class Schedule:
         if (self.job.run_at, self.job.delay_s, self.job.unique) != (None, None, None):
             raise InvalidSchedule(
                 f"{said}: its ticks say when a job runs, and overlap how many there are: leave "
-                "run_at, delay_s and unique out"
+                "run_at, delay_s and unique out; of a task that has a unique key, give "
+                "task.options(no_key=True).job(...)"
             )
         if self.query is not None and not _fits(self.query, QUERY_BYTES_MAX):
             raise InvalidSchedule(f"{said}: query: a SELECT of 1 to {QUERY_BYTES_MAX:,} bytes")

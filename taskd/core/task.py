@@ -78,6 +78,7 @@ class Task(Generic[P, R]):
     Attributes:
         around: in a worker, what the middleware makes of an attempt; see with_middleware().
         limit_defaults: the values of the arguments that make the limit's key, when left out.
+        unique_defaults: the same of the arguments that make the unique key, or its version.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
@@ -131,6 +132,19 @@ class Task(Generic[P, R]):
         self.__doc__ = handler.__doc__
         self.__name__ = handler.__name__
         self.__module__ = handler.__module__
+        self._take_arguments(handler)
+        self.unique = unique
+        _check_unique(self.name, unique, self._fields)
+        self.form = Form(self.name, args_version, upgrade or {})
+        self.aliases = check_aliases(self.name, aliases)
+        self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
+        self.limit = limit
+        _check_limit(self.name, limit, self._fields)
+        self.limit_defaults = _defaults(self.args_type, limit.arguments if limit else ())
+        self.unique_defaults = _defaults(self.args_type, unique.arguments if unique else ())
+
+    def _take_arguments(self, handler: Callable[..., R]) -> None:
+        """Make of the handler's signature what checks arguments, and what is published of them."""
         self._signature, self.takes_context = _signature(self.name, handler)
         _check_context(self.name, self.kind, takes_context=self.takes_context)
         self._item: type | None = None
@@ -151,14 +165,6 @@ class Task(Generic[P, R]):
             raise TypeError(f"task {self.name}: {error}") from None
         self.signature_hash = hashlib.sha256(self.args_schema.encode()).hexdigest()[:32]
         self._fields = self.args_type.__struct_fields__
-        self.unique = unique
-        _check_unique(self.name, unique, self._fields)
-        self.form = Form(self.name, args_version, upgrade or {})
-        self.aliases = check_aliases(self.name, aliases)
-        self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
-        self.limit = limit
-        _check_limit(self.name, limit, self._fields)
-        self.limit_defaults = _defaults(self._signature, limit.arguments if limit else ())
 
     @property
     def limit_name(self) -> str | None:
@@ -235,13 +241,12 @@ class Task(Generic[P, R]):
             InvalidArgs: the arguments do not fit the signature.
         """
         text = self.encode(*args, **kwargs)
-        unique = None if self.unique is None else self.keyed(self.unique, text)
         return NewJob(
             self.name,
             text,
             queue=self.queue,
             checked=True,
-            unique=unique,
+            unique=self.unique_of(text),
             args_version=self.form.stored,
             limit=self.limit_of(text),
         )
@@ -253,16 +258,18 @@ class Task(Generic[P, R]):
         name = self.limit.name or self.name
         return limit_of(name, self.limit.arguments, args, self.limit_defaults)
 
+    def unique_of(self, args: str) -> Unique | None:
+        """The unique key of a job with these arguments, a JSON object as text."""
+        return None if self.unique is None else self.unique.of(args, self.unique_defaults)
+
     def keyed(self, unique: Unique, args: str) -> Unique:
-        """The same with the key of these arguments, those that were left to their defaults too.
+        """Another one with the key of these arguments, those that were left out too.
 
         Raises:
             TypeError: it is made of an argument that the task has not.
         """
         _check_unique(self.name, unique, self._fields)
-        if not unique.by:
-            return unique
-        return unique.of(msgspec.json.encode(self._decoder.decode(args)).decode())
+        return unique.of(args, _defaults(self.args_type, unique.arguments))
 
 
 def _without_value(error: Exception) -> str:
@@ -310,7 +317,7 @@ def _check_policies(
 def _check_unique(task: str, unique: Unique | None, fields: tuple[str, ...]) -> None:
     if unique is not None and not isinstance(unique, Unique):
         raise TypeError(f"task {task}: unique {unique!r} is no Unique(...)")
-    named = (*unique.by, *filter(None, [unique.version_by])) if unique else ()
+    named = unique.arguments if unique else ()
     missing = [name for name in named if name not in fields]
     if missing:
         raise TypeError(f"task {task}: unique: it has no argument {missing[0]!r}")
@@ -326,11 +333,23 @@ def _check_limit(task: str, limit: Limit | None, fields: tuple[str, ...]) -> Non
         raise TypeError(f"task {task}: limit: it has no argument {missing[0]!r}")
 
 
-def _defaults(signature: inspect.Signature, names: tuple[str, ...]) -> dict[str, Any]:
-    """The defaults of these parameters, as their JSON says them."""
-    values = {name: signature.parameters[name].default for name in names}
-    given = {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
-    return dict(msgspec.json.decode(msgspec.json.encode(given)))
+def _defaults(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[str, Any]:
+    """The defaults of these arguments, as their JSON says them."""
+    fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
+    given = {each.name: _made(each) for each in fields if not each.required}
+    try:
+        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain)))
+    except TypeError as error:
+        raise TypeError(
+            f"task {args_type.__name__}: the default of an argument that makes a key has no JSON "
+            f"form: {error}"
+        ) from None
+
+
+def _made(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is msgspec.NODEFAULT:
+        return field.default
+    return field.default_factory()
 
 
 def encode_args(task: str, args: Mapping[str, Any]) -> str:

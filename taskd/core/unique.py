@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -14,6 +18,11 @@ from taskd.errors import InvalidJob
 
 KEY_BYTES_MAX = 200
 HELD_S_MAX = 365 * 86400.0
+# What no key holds, as the domain taskd.unique_key has it.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# PostgreSQL's own bound; such a number as digits is hashed anyway.
+DIGITS_MAX = 131_072
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class KeyScope(StrEnum):
@@ -116,7 +125,7 @@ class Unique:
     Attributes:
         key: 1 to 200 bytes of text.
         by: for a task's option, in place of a key: the arguments that make one. Their values are
-            written as JSON, or hashed when that takes over 200 bytes.
+            written as JSON, numbers by their value, or hashed when that takes over 200 bytes.
         scope: for how long the job holds it; a word of KeyScope.
         for_s: also for so many seconds from now, whatever has become of the job; up to a year.
         on_conflict: what happens when another job holds it; a word of OnConflict.
@@ -164,20 +173,89 @@ class Unique:
         if rules and (self.version is not None or self.version_by):
             raise InvalidJob("a version goes with no other rule: newer wins")
 
-    def of(self, args: str) -> Self:
-        """The same with the key of these arguments, a JSON object as text."""
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments that make the key and the version."""
+        return (*self.by, self.version_by) if self.version_by else self.by
+
+    def of(self, args: str, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Self:
+        """The same with the key of these arguments, a JSON object as text.
+
+        Args:
+            args: of the job.
+            defaults: what an argument is that is left out, as JSON has it; null without one.
+
+        Raises:
+            InvalidJob: no key or version can be made of them.
+        """
         if not self.by:
             return self
         try:
-            values = msgspec.json.decode(args, type=dict[str, Any])
+            values = {**defaults, **_decode_args(args)}
+            key = key_of([values.get(name) for name in self.by])
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidJob(f"no unique key can be made of the arguments: {error}") from None
-        chosen = [values.get(name) for name in self.by]
-        key = msgspec.json.encode(chosen, order="deterministic").decode()
-        if len(key.encode()) > KEY_BYTES_MAX or not key.isprintable():
-            key = hashlib.sha256(key.encode()).hexdigest()
-        version = values.get(self.version_by) if self.version_by else self.version
+        version = _whole(values.get(self.version_by)) if self.version_by else self.version
         return replace(self, key=key, by=(), version=version, version_by="")
+
+    def rule(self, defaults: Mapping[str, Any]) -> str:
+        """What is published of it, as JSON text, for those that do not import the task."""
+        return msgspec.json.encode(asdict(self) | {"defaults": dict(defaults)}).decode()
+
+
+def of_rule(rule: str, args: str) -> Unique:
+    """The unique key that a published rule gives a job with these arguments.
+
+    Raises:
+        InvalidJob: none can be made of them.
+    """
+    said = msgspec.json.decode(rule, type=dict[str, Any])
+    defaults = said.pop("defaults")
+    return Unique(**said | {"by": tuple(said["by"])}).of(args, defaults)
+
+
+_decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+
+
+def key_of(values: list[Any]) -> str:
+    """The key that these values make, as JSON has them.
+
+    taskd.key_of() makes the same in the database, byte for byte.
+    """
+    key = _text(values)
+    if len(key.encode()) > KEY_BYTES_MAX or CONTROL.search(key):
+        return hashlib.sha256(key.encode()).hexdigest()
+    return key
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = [f"{_text(name)}:{_text(each)}" for name, each in sorted(value.items())]
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_text, value)) + "]"
+    if isinstance(value, float):
+        value = Decimal(repr(value))
+    if isinstance(value, Decimal):
+        return _digits(value)
+    return msgspec.json.encode(value).decode()
+
+
+def _digits(number: Decimal) -> str:
+    """A number by its value: 1.0 is `1`, and 1e3 is `1000`."""
+    if not number:
+        return "0"
+    if abs(number.adjusted()) > DIGITS_MAX:
+        raise InvalidJob(f"no unique key can be made of {number}: it has too many digits")
+    text = format(number, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _whole(value: Any) -> Any:
+    """A version that is written as 7.0 is 7; what is no number stays, and is refused."""
+    if isinstance(value, Decimal) and value.adjusted() < 20 and value == int(value):
+        return int(value)
+    return value
 
 
 def _one_of(kind: type[StrEnum], name: str, value: object) -> None:
@@ -186,7 +264,7 @@ def _one_of(kind: type[StrEnum], name: str, value: object) -> None:
 
 
 def _check_key(key: object) -> None:
-    if not isinstance(key, str) or not key.isprintable():
+    if not isinstance(key, str) or CONTROL.search(key):
         raise InvalidJob(f"the unique key {key!r} is not a text of printable characters")
     size = len(key.encode(errors="replace"))
     if size > KEY_BYTES_MAX:

@@ -113,7 +113,8 @@ def _check_size(name: str, nodes: Sequence[Node]) -> None:
         if node.job.unique is not None:
             raise InvalidWorkflow(
                 f"workflow {name}: the job {node.name} of the task {node.job.task} has a unique "
-                "key. Another job might hold it, and the workflow would lack one."
+                "key. Another job might hold it, and the workflow would lack one. Give "
+                "task.options(no_key=True).job(...)."
             )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from taskd.core.limit import LimitOf, limit_of
+from taskd.core.unique import Unique, of_rule
 from taskd.store.jobs import Fetches
 
 NAMES_MAX = 10_000
@@ -30,6 +31,7 @@ class PublishedTask(NamedTuple):
     limit_name: str | None = None
     limit_by: Sequence[str] | None = None
     limit_defaults: str | None = None
+    unique_rule: str | None = None
 
     def limit_of(self, args: str) -> LimitOf | None:
         """The limit of a job with these arguments, a JSON object as text."""
@@ -37,6 +39,10 @@ class PublishedTask(NamedTuple):
             return None
         defaults = msgspec.json.decode(self.limit_defaults or "{}")
         return limit_of(self.limit_name, self.limit_by or (), args, defaults)
+
+    def unique_of(self, args: str) -> Unique | None:
+        """The unique key of a job with these arguments, a JSON object as text."""
+        return None if self.unique_rule is None else of_rule(self.unique_rule, args)
 
 
 async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:

@@ -128,8 +128,8 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
     """The other workers, whether jobs are to be rescued, and what is due next, ticks as well."""
     rows = await on.fetch("look_around", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
-    orphans, job_s, suspect_s, gate_s, limited, uncounted, *others = rows[0]
-    tick_s, query_tick_s, expired, paused, resumed, limits, *_ = others
+    orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
+    tick_s, query_tick_s, expired, paused, resumed, limits, *_ = rest
     return Surroundings(
         [Other(*row[12:]) for row in rows if row[12] is not None],
         orphans,
@@ -190,6 +190,7 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
         [t.form.args_version for _, t in tasks],
         [msgspec.json.encode(t.redact).decode() for _, t in tasks],
         [None if name == t.name else t.name for name, t in tasks],
+        [t.unique and t.unique.rule(t.unique_defaults) for _, t in tasks],
     )
     if rows:
         names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)

@@ -38,10 +38,8 @@ def start(argv: list[str], asked: int) -> int:
         if os.getppid() != keeper:
             os._exit(1)
         os.close(asked)
-        for number in (
-            signal.SIGPIPE,
-            signal.SIGXFSZ,
-        ):  # Python ignores these, and ignoring is inherited
+        # Python ignores these, and what is ignored stays so in the command.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)  # noqa: S606
     except OSError as error:

@@ -166,7 +166,6 @@ class TaskdDB:
             RuntimeError: an event loop runs here: await run_all().
         """
         __tracebackhide__ = True
-        __tracebackhide__ = True
         running = self.run_all(
             check=check, crash=crash, concurrency=concurrency, timeout_s=timeout_s
         )

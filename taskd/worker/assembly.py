@@ -101,36 +101,40 @@ class Assembly:
         )
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
-        firers = [Firer(self.upkeep), Firer(self.upkeep, database)]
+        self.firers = [Firer(self.upkeep), Firer(self.upkeep, database)]
         self.sweeper = Sweeper(
             self.upkeep,
             lease,
             me,
             self.counts,
             self.promoter.expect,
-            [firer.expect for firer in firers],
+            [firer.expect for firer in self.firers],
             self.consumers.values(),
             self.controls,
         )
         self._add_listening(settings, database)
+        beside: list[Service] = [Ticker(self.runners, lease, pulse, self.handler_tasks)]
+        if notify.active:
+            beside.append(Notifier(notify, self.runners, self.counts, lease))
+        self.supervisor = Supervisor(self._tiers(beside, Historian(database)))
+
+    def _tiers(self, beside: list[Service], historian: Historian) -> list[list[Service]]:
+        """What runs, in the order in which it starts; it stops in the opposite one."""
         upkeep: list[Service] = [
             self.sweeper,
             self.promoter,
-            *firers,
+            *self.firers,
             self.reconciler,
             self.scout,
             self.progress,
-            Historian(database),
+            historian,
         ]
-        notifiers = [Notifier(notify, self.runners, self.counts, lease)] if notify.active else []
-        self.supervisor = Supervisor(
-            [
-                [Ticker(self.runners, lease, pulse, self.handler_tasks), *notifiers],
-                [self.acker],  # outlives every attempt
-                [*upkeep, *([self.listener] if self.listener else [])],
-                [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
-            ]
-        )
+        return [
+            beside,
+            [self.acker],  # outlives every attempt
+            [*upkeep, *([self.listener] if self.listener else [])],
+            [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
+        ]
 
     def _runs(self, job: Job) -> bool:
         """Whether an attempt of this very claim waits for something here."""

@@ -241,16 +241,15 @@ class Runner:
     def _prepare(self, job: Job, began: float) -> Prepared | None:
         """The handler's coroutine, ready for its first step; None when the job ends without one."""
         task = self._shared.registry.get(job.task)
-        if job.rare is not None and job.late:
+        if job.late:
             self._settle(job, task, None, outcome.Expired(), began)
             return None
         if task is None:
             unknown_for_s = began - self._unknown_since.setdefault((job.task, 0), began)
             self._settle(job, None, None, outcome.TaskUnknown(unknown_for_s), began)
             return None
-        args_version = None if job.rare is None else job.args_version
-        if args_version is not None and task.form.is_newer(args_version):
-            self._settle(job, task, None, self._newer(job, args_version, began), began)
+        if job.args_version is not None and task.form.is_newer(job.args_version):
+            self._settle(job, task, None, self._newer(job, job.args_version, began), began)
             return None
         if job.id in self._attempts or job.id in self._ghosts:
             self._meet(job, task, began)
@@ -265,7 +264,7 @@ class Runner:
             call: Call | None = None
             if task.kind is Kind.ASYNC:
                 first = () if context is None else (context,)
-                coro = task.handler(*first, **task.decode(job.args, args_version))
+                coro = task.handler(*first, **task.decode(job.args, job.args_version))
             else:
                 call = call_of(job, task, context, self._shared.places, self._batches)
                 coro = call.run()

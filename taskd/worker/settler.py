@@ -54,8 +54,7 @@ class Settler:
 
         What is part of a workflow may be a stage, and is asked what follows from its None.
         """
-        plain = value is None and (job.rare is None or job.workflow_id is None)
-        if plain and (context is None or not context.completed):
+        if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1
             self._acker.done(job)
             events.job_done(job, time.monotonic() - began)

@@ -5,12 +5,13 @@ import os
 import pty
 import subprocess
 import sys
+from collections import Counter
 from contextlib import suppress
 from datetime import datetime
 
 import pytest
 
-from taskd import tasks
+from taskd import Unique, tasks
 from tests.cli.conftest import ROOT
 
 MARKER_LIMIT = 256 * 1024
@@ -406,3 +407,34 @@ def test_lines_with_keys(taskd):
     assert ids[2] == ids[0]
     wrong = lines({"task": "sync", "key_scope": "waiting"})
     assert "of which unique_key?" in taskd("enqueue", "-", stdin=wrong, code=2).stderr
+
+
+def test_the_unique_key_of_a_published_task_holds_for_the_shell(taskd):
+    taskd.publish()
+    rule = Unique(by=("to", "n")).rule({"n": 1.0})
+    taskd.sql("UPDATE taskd.task SET unique_rule = $1::jsonb", rule)
+    first = taskd.enqueue("send_report", "to=ada")
+    again = taskd("enqueue", "send_report", "to=ada", "n:=1")
+    assert (int(again.stdout), again.stderr) == (
+        first,
+        f"taskd: job {first} holds the key; skipped\n",
+    )
+    assert taskd.enqueue("send_report", "to=ada", "--no-key") != first
+    own = {"task": "send_report", "args": {"to": "ada"}}
+    told = taskd(
+        "enqueue", "-", stdin=lines(own, own | {"no_key": True}, own | {"unique_key": "k"})
+    )
+    assert told.stderr == "2 jobs enqueued; 1 line found a key that is held\n"
+    told = taskd(
+        "enqueue", "-", "--no-key", stdin=lines(own, own | {"no_key": False, "unique_key": "k"})
+    )
+    assert told.stderr == "1 job enqueued; 1 line found a key that is held\n"
+    told = taskd("enqueue", "-", "--unique-key", "z", stdin=lines(own, own, own | {"no_key": True}))
+    assert told.stderr == "2 jobs enqueued; 1 line found a key that is held\n"
+    keys = [row["unique_key"] for row in taskd.sql("SELECT unique_key FROM taskd.job")]
+    assert Counter(keys) == {None: 4, '["ada",1]': 1, "k": 1, "z": 1}
+
+
+def test_a_key_and_none_do_not_go_together(taskd):
+    refused = taskd("enqueue", "t", "--queue", "q", "--unique-key", "k", "--no-key", code=2)
+    assert "not both" in refused.stderr

@@ -104,6 +104,13 @@ def test_a_task_cannot_make_keys_of_arguments_that_it_has_not() -> None:
         Task(sync, unique="account")  # type: ignore[arg-type]
 
 
+def test_a_default_that_is_no_json_makes_no_key() -> None:
+    async def odd(account: Any = object()) -> None: ...  # noqa: B008
+
+    with pytest.raises(TypeError, match="task odd: the default of an argument that makes a key"):
+        Task(odd, unique=Unique(by=("account",)))
+
+
 def test_an_answer_is_the_id_of_a_job() -> None:
     assert Enqueued(7) == 7
     assert Enqueued(7).outcome == "enqueued"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import NewJob
+from taskd.core.job import Job, NewJob
 from taskd.core.limit import Limit, LimitOf
 from taskd.core.registry import Registry
 from taskd.core.task import Task
@@ -49,8 +49,25 @@ async def publish(
     return made
 
 
-async def enqueue(on: Fetches, task: Task[..., Any], *tenants: str, **options: Any) -> list[int]:
+async def enqueue(on: Fetches, task: Task[..., Any], *tenants: str) -> list[int]:
     return list(await jobs.enqueue(on, [task.job(tenant) for tenant in tenants]))
+
+
+async def lined_up(on: Fetches, limit: Limit, *tenants: str) -> tuple[Task[..., Any], list[int]]:
+    """A published task with a limit, and jobs of it that somebody has looked at."""
+    task = await publish(on, limit)
+    born = await enqueue(on, task, *tenants)
+    await limits.admit(on, 100)
+    return task, born
+
+
+async def one_runs(
+    on: Fetches, worker: int, *tenants: str
+) -> tuple[Task[..., Any], Job, list[int]]:
+    """The same with a limit of one, and the job that this worker runs."""
+    task, born = await lined_up(on, Limit(concurrency=1), *tenants)
+    [job] = await jobs.claim(on, worker, "q", 10)
+    return task, job, born
 
 
 async def queued(sql: Any, key: str | None = None) -> list[int]:
@@ -84,9 +101,7 @@ async def test_a_limited_job_is_never_queued_before_it_is_admitted(
 
 
 async def test_what_is_parked_is_not_looked_at_again(lane: Lane, sql: Any) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    await enqueue(lane, task, *["x"] * 5)
-    await limits.admit(lane, 100)
+    await lined_up(lane, Limit(concurrency=1), *["x"] * 5)
     assert (await jobs.next_due(lane)).gate_s is None
     assert await limits.admit(lane, 100) == (0, {})
 
@@ -94,9 +109,9 @@ async def test_what_is_parked_is_not_looked_at_again(lane: Lane, sql: Any) -> No
 async def test_the_end_of_one_admits_the_next_of_its_key_in_the_same_statement(
     lane: Lane, sql: Any, me: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1, by="tenant"))
-    first, *others = await enqueue(lane, task, "x", "x", "x", "y")
-    await limits.admit(lane, 100)
+    _, [first, *others] = await lined_up(
+        lane, Limit(concurrency=1, by="tenant"), "x", "x", "x", "y"
+    )
     assert await queued(sql) == [first, others[2]]
     claimed = {job.id: job for job in await jobs.claim(lane, me, "q", 10)}
     assert await done(lane, claimed[first]) == 1
@@ -131,10 +146,7 @@ ENDS = {
 async def test_every_way_out_of_running_gives_the_place_back(
     lane: Lane, sql: Any, me: int, end: str
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    _, second = await enqueue(lane, task, "x", "x")
-    await limits.admit(lane, 100)
-    [job] = await jobs.claim(lane, me, "q", 10)
+    _, job, [_, second] = await one_runs(lane, me, "x", "x")
     await ENDS[end](lane, job)
     assert await queued(sql) == [second]
 
@@ -142,10 +154,7 @@ async def test_every_way_out_of_running_gives_the_place_back(
 async def test_a_job_that_is_given_back_comes_to_the_gate_and_not_into_the_queue(
     lane: Lane, sql: Any, me: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    first, second = await enqueue(lane, task, "x", "x")
-    await limits.admit(lane, 100)
-    [job] = await jobs.claim(lane, me, "q", 10)
+    _, job, [first, second] = await one_runs(lane, me, "x", "x")
     await sql.execute("UPDATE taskd.job SET priority = 1 WHERE id = $1", second)
     assert await settle(lane, job, QUEUED, refund=True) == "blocked"
     assert await queued(sql) == [second]
@@ -154,10 +163,7 @@ async def test_a_job_that_is_given_back_comes_to_the_gate_and_not_into_the_queue
 
 
 async def test_a_retry_that_is_due_waits_for_a_place(lane: Lane, sql: Any, me: int) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    first, second = await enqueue(lane, task, "x", "x")
-    await limits.admit(lane, 100)
-    [job] = await jobs.claim(lane, me, "q", 10)
+    _, job, [first, second] = await one_runs(lane, me, "x", "x")
     await settle(lane, job, SCHEDULED, delay_s=60.0)
     await due_now(sql, first)
     assert await jobs.promote(lane, 10) == {"q": 1}
@@ -172,9 +178,7 @@ async def test_a_retry_that_is_due_waits_for_a_place(lane: Lane, sql: Any, me: i
 async def test_cancelling_a_job_that_waits_frees_its_place_only_if_it_has_one(
     lane: Lane, sql: Any, parked: bool
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    first, second, third = await enqueue(lane, task, "x", "x", "x")
-    await limits.admit(lane, 100)
+    _, [first, second, third] = await lined_up(lane, Limit(concurrency=1), "x", "x", "x")
     assert await jobs.cancel(lane, [second if parked else first], "") != {}
     assert await queued(sql) == [first if parked else second]
     assert (await row(sql, third))["state"] == "blocked"
@@ -183,9 +187,7 @@ async def test_cancelling_a_job_that_waits_frees_its_place_only_if_it_has_one(
 async def test_the_places_of_a_dead_worker_come_back_with_the_rescue(
     lane: Lane, sql: Any, me: int, other: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=2))
-    born = await enqueue(lane, task, *["x"] * 4)
-    await limits.admit(lane, 100)
+    _, born = await lined_up(lane, Limit(concurrency=2), *["x"] * 4)
     await jobs.claim(lane, me, "q", 10)
     await bury(lane, me)
     assert await rescue(lane) == {born[0]: SCHEDULED, born[1]: SCHEDULED}
@@ -195,9 +197,7 @@ async def test_the_places_of_a_dead_worker_come_back_with_the_rescue(
 async def test_a_suspect_is_claimed_when_it_has_a_place_and_not_before(
     lane: Lane, sql: Any, me: int, other: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    suspect, second = await enqueue(lane, task, "x", "x")
-    await limits.admit(lane, 100)
+    task, [suspect, second] = await lined_up(lane, Limit(concurrency=1), "x", "x")
     await jobs.claim(lane, me, "q", 10)
     await bury(lane, me)
     await rescue(lane)
@@ -218,9 +218,9 @@ async def test_a_suspect_is_claimed_when_it_has_a_place_and_not_before(
 
 
 async def test_in_all_counts_the_jobs_of_all_keys(lane: Lane, sql: Any, me: int) -> None:
-    task = await publish(lane, Limit(concurrency=1, by="tenant", concurrency_in_all=2))
-    born = await enqueue(lane, task, "a", "a", "b", "b", "c", "d")
-    await limits.admit(lane, 100)
+    _, born = await lined_up(
+        lane, Limit(concurrency=1, by="tenant", concurrency_in_all=2), "a", "a", "b", "b", "c", "d"
+    )
     assert await queued(sql) == [born[0], born[2]]
     assert await states(sql) == {"queued": 2, "blocked:next": 2, "blocked:parked": 2}
     [first, _] = sorted(await jobs.claim(lane, me, "q", 10), key=lambda job: job.id)
@@ -232,9 +232,7 @@ async def test_in_all_counts_the_jobs_of_all_keys(lane: Lane, sql: Any, me: int)
 
 
 async def test_a_rate_admits_a_burst_and_then_as_tokens_come(lane: Lane, sql: Any, me: int) -> None:
-    task = await publish(lane, Limit(rate=60, per_s=60, burst=3))
-    await enqueue(lane, task, *["x"] * 6)
-    await limits.admit(lane, 100)
+    await lined_up(lane, Limit(rate=60, per_s=60, burst=3), *["x"] * 6)
     assert len(await queued(sql)) == 3
     due = await jobs.next_due(lane)
     assert due.gate_s is not None
@@ -260,9 +258,7 @@ async def test_no_more_than_a_burst_waits_in_the_queue_however_long_it_stalls(
 
 
 async def test_a_limit_that_is_raised_lets_the_parked_ones_through(lane: Lane, sql: Any) -> None:
-    task = await publish(lane, Limit(concurrency=1, by="tenant"))
-    await enqueue(lane, task, "x", "x", "x", "y", "y")
-    await limits.admit(lane, 100)
+    await lined_up(lane, Limit(concurrency=1, by="tenant"), "x", "x", "x", "y", "y")
     assert await states(sql) == {"queued": 2, "blocked:parked": 3}
     await limits.set_limit(lane, "t", 2, None, None, None, [])
     assert (await limits.admit(lane, 100)).queues == {"q": 2}
@@ -296,10 +292,7 @@ async def test_a_limit_that_nobody_has_published_holds_its_jobs_until_it_is(
 async def test_whoever_parks_a_job_while_another_ends_leaves_nobody_behind(
     lane: Lane, sql: Any, connect: Connect, me: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    await enqueue(lane, task, "x")
-    await limits.admit(lane, 100)
-    [job] = await jobs.claim(lane, me, "q", 10)
+    task, job, _ = await one_runs(lane, me, "x")
     [second] = await enqueue(lane, task, "x")
     ending = await connect()
     async with Transaction(ending) as transaction:
@@ -315,10 +308,7 @@ async def test_whoever_parks_a_job_while_another_ends_leaves_nobody_behind(
 async def test_the_end_of_a_job_sees_what_was_parked_while_it_waited_for_the_lock(
     lane: Lane, sql: Any, connect: Connect, me: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    await enqueue(lane, task, "x")
-    await limits.admit(lane, 100)
-    [job] = await jobs.claim(lane, me, "q", 10)
+    task, job, _ = await one_runs(lane, me, "x")
     [second] = await enqueue(lane, task, "x")
     parking = await connect()
     async with Transaction(parking) as transaction:
@@ -340,10 +330,7 @@ async def test_the_end_of_a_job_sees_what_was_parked_while_it_waited_for_the_loc
 async def test_a_forgotten_transaction_holds_up_no_ack(
     lane: Lane, sql: Any, connect: Connect, me: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    _, second = await enqueue(lane, task, "x", "x")
-    await limits.admit(lane, 100)
-    [job] = await jobs.claim(lane, me, "q", 10)
+    _, job, [_, second] = await one_runs(lane, me, "x", "x")
     forgotten = await connect()
     async with Transaction(forgotten):
         await forgotten.execute("SELECT FROM taskd.job_limit FOR UPDATE")
@@ -357,9 +344,7 @@ async def test_a_forgotten_transaction_holds_up_no_ack(
 async def test_a_handlers_own_transaction_keeps_no_lock_of_the_limit(
     lane: Lane, sql: Any, connect: Connect, me: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=2))
-    born = await enqueue(lane, task, *["x"] * 5)
-    await limits.admit(lane, 100)
+    _, born = await lined_up(lane, Limit(concurrency=2), *["x"] * 5)
     first, second = sorted(await jobs.claim(lane, me, "q", 10), key=lambda job: job.id)
     handlers = await connect()
     async with Transaction(handlers) as transaction:
@@ -375,10 +360,7 @@ async def test_a_handlers_own_transaction_keeps_no_lock_of_the_limit(
 async def test_a_producer_takes_no_lock_of_the_limit(
     lane: Lane, sql: Any, connect: Connect, me: int
 ) -> None:
-    task = await publish(lane, Limit(concurrency=1))
-    _, second = await enqueue(lane, task, "x", "x")
-    await limits.admit(lane, 100)
-    [job] = await jobs.claim(lane, me, "q", 10)
+    _, job, [_, second] = await one_runs(lane, me, "x", "x")
     producer = await connect()
     async with Transaction(producer):
         await producer.execute("SELECT taskd.enqueue('t', '{}')")

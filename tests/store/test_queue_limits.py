@@ -69,6 +69,18 @@ async def test_a_rate_says_when_there_will_be_a_token(lane: Lane, sql: Any, me: 
     assert len((await limits.claim(lane, me, "q", 10)).jobs) == 1
 
 
+async def test_to_change_what_a_queue_is_allowed_allows_no_burst_more(lane: Lane, me: int) -> None:
+    await enqueue(lane, 9)
+    await allow(lane, rate=0.001, burst=2)
+    assert len((await limits.claim(lane, me, "q", 10)).jobs) == 2
+    await allow(lane, max_running=9)
+    await allow(lane, rate=0.002, burst=3)
+    assert (await limits.claim(lane, me, "q", 10)).jobs == []
+    await allow(lane, without=("rate",))
+    await allow(lane, rate=0.001, burst=2)
+    assert len((await limits.claim(lane, me, "q", 10)).jobs) == 2
+
+
 async def test_tokens_that_found_no_job_are_kept(lane: Lane, me: int) -> None:
     await allow(lane, rate=0.001, burst=3)
     await enqueue(lane, 1)

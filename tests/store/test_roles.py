@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from taskd.core.job import NewJob
+from taskd.core.unique import Unique
 from taskd.errors import PermissionDenied
 from taskd.store import history, jobs, migrations, roles, workers
 from taskd.store.database import Database, Lane
@@ -242,6 +243,21 @@ async def test_what_a_producer_may_do_it_can(as_: As, sql: Any) -> None:
         (by_function, "queued", 0, 0),
         (by_hand, "queued", 0, 0),
     ]
+
+
+async def test_a_producer_goes_by_the_unique_rule_of_a_task(as_: As, sql: Any) -> None:
+    producer = await as_("producer")
+    rule = Unique(by=("a",), version_by="b").rule({"b": 1})
+    await sql.execute(
+        "INSERT INTO taskd.task (name, app, signature, queue, max_attempts, args_schema, "
+        "unique_rule) VALUES ('t', 'app', 'x', 'q', 1, $1::jsonb, $2::jsonb)",
+        '{"properties": {"a": {}, "b": {}}}',
+        rule,
+    )
+    asked = """SELECT taskd.enqueue('t', '{"a": {"x": [1.0]}}')"""
+    assert await producer.fetchval(asked) == await producer.fetchval(asked)
+    found = await sql.fetchrow("SELECT unique_key, version FROM taskd.job")
+    assert tuple(found) == ('[{"x":[1]}]', 1)
 
 
 @pytest.mark.parametrize(
