@@ -209,10 +209,13 @@ class BeatThread:
     async def _beat_and_watch(self) -> None:
         self._own_loop = asyncio.get_running_loop()
         lane = Lane(self._database, "beat")
-        beating = asyncio.create_task(self._beat_for_ever(lane), name="beat")
+        beating = self._begin_to_beat(lane)
         try:
             while not self._stopping.is_set():
                 self._look_now.clear()
+                if beating.done():
+                    # Cancelled: a worker that lives on without beats loses its jobs to others.
+                    beating = self._begin_to_beat(lane)
                 with suppress(Exception):  # whatever the log does, the lease must be kept
                     self._watch.look()
                 every_s = REST_LOOK_EVERY_S if self._pulse.resting else LOOK_EVERY_S
@@ -221,6 +224,9 @@ class BeatThread:
             beating.cancel()
             await lane.close()
             await asyncio.wait({beating})
+
+    def _begin_to_beat(self, lane: Lane) -> asyncio.Task[None]:
+        return asyncio.create_task(self._beat_for_ever(lane), name="beat")
 
     async def _beat_for_ever(self, lane: Lane) -> None:
         while True:

@@ -383,7 +383,8 @@ class Worker:
             workers.retire(self.parts.upkeep, self._me.id), name="retire"
         )
         await asyncio.wait({retiring}, timeout=RETIRE_S)
-        if retiring.done():
+        # What a handler left behind may have cancelled it; then the row is buried by others.
+        if retiring.done() and not retiring.cancelled():
             with contextlib.suppress(TaskdError):
                 retiring.result()
         retiring.cancel()

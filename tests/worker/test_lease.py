@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -73,6 +74,29 @@ async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
     await desk.settled(job)
     assert await worker.stop() == 0
     assert not await desk.sql.fetchval("SELECT count(*) FROM taskd.worker WHERE died_at IS NULL")
+
+
+async def test_a_beat_that_is_cancelled_begins_again(desk: Desk) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    worker = await desk.start(lease_s=2.0)
+    me = worker.worker._lease.worker_id
+    loop = worker.worker._beat._own_loop
+    assert loop is not None
+
+    def cancel() -> None:
+        [beat] = [task for task in asyncio.all_tasks(loop) if task.get_name() == "beat"]
+        beat.cancel()
+        cancelled.set()
+
+    cancelled = threading.Event()
+    loop.call_soon_threadsafe(cancel)
+    await asyncio.to_thread(cancelled.wait, 10.0)
+    now = await desk.sql.fetchval("SELECT clock_timestamp()")
+    beats = "SELECT beat_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
+    await until(lambda: desk.sql.fetchval(beats, me, now))
+    assert desk.heard.of("worker.fenced") == []
 
 
 async def test_a_rebirth_that_fails_is_tried_again(

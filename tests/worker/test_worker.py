@@ -316,6 +316,23 @@ async def test_a_stop_gives_back_what_was_not_started_and_lets_the_rest_end(desk
     assert not await desk.sql.fetchval("SELECT count(*) FROM taskd.worker WHERE died_at IS NULL")
 
 
+async def test_a_stop_whose_last_statement_is_cancelled_ends_well(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    async def cancelled(*_: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    worker = await desk.start()
+    monkeypatch.setattr(workers, "retire", cancelled)
+    assert await worker.stop() == 0
+
+
 async def test_a_claim_in_flight_at_the_stop_is_given_back(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...

@@ -1,0 +1,56 @@
+"""The load of the chaos test and a few more tasks, in a worker that strikes itself at one point.
+
+`POINTS_PLAN` in the environment is the Plan, as JSON; without it nothing strikes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+
+import msgspec
+
+from taskd import Context, task
+from taskd.core import registry as registries
+from taskd.handlers import TransactionContext
+from taskd.schedules import every, schedule
+from taskd.workflows import pipeline, stage
+from tests.system import chaos_app as app
+from tests.system import points_strike as points
+
+
+@task(queue="fast", backoff=app.SOON, transaction=True)
+async def pays(ctx: TransactionContext) -> None:
+    """An effect in the transaction of the completion."""
+    await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    await ctx.conn.execute("INSERT INTO judge.ledger VALUES ($1)", ctx.job_id)
+    await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+@task(queue="mixed", backoff=app.SOON)
+async def goes_on(ctx: Context) -> None:
+    """Says how far it is."""
+    await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    ctx.progress(1, 2)
+    await asyncio.sleep(0.1)
+    await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+line = pipeline("line", stage("one", app.member), stage("two", app.member))
+
+
+def _be_struck(plan: points.Plan) -> None:
+    if plan.ticks:
+        schedule("ticking", app.instant, every(1), catch_up="all")
+    # What is struck is to be tried again while somebody waits for it.
+    for each in registries.DEFAULT:
+        each.backoff = app.SOON
+    for place, value in plan.tuned.items():
+        module, _, constant = place.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
+    points.install(plan)
+
+
+if told := os.environ.get("POINTS_PLAN"):
+    _be_struck(msgspec.json.decode(told, type=points.Plan))
