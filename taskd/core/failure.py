@@ -23,7 +23,7 @@ BUILT_INS = str(Path(__file__).parent.parent / "tasks" / "_")[:-1]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One attempt's error; as JSON at most about 4 KiB."""
+    """One attempt's error; as JSON at most about 4 KiB, of control characters 8 KiB."""
 
     type: str
     message: str
@@ -43,7 +43,9 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
     """
     kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
     message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)
-    room = ERROR_BYTES_MAX - len(kind.encode()) - len(message.encode()) - 100
+    # As they are stored: a control character takes six bytes there.
+    said = sum(len(msgspec.json.encode(each)) for each in (kind, message))
+    room = ERROR_BYTES_MAX - said - 100
     return Failure(kind, message, _keep_ends(hide(_trace(error)), room))
 
 

@@ -29,7 +29,7 @@ from taskd.core.outcome import (
 from taskd.core.task import Task
 from tests.fuzz import strategies as odd
 
-JSON_BYTES_MAX = failure.ERROR_BYTES_MAX + 1024
+JSON_BYTES_MAX = 2 * failure.ERROR_BYTES_MAX
 
 
 def storable(text: str) -> Any:
@@ -239,7 +239,7 @@ def tellings(secret: str) -> list[BaseException]:
     ]  # fmt: skip
 
 
-@odd.examples(100)
+@odd.examples(25)
 @given(secret=secrets)
 @example(CANARY + "\n" + CANARY)
 @example("-----BEGIN KEY-----\n" + (CANARY + "\n") * 99)
