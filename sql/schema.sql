@@ -29,7 +29,7 @@ CREATE TYPE taskd.key_scope AS ENUM (
 );
 
 CREATE DOMAIN taskd.moment AS timestamp with time zone
-	CONSTRAINT moment_is_finite CHECK (((VALUE > '-infinity'::timestamp with time zone) AND (VALUE < '9000-01-01 00:00:00+00'::timestamp with time zone)));
+	CONSTRAINT moment_is_finite CHECK (((VALUE >= '0002-01-01 00:00:00+00'::timestamp with time zone) AND (VALUE < '9000-01-01 00:00:00+00'::timestamp with time zone)));
 
 CREATE TYPE taskd.on_failed AS ENUM (
     'cancel',

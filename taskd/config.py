@@ -345,18 +345,21 @@ def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
     for name in ("pyproject.toml", "taskd.toml"):
         path = directory / name
         try:
-            text = path.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            written = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
             continue
         try:
-            content = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            content = tomllib.loads(written.decode())
+        except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits
             # A project's broken pyproject.toml is not ours to report, unless it speaks of taskd.
-            if name == "taskd.toml" or "tool.taskd" in text:
+            if name == "taskd.toml" or b"tool.taskd" in written:
                 raise ConfigError(f"{path}: {error}") from None
             continue
         if name == "pyproject.toml":
-            content = content.get("tool", {}).get("taskd", {})
+            tool = content.get("tool")
+            content = tool.get("taskd", {}) if isinstance(tool, dict) else {}
+            if not isinstance(content, dict):
+                raise ConfigError(f"{path}: tool.taskd is no table of settings")
         found.append((name, content))
     return found
 

@@ -18,8 +18,9 @@ CREATE DOMAIN taskd.task_name AS text
 CREATE DOMAIN taskd.payload AS jsonb
     CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT payload_fits_256_kib CHECK (octet_length(VALUE::text) <= 262144);
+-- Python knows no year before 1, nor after 9999, in whatever time zone: one such row, and no list of jobs could be read.
 CREATE DOMAIN taskd.moment AS timestamptz
-    CONSTRAINT moment_is_finite CHECK (VALUE > '-infinity' AND VALUE < '9000-01-01 00:00:00+00');
+    CONSTRAINT moment_is_finite CHECK (VALUE >= '0002-01-01 00:00:00+00' AND VALUE < '9000-01-01 00:00:00+00');
 CREATE DOMAIN taskd.attempts AS smallint
     CONSTRAINT attempts_are_1_to_1000 CHECK (VALUE BETWEEN 1 AND 1000);
 CREATE DOMAIN taskd.timeout_s AS double precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -36,8 +37,14 @@ def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON value on one line; what JSON has no form for becomes text."""
-    click.echo(msgspec.json.encode(value, enc_hook=str).decode())
+    """One JSON value on one line; what JSON has no form for becomes text.
+
+    What steers terminals, or ends a line for some readers (U+009B, U+2028), is escaped.
+    """
+    written = msgspec.json.encode(value, enc_hook=str).decode()
+    if not written.isprintable():
+        written = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in written)
+    click.echo(written)
 
 
 def print_fields(row: Row) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from taskd.core.job import JobState
 
 PATTERN_CHARS_MAX = 200
+PASSES_MAX = 10
 # What stands for a number or an id, and for other text that changes.
 NUMBER, TEXT = "#", "…"
 
@@ -49,6 +50,15 @@ def pattern(text: str) -> str:
     """
     lines = text.strip().splitlines() or [""]
     line = " ".join(lines[0].split())
+    # What was replaced may leave something that can be: a quote behind a number that is `#` now.
+    for _ in range(PASSES_MAX):
+        before, line = line, _replaced(line)
+        if line == before:
+            break
+    return line
+
+
+def _replaced(line: str) -> str:
     line = _QUOTED.sub(rf"\1{TEXT}\1", line)
     line = _QUOTED_IN_PRINT.sub(rf"\1{TEXT}\2", line)
     line = _MAIL_ADDRESS.sub(TEXT, line)

@@ -7,6 +7,7 @@ surrogates, `str(error)` may itself raise, and a chain of 2,000 causes formats t
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ BUILT_INS = str(Path(__file__).parent.parent / "tasks" / "_")[:-1]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One attempt's error; as JSON at most about 4 KiB."""
+    """One attempt's error; as JSON at most about 4 KiB, of control characters 8 KiB."""
 
     type: str
     message: str
@@ -33,12 +34,27 @@ class Failure(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def describe(error: BaseException) -> Failure:
-    """Describe an exception; never raises."""
-    kind = clean(type(error).__qualname__, TYPE_BYTES_MAX)
-    message = clean(_text(error), MESSAGE_BYTES_MAX)
-    room = ERROR_BYTES_MAX - len(kind.encode()) - len(message.encode()) - 100
-    return Failure(kind, message, _keep_ends(_trace(error), room))
+def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
+    """Describe an exception; never raises.
+
+    Args:
+        hide: takes out what must not be shown, before anything is cut: the half of a secret that
+            is left would not be found.
+    """
+    kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
+    message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)
+    # As they are stored: a control character takes six bytes there.
+    said = sum(len(msgspec.json.encode(each)) for each in (kind, message))
+    room = ERROR_BYTES_MAX - said - 100
+    return Failure(kind, message, _keep_ends(hide(_trace(error)), room))
+
+
+def kind_of(value: object) -> str:
+    """The name of its type; never raises."""
+    try:
+        return str(type(value).__qualname__)
+    except BaseException:  # noqa: BLE001 - its type may answer as it likes
+        return "(its type has no name)"
 
 
 def clean(text: str, bytes_max: int) -> str:
@@ -63,7 +79,8 @@ def _keep_ends(text: str, bytes_max: int) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        # What is a text of a kind of its own becomes a plain one.
+        return str.__str__(str(error))
     except BaseException:  # noqa: BLE001 - a handler's exception may do anything
         return "(its message could not be made)"
 

@@ -7,6 +7,7 @@ worker with newer code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 HIDDEN = "***"
 # A value that is shorter stands in too many texts that have nothing to do with it.
 SECRET_CHARS_MIN = 4
+_UNCHANGED = re.compile(r"[ !#-&(-\[\]-~]+")
 
 
 class Form:
@@ -148,7 +150,12 @@ def _gather(value: Any, found: set[str]) -> None:
     elif isinstance(value, list):
         for each in value:
             _gather(each, found)
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+    elif isinstance(value, str):
+        # Errors quote: repr() and JSON write it in other ways, an ExceptionGroup indents its lines.
+        # Runs of what no quoting changes are hidden as well.
+        forms = (repr(value), ascii(value), msgspec.json.encode(value).decode())
+        found.update((value, *(each[1:-1] for each in forms), *_UNCHANGED.findall(value)))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         found.add(str(value))
 
 

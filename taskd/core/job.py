@@ -10,7 +10,7 @@ from typing import Self
 
 import msgspec
 
-from taskd.core.checks import check_int, check_seconds
+from taskd.core.checks import check_int, check_seconds, shown
 from taskd.core.limit import LimitOf
 from taskd.core.unique import Unique
 from taskd.errors import InvalidArgs, InvalidJob
@@ -89,7 +89,7 @@ def check_queue(name: str) -> str:
     """
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidJob(
-            f"queue {name!r} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
+            f"queue {shown(name)} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
         )
     return name
 
@@ -105,7 +105,7 @@ def check_task_name(name: str) -> str:
     except UnicodeEncodeError:
         fits = False
     if not fits or not name.isprintable():
-        raise InvalidJob(f"task name {name!r}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes")
+        raise InvalidJob(f"task name {shown(name)}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes")
     return name
 
 
@@ -149,11 +149,11 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         raise InvalidJob(f"give {name} or {instead}, not both")
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidJob(
-            f"{name} {moment!r} has no time zone: use datetime.now(timezone.utc) or the like"
+            f"{name} {shown(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
         )
     # A year near datetime's own ends overflows when it is moved to UTC.
     if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
-        raise InvalidJob(f"{name} {moment!r} is not between the years 2 and 8999")
+        raise InvalidJob(f"{name} {shown(moment)} is not between the years 2 and 8999")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class NewJob:
 
     def _keyed(self, unique: Unique) -> Unique:
         if not isinstance(unique, Unique):
-            raise InvalidJob(f"unique {unique!r} is no Unique(...)")
+            raise InvalidJob(f"unique {shown(unique)} is no Unique(...)")
         if self.no_key:
             raise InvalidJob("give a unique key or no_key, not both")
         return unique.of(self.args)

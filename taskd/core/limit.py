@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd.core.checks import check_int, check_seconds
+from taskd.core.checks import check_int, check_seconds, shown
 from taskd.errors import InvalidJob
 
 CONCURRENCY_MAX = 10_000
@@ -58,15 +58,18 @@ class Limit:
     def __post_init__(self) -> None:
         if self.concurrency is self.concurrency_in_all is self.rate is None:
             raise InvalidJob("a Limit needs concurrency, concurrency_in_all or rate")
-        if not all(isinstance(each, str) for each in self.arguments):
-            raise InvalidJob(f"by {self.by!r} is no argument's name, and no tuple of names")
+        several = isinstance(self.by, str | tuple)
+        if not several or not all(isinstance(each, str) for each in self.arguments):
+            raise InvalidJob(f"by {shown(self.by)} is no argument's name, and no tuple of names")
         for name in ("concurrency", "concurrency_in_all"):
             value = getattr(self, name)
             if value is not None:
                 check_int(name, value, 1, CONCURRENCY_MAX)
         check_seconds("per_s", self.per_s, 0.001, PER_S_MAX)
-        if self.rate is not None and not 0 < self.rate / self.per_s <= RATE_MAX:
-            raise InvalidJob(f"rate {self.rate!r} per {self.per_s!r} s is not above 0, up to 1e6/s")
+        if self.rate is not None and not 0 < _per_second(self.rate, self.per_s) <= RATE_MAX:
+            raise InvalidJob(
+                f"rate {shown(self.rate)} per {self.per_s!r} s is not above 0, up to 1e6/s"
+            )
         if self.burst is not None:
             check_int("burst", self.burst, 1, BURST_MAX)
         check_burst(None if self.rate is None else self.rate / self.per_s, self.burst)
@@ -83,6 +86,13 @@ class Limit:
             return self.concurrency, self.concurrency_in_all, None, None
         rate = self.rate / self.per_s
         return self.concurrency, self.concurrency_in_all, rate, self.burst or burst_of(rate)
+
+
+def _per_second(rate: object, per_s: float) -> float:
+    # One that is no number, or greater than any float, is as wrong as none.
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or rate > RATE_MAX * PER_S_MAX:
+        return math.nan
+    return rate / per_s
 
 
 def check_burst(rate: float | None, burst: int | None) -> None:

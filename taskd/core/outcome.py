@@ -8,6 +8,7 @@ writes; whether the row still belongs to this attempt is decided there.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class Cancel(Verdict):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler cancelled it")
-        self.reason = clean_reason(reason) or "the handler cancelled it"
+        self.reason = str(reason) or "the handler cancelled it"
 
 
 class Fail(Verdict):
@@ -67,7 +68,7 @@ class Fail(Verdict):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler gave up")
-        self.reason = clean_reason(reason) or "the handler gave up"
+        self.reason = str(reason) or "the handler gave up"
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -218,23 +219,6 @@ Happened = (
 
 def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
     """Decide what becomes of the job. `task` is None only for jobs that never started."""
-    ack = _decide(job, task, happened)
-    if task is not None and task.redact and (ack.reason or ack.error):
-        _redact(ack, form.secrets(job.args, task.redact))
-    return ack
-
-
-def _redact(ack: Ack, secrets: list[str]) -> None:
-    """Take out of what is kept, and logged, the values that the task hides."""
-    if ack.reason is not None:
-        ack.reason = form.hide(ack.reason, secrets)
-    if ack.error is not None:
-        described = msgspec.json.decode(ack.error, type=dict[str, str])
-        hidden = {name: form.hide(text, secrets) for name, text in described.items()}
-        ack.error = msgspec.json.encode(hidden).decode()
-
-
-def _decide(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
     match happened:
         case Returned(value=value):
             return _done(job, task, value)
@@ -326,10 +310,10 @@ def clean_reason(reason: object) -> str:
 def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
     if value is None:
         return _ack(job, JobState.DONE)
-    if isinstance(value, Verdict):
+    if issubclass(type(value), Verdict):
         # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, with one possible meaning.
         return _raised(job, task, value)
-    if isinstance(value, Next | Stop):
+    if issubclass(type(value), Next | Stop):
         return _stepped(job, task, value)
     return _ack(job, JobState.DONE, result=_result_json(value))
 
@@ -356,9 +340,9 @@ def _result_json(value: Any) -> str:
         if "\\u0000" in text:
             # PostgreSQL cannot store it; after an odd run of backslashes only, else it is text.
             text = re.sub(r"((?<!\\)(?:\\\\)*)\\u0000", r"\1\\u2400", text)
-    except Exception as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
-        kind = failure.clean(type(value).__qualname__, 200)
-        return msgspec.json.encode({"unstored": f"{kind}: {type(error).__qualname__}"}).decode()
+    except BaseException as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
+        kind = failure.clean(failure.kind_of(value), 200)
+        return msgspec.json.encode({"unstored": f"{kind}: {failure.kind_of(error)}"}).decode()
     return text
 
 
@@ -367,21 +351,33 @@ def _in_json(value: Any) -> int | str:
 
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
-    decision = error if isinstance(error, Verdict) else _rule(job, task, error)
-    described = failure.describe(error)
+    # By its type: what isinstance() asks as well, its __class__, is the handler's to answer.
+    said = issubclass(type(error), Verdict)
+    decision = error if said else _rule(job, task, error)
+    hide = _hider(job, task)
+    described = failure.describe(error, hide)
     match decision:
         case Cancel(reason=reason):
-            return _ack(job, JobState.CANCELLED, reason=reason)
+            return _ack(job, JobState.CANCELLED, reason=clean_reason(hide(reason)))
         case Snooze(delay_s=delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), refund=True)
         case Fail(reason=reason):
             if decision is not error:
-                reason = clean_reason(f"{described.type}: {described.message}")
+                reason = f"{described.type}: {described.message}"
+            reason = clean_reason(hide(reason))
             return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
         case Retry(delay_s=delay_s):
             return _again(job, task, described, delay_s)
         case _:
             return _again(job, task, described)
+
+
+def _hider(job: Job, task: Task[..., Any] | None) -> Callable[[str], str]:
+    """What takes out of a text, which is kept and logged, the values that the task hides."""
+    if task is None or not task.redact:
+        return str
+    secrets = form.secrets(job.args, task.redact)
+    return lambda text: form.hide(text, secrets)
 
 
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:

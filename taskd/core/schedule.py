@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from taskd.core.checks import shown
 from taskd.core.job import NewJob
 from taskd.errors import InvalidSchedule
 
@@ -71,7 +72,9 @@ class Every:
         if self.starts_at is not None and (
             not isinstance(self.starts_at, datetime) or self.starts_at.tzinfo is None
         ):
-            raise InvalidSchedule(f"starts_at {self.starts_at!r} is no datetime with a time zone")
+            raise InvalidSchedule(
+                f"starts_at {shown(self.starts_at)} is no datetime with a time zone"
+            )
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
         """The ticks that follow one of its ticks, without end."""
@@ -101,7 +104,7 @@ class Cron:
         text = self.expression
         if not isinstance(text, str) or len(text.split()) != 5 or len(text) > CRON_BYTES_MAX:
             raise InvalidSchedule(
-                f"cron {text!r}: write five fields, minute hour day month weekday, as in "
+                f"cron {shown(text)}: write five fields, minute hour day month weekday, as in "
                 "'0 3 * * *'; for seconds there is every(...)"
             )
         try:
@@ -128,12 +131,16 @@ When = Every | Cron
 
 
 @lru_cache(maxsize=256)
+def _known_zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
 def _zone(name: str) -> ZoneInfo:
     try:
-        return ZoneInfo(name)
+        return _known_zone(name)
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         raise InvalidSchedule(
-            f"there is no time zone {name!r}; write it as Europe/Berlin, or UTC"
+            f"there is no time zone {shown(name)}; write it as Europe/Berlin, or UTC"
         ) from None
 
 
@@ -172,9 +179,11 @@ class Schedule:
         check_name(self.name)
         said = f"schedule {self.name!r}"
         if not isinstance(self.when, Every | Cron):
-            raise InvalidSchedule(f"{said}: when: say every(...) or cron(...), not {self.when!r}")
+            raise InvalidSchedule(
+                f"{said}: when: say every(...) or cron(...), not {shown(self.when)}"
+            )
         if not isinstance(self.job, NewJob):
-            raise InvalidSchedule(f"{said}: job: give task.job(...), not {self.job!r}")
+            raise InvalidSchedule(f"{said}: job: give task.job(...), not {shown(self.job)}")
         if (self.job.run_at, self.job.delay_s, self.job.unique) != (None, None, None):
             raise InvalidSchedule(
                 f"{said}: its ticks say when a job runs, and overlap how many there are: leave "
@@ -189,7 +198,9 @@ class Schedule:
         for name, kind in (("catch_up", CatchUp), ("overlap", Overlap)):
             if getattr(self, name) not in [each.value for each in kind]:
                 choices = ", ".join(each.value for each in kind)
-                raise InvalidSchedule(f"{said}: {name} {getattr(self, name)!r} is not {choices}")
+                raise InvalidSchedule(
+                    f"{said}: {name} {shown(getattr(self, name))} is not {choices}"
+                )
         if self.catch_up == CatchUp.ALL and self.overlap != Overlap.ALLOW:
             raise InvalidSchedule(
                 f"{said}: catch_up='all' makes several jobs at once, which needs overlap='allow'"
@@ -197,7 +208,9 @@ class Schedule:
         most = self.catch_up_max
         whole = isinstance(most, int) and not isinstance(most, bool)
         if not whole or not 1 <= most <= CATCH_UP_MAX_LIMIT:
-            raise InvalidSchedule(f"{said}: catch_up_max {most!r} is not 1 to {CATCH_UP_MAX_LIMIT}")
+            raise InvalidSchedule(
+                f"{said}: catch_up_max {shown(most)} is not 1 to {CATCH_UP_MAX_LIMIT}"
+            )
         if self.jitter_s is not None:
             _check_seconds("jitter_s", self.jitter_s, 0.0, JITTER_S_MAX)
         if self.deadline_s is not None:
@@ -211,7 +224,9 @@ def check_name(name: str) -> str:
         InvalidSchedule: when it is empty, longer than 200 bytes, or not printable.
     """
     if not _fits(name, NAME_BYTES_MAX) or not name.isprintable():
-        raise InvalidSchedule(f"schedule name {name!r}: use 1 to {NAME_BYTES_MAX} printable bytes")
+        raise InvalidSchedule(
+            f"schedule name {shown(name)}: use 1 to {NAME_BYTES_MAX} printable bytes"
+        )
     return name
 
 
@@ -224,7 +239,7 @@ def _fits(text: object, limit: int) -> bool:
 
 def _check_seconds(name: str, value: object, low: float, high: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidSchedule(f"{name} {value!r} is not {low:g} to {high:g} seconds")
+        raise InvalidSchedule(f"{name} {shown(value)} is not {low:g} to {high:g} seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from taskd.errors import InvalidWorkflow
+from taskd.core.job import check_payload, check_task_name
+from taskd.errors import InvalidArgs, InvalidJob, InvalidWorkflow
 
 STAGES_MAX = 100
 # What a handler may be annotated to return that can never be the arguments of the next stage.
@@ -37,13 +38,19 @@ class Next:
         """What the ack carries.
 
         Raises:
-            InvalidArgs: the arguments have no JSON form.
+            InvalidArgs: the arguments have no JSON form, or PostgreSQL cannot store them; or no
+                stage can have that name.
         """
         # The one that checks arguments knows verdicts, and verdicts are decided upon with these.
         from taskd.core.task import encode_args
 
-        name = msgspec.json.encode(self.stage).decode()
-        return f'{{"stage":{name},"args":{encode_args(f"of the stage {self.stage}", self.args)}}}'
+        of = f"of the stage {self.stage!r}"
+        args = check_payload(of, encode_args(of, self.args))
+        try:
+            name = msgspec.json.encode(check_task_name(self.stage)).decode()
+        except InvalidJob:
+            raise InvalidArgs(f"Next: {self.stage!r} is the name of no stage") from None
+        return f'{{"stage":{name},"args":{args}}}'
 
 
 @dataclass(frozen=True, slots=True)

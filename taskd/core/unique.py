@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from taskd.core.checks import check_int, check_seconds
+from taskd.core.checks import check_int, check_seconds, shown
 from taskd.errors import InvalidJob
 
 KEY_BYTES_MAX = 200
@@ -149,7 +149,7 @@ class Unique:
 
     def __post_init__(self) -> None:
         if not isinstance(self.by, tuple):
-            raise InvalidJob(f"by {self.by!r} is no tuple of names: by=('account_id',)")
+            raise InvalidJob(f"by {shown(self.by)} is no tuple of names: by=('account_id',)")
         if bool(self.key) == bool(self.by):
             raise InvalidJob("a unique job has a key, or the names of the arguments that make one")
         if self.key:
@@ -260,12 +260,12 @@ def _whole(value: Any) -> Any:
 
 def _one_of(kind: type[StrEnum], name: str, value: object) -> None:
     if value not in list(kind):
-        raise InvalidJob(f"{name} {value!r} is none of {', '.join(kind)}")
+        raise InvalidJob(f"{name} {shown(value)} is none of {', '.join(kind)}")
 
 
 def _check_key(key: object) -> None:
     if not isinstance(key, str) or CONTROL.search(key):
-        raise InvalidJob(f"the unique key {key!r} is not a text of printable characters")
+        raise InvalidJob(f"the unique key {shown(key)} is not a text of printable characters")
     size = len(key.encode(errors="replace"))
     if size > KEY_BYTES_MAX:
         raise InvalidJob(f"the unique key takes {size} bytes; the limit is {KEY_BYTES_MAX}")

@@ -300,14 +300,20 @@ def _apart(group: list[Any]) -> list[list[Any]]:
 
 
 def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:
-    """The outcome with a note in place of what the database refused; where the job goes stays."""
+    """The outcome with a note in place of what the database refused; where the job goes stays.
+
+    Only of a pipeline nobody can know which stage was to be the next one: its job fails.
+    """
     events.job_outcome_refused(refused.id, first_line(error))
     if isinstance(refused, Job):
         refused = Ack(refused.id, refused.worker_id, refused.fence, JobState.DONE)
+    lost = refused.next is not None
     return msgspec.structs.replace(
         refused,
+        state=JobState.FAILED if lost else refused.state,
+        next=None,
         result=None,
-        reason="its outcome could not be stored" if refused.reason is not None else None,
+        reason="its outcome could not be stored" if lost or refused.reason is not None else None,
         error=Failure("UnstorableOutcome", first_line(error)).to_json(),
     )
 

@@ -163,7 +163,7 @@ def _decided(happened: Happened) -> bool:
         case Returned() | Settled(decided=True):
             return True
         case Raised(error=error):
-            return isinstance(error, Verdict)
+            return issubclass(type(error), Verdict)
     return False
 
 

@@ -122,7 +122,7 @@ class JobProcess:
 
 
 def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) -> Answer:
-    decided = isinstance(happened, Returned) or isinstance(happened.error, Verdict)
+    decided = isinstance(happened, Returned) or issubclass(type(happened.error), Verdict)
     try:
         return Answer(outcome.settle(job, task, happened), decided)
     except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job

@@ -338,9 +338,9 @@ class Runner:
             return
         del self._attempts[job.id]
         self.waited_s += time.monotonic() - attempt.began
-        if isinstance(happened, Returned) and isinstance(happened.value, Settled):
+        if isinstance(happened, Returned) and type(happened.value) is Settled:
             happened = happened.value
-        elif isinstance(happened, Raised) and isinstance(happened.error, HandlerRaised):
+        elif isinstance(happened, Raised) and type(happened.error) is HandlerRaised:
             happened = happened.error.settled
         happened = attempt.judge(happened)
         if isinstance(happened, Returned):

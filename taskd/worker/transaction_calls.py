@@ -80,7 +80,7 @@ class TransactionCall(Turn):
         self.begin()
         try:
             value = await self._handle()
-            if isinstance(value, Verdict):
+            if issubclass(type(value), Verdict):
                 raise value  # noqa: TRY301 - what it decides is not done, and rolls back
         except BaseException as error:
             transaction.roll_back()

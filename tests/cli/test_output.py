@@ -1,5 +1,7 @@
 """Tables, spans, and text that must not steer a terminal."""
 
+import json
+
 import pytest
 
 from taskd.cli import output
@@ -67,3 +69,11 @@ def test_a_table_for_terminals(capsys, monkeypatch):
 def test_json_lines(capsys):
     print_rows(ROWS, COLUMNS, as_json=True)
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_json_neither_steers_a_terminal_nor_ends_its_line(capsys):
+    odd = "\x1b[2J\x9b2J\u202e\u2028\x85\U000e0001"
+    output.print_json({odd: odd})
+    said = capsys.readouterr().out
+    assert said.removesuffix("\n").isprintable()
+    assert json.loads(said) == {odd: odd}

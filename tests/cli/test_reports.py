@@ -284,6 +284,29 @@ def test_config_names_what_is_wrong(nowhere, home):
     assert "'concurency'" in nowhere("config", code=78).stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("taskd.toml", b"\x80"),
+        ("taskd.toml", b"concurrency = " + b"9" * 5000),
+        ("taskd.toml", b"queues = " + b"[" * 5000),
+        ("pyproject.toml", b"tool.taskd = 1"),
+        ("pyproject.toml", b"[tool.taskd]\nconcurrency = '\x80'"),
+    ],
+)
+def test_config_says_which_settings_file_cannot_be_read(nowhere, home, name, written):
+    home.joinpath(name).write_bytes(written)
+    assert name in nowhere("config", code=78).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("pyproject.toml", b"tool = 1"), ("pyproject.toml", b"\x80")]
+)
+def test_a_broken_file_that_says_nothing_of_taskd_is_not_ours(nowhere, home, name, written):
+    home.joinpath(name).write_bytes(written)
+    nowhere("config")
+
+
 @pytest.mark.parametrize("command", ["config", "run"])
 def test_a_variable_that_is_no_setting_is_said_with_the_nearest_one(nowhere, command):
     code = 0 if command == "config" else 78

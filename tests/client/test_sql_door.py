@@ -112,6 +112,8 @@ LIMITS = [
     ("run_at", "timestamptz '9999-01-01 00:00+00'"),
     ("run_at", "timestamptz 'infinity'"),
     ("run_at", "timestamptz '-infinity'"),
+    ("run_at", "timestamptz '0001-06-01 00:00+00'"),
+    ("deadline", "timestamptz '0001-01-01 00:00+00 BC'"),
     ("timeout_s", "0"),
     ("timeout_s", "-1"),
     ("timeout_s", "double precision 'NaN'"),

@@ -93,3 +93,7 @@ def test_the_most_frequent_come_first_and_then_the_latest() -> None:
 
 def test_nothing_is_no_group() -> None:
     assert group([]) == []
+
+
+def test_a_pattern_is_its_own_pattern_where_a_quote_follows_a_number() -> None:
+    assert pattern("0''") == pattern(pattern("0''")) == "#'…'"

@@ -152,6 +152,22 @@ def test_a_hostile_exception_still_has_its_type() -> None:
     assert describe(raised(Hostile())).type == "Hostile"
 
 
+class Silent(type):
+    def __getattribute__(cls, name: str) -> object:
+        if name == "__qualname__":
+            raise RuntimeError
+        return super().__getattribute__(name)
+
+
+class Nameless(Exception, metaclass=Silent):
+    pass
+
+
+def test_an_exception_whose_type_says_no_name_is_described() -> None:
+    told = describe(raised(Nameless("odd")))
+    assert (told.type, told.message) == ("(its type has no name)", "odd")
+
+
 @pytest.mark.parametrize(
     ("text", "limit", "kept"),
     [

@@ -31,6 +31,7 @@ from taskd.core.outcome import (
     attempts_spent,
     settle,
 )
+from taskd.core.stages import Next
 from taskd.core.task import Task
 
 DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
@@ -252,3 +253,50 @@ def test_any_delay_of_a_verdict_is_later_than_now(delay_s: Any) -> None:
 def test_a_job_whose_task_is_gone_is_settled_by_its_own_limits() -> None:
     assert settle(job(1, max_attempts=2), None, Raised(ERROR)).state is SCHEDULED
     assert settle(job(1), None, Raised(ERROR)).state is FAILED
+
+
+SECRET = "sesame-open\n'sesame' \\ \"open\""
+TELLS: dict[str, BaseException] = {
+    "quoted": KeyError(SECRET),
+    "in JSON": ValueError(json.dumps({"token": SECRET})),
+    "over several lines of a group": ExceptionGroup("many", [ValueError(SECRET)]),
+    "where the message is cut": ValueError("x" * 1015 + SECRET),
+    "where a reason is cut": Fail("x" * 490 + SECRET),
+    "in a cancellation": Cancel("x" * 490 + SECRET),
+}
+
+
+@pytest.mark.parametrize("kind", TELLS)
+def test_a_secret_is_hidden_however_an_error_says_it(kind: str) -> None:
+    def log_in(password: str) -> None:
+        """Never called."""
+
+    job = Job(1, 1, "log_in", json.dumps({"password": SECRET}), 1, 1, None, 100, 0, 0.0, 0.0)
+    try:
+        raise TELLS[kind]
+    except BaseException as error:  # noqa: BLE001
+        ack = settle(job, Task(log_in, redact=["password"]), Raised(error))
+    assert "sesame" not in f"{ack.reason} {ack.error}"
+    assert not any(f"{start}…" in f"{ack.reason} {ack.error}" for start in ("s", "se", "ses"))
+
+
+class Ends:
+    """Its text ends the process, or would."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def test_a_result_whose_text_would_end_the_process_does_not_undo_the_work() -> None:
+    ack = settled(Returned(Ends()))
+    assert (ack.state, json.loads(ack.result or "")) == (
+        JobState.DONE,
+        {"unstored": "Ends: SystemExit"},
+    )
+
+
+@pytest.mark.parametrize("step", [Next("b", note="\0"), Next("\ud800"), Next("a\0b"), Next("")])
+def test_a_next_stage_that_cannot_be_stored_fails_the_attempt(step: Next) -> None:
+    ack = settled(Returned(step))
+    assert (ack.state, ack.next) == (JobState.SCHEDULED, None)
+    assert json.loads(ack.error or "")["type"] == "InvalidArgs"

@@ -227,6 +227,12 @@ def test_a_cron_that_means_nothing_is_refused(expression: str, zone: str, error:
         cron(expression, zone)
 
 
+@pytest.mark.parametrize("zone", [[], {}, 5])
+def test_a_time_zone_that_is_no_text_is_refused(zone: object) -> None:
+    with pytest.raises(InvalidSchedule, match="no time zone"):
+        cron("0 0 * * *", zone)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("period", [0, 0.5, -1, float("nan"), "soon", "100ms", True, None, "9999d"])
 def test_a_period_that_is_none_is_refused(period: object) -> None:
     with pytest.raises(InvalidSchedule):

@@ -567,6 +567,7 @@ async def test_a_cron_that_nobody_can_read_pauses_the_schedule(sql: Any, lane: L
         ("every => '5 min', deadline_s => 0", "deadline"),
         ("every => '5 min', args => '[]'", "must be a JSON object"),
         ("every => '5 min', starts_at => 'infinity'", "moment_is_finite"),
+        ("every => '5 min', starts_at => '0001-01-01 BC'", "moment_is_finite"),
     ],
 )
 async def test_sql_is_told_what_is_wrong(sql: Any, arguments: str, error: str) -> None:

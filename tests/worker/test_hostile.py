@@ -44,6 +44,32 @@ def chain(length: int) -> Exception:
     return error
 
 
+class Liar(Exception):
+    """What it is, it says by an exit."""
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit(3)
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None:
+        """As mypy wants it."""
+
+
+class Text(str):
+    """A text whose words fail."""
+
+    __slots__ = ()
+
+    def replace(self, *_: Any) -> str:
+        raise KeyboardInterrupt
+
+
+class SaysOddly(Exception):
+    def __str__(self) -> str:
+        return Text("odd")
+
+
 RAISED: dict[str, Callable[[], BaseException]] = {
     "SystemExit": lambda: SystemExit(3),
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -55,6 +81,8 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "BaseExceptionGroup": lambda: BaseExceptionGroup("many", [Odd(), ValueError()]),
     "unspeakable": Unspeakable,
     "chain": lambda: chain(2000),
+    "liar": Liar,
+    "odd text": SaysOddly,
     "NUL": lambda: ValueError("before\x00after\\u0000"),
     "surrogate": lambda: ValueError("\ud800"),
     "huge": lambda: ValueError("x" * 3_000_000),

@@ -1,0 +1,1 @@
+"""Promises held against whatever hypothesis thinks of: by subject, one module each."""
