@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
@@ -23,7 +21,7 @@ from taskd.core.task import Task
 from taskd.core.unique import Unique
 from taskd.core.workflow import Node, plan
 from taskd.store import control, jobs, workflows
-from taskd.store.statements import statement
+from tests.planted import Bug, Hand, planted
 from tests.system.judge import Judge, Verdict
 from tests.system.recorder import RECORD
 
@@ -39,39 +37,6 @@ async def _work() -> None:
 
 
 WORK = Task(_work, name=TASK, queue=QUEUE)
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A statement with parts of its real text replaced: pairs of a pattern and what is planted."""
-
-    statement: str
-    changes: tuple[tuple[str, str], ...]
-
-    def text(self) -> str:
-        """The planted text. A pattern that does not fit exactly once is out of date."""
-        text = statement(self.statement).text
-        for pattern, planted in self.changes:
-            text, times = re.subn(pattern, planted, text, flags=re.DOTALL)
-            assert times == 1, f"{self.statement} fits {pattern!r} {times} times"
-        return text
-
-
-def planted(name: str, *changes: tuple[str, str]) -> Bug:
-    return Bug(name, changes)
-
-
-@dataclass
-class Hand:
-    """Runs named statements over one connection, some of them with a planted bug."""
-
-    connection: asyncpg.Connection
-    texts: dict[str, str] = field(default_factory=dict)
-
-    async def fetch(self, name: str, *args: Any) -> list[Any]:
-        text = self.texts.get(name, statement(name).text)
-        rows: list[Any] = await self.connection.fetch(text, *args)
-        return rows
 
 
 class Worker:

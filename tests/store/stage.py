@@ -1,0 +1,146 @@
+"""The database of the machine (machine.py): seen as a whole, remembered, and put back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self
+
+import asyncpg
+
+from taskd.core.limit import Limit
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.store import limits, reports, workers
+from taskd.worker.assembly import PLANS
+from tests.planted import Bug, FunctionBug, Hand
+
+QUEUES = ["a", "b"]
+# A task without a limit, and one whose jobs have one, by their tenant.
+FREE, LIMITED = "t", "lim"
+CONCURRENCY = 2
+TABLES = (
+    "job", "job_history", "job_key", "workflow", "dependency", "queue", "task", "worker",
+    "job_limit", "bucket", "opening",
+)  # fmt: skip
+SEQUENCES = {"job": "taskd.job_id_seq", "workflow": "taskd.workflow_id_seq"}
+
+SEE = """
+SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
+       max_attempts::smallint, crashes, interrupts, fence, worker_id AS worker, version,
+       unique_key::text, limit_key, workflow_id IS NOT NULL AS workflow, key_scope::text AS scope,
+       CASE WHEN errors -> -1 ->> 'type' = 'WorkerLost'
+            THEN (errors -> -1 ->> 'worker')::bigint END AS lost_by,
+       NULL AS reason, run_at <= clock_timestamp() AS due, gate::text, waits_for, parked,
+       cancel_reason AS cancel, deadline < clock_timestamp() AS over,
+       (follower ->> 'version')::bigint AS follows
+FROM taskd.job
+UNION ALL
+SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, crashes, interrupts,
+       fence, worker_id, version, unique_key, limit_key, workflow_id IS NOT NULL, key_scope::text,
+       CASE WHEN errors -> -1 ->> 'type' = 'WorkerLost'
+            THEN (errors -> -1 ->> 'worker')::bigint END,
+       reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM taskd.job_history
+"""
+
+
+async def _handler(tenant: str = "main") -> None:
+    """Never called."""
+
+
+class Stage:
+    """One migrated database, one connection, and copies of all tables. Blocking: it has a loop."""
+
+    def __init__(
+        self, dsn: str, bugs: Sequence[Bug] = (), function_bugs: Sequence[FunctionBug] = ()
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._dsn = dsn
+        self._bugs, self._function_bugs = bugs, function_bugs
+        self._columns: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self.run(self._open())
+        return self
+
+    def __exit__(self, *failed: object) -> None:
+        self.run(self.connection.close())
+        self._loop.close()
+
+    def run(self, step: Coroutine[Any, Any, Any]) -> Any:
+        """What it returns."""
+        return self._loop.run_until_complete(step)
+
+    async def _open(self) -> None:
+        self.connection = await asyncpg.connect(
+            self._dsn, server_settings=PLANS, command_timeout=60.0
+        )
+        self.hand = Hand(self.connection, {bug.statement: bug.text() for bug in self._bugs})
+        for bug in self._function_bugs:
+            await bug.plant(self.connection)
+        registry = Registry()
+        limit = Limit(concurrency=CONCURRENCY, by="tenant")
+        registry.add(Task(_handler, name=FREE, queue=QUEUES[0]))
+        registry.add(Task(_handler, name=LIMITED, queue=QUEUES[0], limit=limit))
+        await workers.publish(self.hand, "app", registry, QUEUES)
+        await limits.publish(self.hand, "app", registry)
+        await limits.admit(self.hand, 100)
+        await reports.keep_queue(self.hand, QUEUES[1], 0, None)
+        for copy in ("base", "backup"):
+            await self.connection.execute(f"CREATE SCHEMA {copy}")
+            for table in TABLES:
+                await self.connection.execute(
+                    f"CREATE UNLOGGED TABLE {copy}.{table} AS TABLE taskd.{table} WITH NO DATA"
+                )
+            await self.connection.execute(
+                f"CREATE UNLOGGED TABLE {copy}.sequences (name text, last bigint)"
+            )
+        for table in TABLES:
+            self._columns[table] = await self.connection.fetchval(
+                "SELECT string_agg(attname, ', ' ORDER BY attnum) FROM pg_attribute "
+                "WHERE attrelid = $1::regclass AND attnum > 0 AND attgenerated = '' "
+                "AND NOT attisdropped",
+                f"taskd.{table}",
+            )
+        await self.remember("base")
+
+    async def remember(self, copy: str) -> None:
+        """Copy all rows, and how far ids have been drawn."""
+        await self.connection.execute(
+            "BEGIN;"
+            + "".join(
+                f"DELETE FROM {copy}.{t}; INSERT INTO {copy}.{t} ({c}) SELECT {c} FROM taskd.{t};"
+                for t, c in self._columns.items()
+            )
+            + f"DELETE FROM {copy}.sequences;"
+            + "".join(
+                f"INSERT INTO {copy}.sequences "
+                f"SELECT '{s}', last_value + is_called::integer FROM {s};"
+                for s in SEQUENCES.values()
+            )
+            + "COMMIT"
+        )
+
+    async def put_back(self, copy: str) -> None:
+        """All as it was then, the ids that come next as well."""
+        all_tables = ", ".join(f"taskd.{table}" for table in TABLES)
+        await self.connection.execute(
+            f"BEGIN; TRUNCATE {all_tables};"
+            + "".join(
+                f"INSERT INTO taskd.{t} ({c}) "
+                f"{'OVERRIDING SYSTEM VALUE' if t in SEQUENCES else ''} SELECT {c} FROM {copy}.{t};"
+                for t, c in self._columns.items()
+            )
+            + f"SELECT setval(name::regclass, last, false) FROM {copy}.sequences; COMMIT"
+        )
+
+    async def see(self) -> dict[int, dict[str, Any]]:
+        """All jobs, live and finished; each in one place only."""
+        rows = await self.connection.fetch(SEE)
+        seen = {row["id"]: dict(row) for row in rows}
+        assert len(seen) == len(rows), "a job is live and finished at once, or twice"
+        return seen
+
+    async def sql(self, text: str, *args: Any) -> Any:
+        return await self.connection.fetch(text, *args)

@@ -1,0 +1,80 @@
+"""The state machine in its short form, and the bugs that it must find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.planted import Bug, FunctionBug, planted
+from tests.store import machine
+
+EXAMPLES = 100
+# They wait for nothing, but beside others each may take a minute.
+pytestmark = pytest.mark.timeout(600)
+# Found late in the hundred examples: pytest -m long.
+LATE = {
+    "a newer version that only a good end begins",
+    "a retry that begins the fences anew",
+}
+
+
+def test_the_statements_do_what_the_model_says(dsn: str) -> None:
+    machine.play(dsn, EXAMPLES, steps=30)
+
+
+# What a hand that slips could make of the real texts.
+STATEMENTS = {
+    "a claim that leaves the fence": planted(
+        "claim_jobs", (r"job\.fence \+ \$8", "job.fence + 0 * $8")
+    ),
+    "an ack without the fence": planted(
+        "ack_done", (r"AND job\.fence = [^\n]*\n", "AND $3::bigint[] IS NOT NULL\n")
+    ),
+    "a rescue from those who are only late": planted(
+        "rescue_jobs",
+        (
+            r"AND worker\.died_at IS NULL",
+            "AND worker.died_at IS NULL AND worker.lease_until > now()",
+        ),
+    ),
+    "a newer version that only a good end begins": planted(
+        "ack_settled",
+        (
+            r"FROM ended WHERE follower IS NOT NULL",
+            "FROM ended WHERE follower IS NOT NULL AND state = 'done'",
+        ),
+    ),
+    "a deadline that counts as a good end": planted(
+        "expire_jobs", (r"array_agg\('failed'::text\)", "array_agg('done'::text)")
+    ),
+}
+FUNCTIONS = {
+    "two ends at once that count as one": FunctionBug(
+        "unblock", ((r"count\(\*\)::integer AS parents", "1 AS parents"),)
+    ),
+    "a limit that counts one too few": FunctionBug(
+        "admit_keys", ((r"THEN rule\.concurrency - \(", "THEN 1 + rule.concurrency - ("),)
+    ),
+    "a retry that begins the fences anew": FunctionBug(
+        "retry", ((r"past\.timeout_s, past\.fence,", "past.timeout_s, 0,"),)
+    ),
+}
+
+
+def rated(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(each, marks=[pytest.mark.long] * (each in LATE)) for each in names]
+
+
+@pytest.mark.parametrize("name", rated(STATEMENTS))
+def test_a_bug_in_a_statement_is_found(dsn: str, name: str) -> None:
+    bugs: list[Bug] = [STATEMENTS[name]]
+    with pytest.raises(AssertionError):
+        machine.play(dsn, EXAMPLES, bugs=bugs)
+
+
+@pytest.mark.parametrize("name", rated(FUNCTIONS))
+def test_a_bug_in_a_function_is_found(dsn: str, name: str) -> None:
+    with pytest.raises(AssertionError):
+        machine.play(dsn, EXAMPLES, function_bugs=[FUNCTIONS[name]])
