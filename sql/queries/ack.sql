@@ -208,7 +208,8 @@ HAVING count(*) > 0;
 -- What became of acks that matched no row, or whose reply was lost: `running`: still mine, send
 -- it again; `acked`: written before; `absent`: written before, and the queue keeps no
 -- history; `lost`: somebody else has taken the job over. Rescue keeps the fence, so that what
--- tells it from an ack is the error that it leaves behind. People may have moved the job on since.
+-- tells it from an ack is the error that it leaves behind, of the same claim: two claims of a worker may commit after
+-- its burial, and the outcome of the second one count. People may have moved the job on since.
 
 -- name: check_acks(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -216,16 +217,17 @@ SELECT ack.id,
        CASE
            WHEN job.id IS NULL THEN 'absent'
            WHEN job.fence <> ack.fence OR job.worker_id <> $1 THEN 'lost'
-           WHEN job.last_error ->> 'type' = 'WorkerLost' AND job.last_error ->> 'worker' = $1::text THEN 'lost'
+           WHEN job.last_error ->> 'type' = 'WorkerLost' AND job.last_error ->> 'worker' = $1::text
+                AND (job.last_error ->> 'started')::timestamptz = job.started_at THEN 'lost'
            WHEN job.state = 'running' THEN 'running'
            ELSE 'acked'
        END AS fate
 FROM unnest($2::bigint[], $3::bigint[]) AS ack (id, fence)
 LEFT JOIN LATERAL (
-    SELECT id, worker_id, fence, state, errors -> -1 AS last_error
+    SELECT id, worker_id, fence, state, started_at, errors -> -1 AS last_error
     FROM taskd.job WHERE id = ack.id
     UNION ALL
-    SELECT id, worker_id, fence, state, errors -> -1
+    SELECT id, worker_id, fence, state, started_at, errors -> -1
     FROM taskd.job_history WHERE id = ack.id
     LIMIT 1
 ) AS job ON true;

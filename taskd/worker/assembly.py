@@ -142,12 +142,14 @@ class Assembly:
         self.slow_lane = SlowLane(
             self.claims,
             lease,
+            self.acker,
             {runner.queue: runner for runner in self.runners},
             registry.names(),
             lambda: self.shared.paused,
             self.reconciler.doubt,
         )
         self.shared.suspect_ended = self.slow_lane.wakeup.set
+        self.acker.on_written.append(self.slow_lane.written)
         self.consumers: dict[str, Consumer] = {}
         self.promoter = Promoter(self.upkeep, self.consumers, self.slow_lane.wakeup)
         for runner in self.runners:

@@ -436,6 +436,22 @@ async def test_the_fate_of_an_ack_that_was_written_is_acked(sql, lane: Lane, me)
     assert fates == dict.fromkeys([job.id for job in batch], "acked")
 
 
+async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_next_one_lost(
+    sql, lane: Lane, me
+) -> None:
+    job = await run_one(lane, me)
+    await bury(lane, me)
+    await jobs.rescue(lane, 1, 3)
+    # Its snapshot was taken before the burial, and it commits only now.
+    await sql.execute("UPDATE taskd.worker SET died_at = NULL WHERE id = $1", me)
+    late = await jobs.claim_suspect(lane, me, ["q"], ["t"])
+    assert late is not None
+    await bury(lane, me)
+    assert await fate(lane, late) == "running"
+    assert await done(lane, late)
+    assert (await fate(lane, job), await fate(lane, late)) == ("lost", "acked")
+
+
 async def test_the_fate_of_an_ack_that_was_not_written_is_running(lane: Lane, me) -> None:
     assert await fate(lane, await run_one(lane, me)) == "running"
 

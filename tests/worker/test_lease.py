@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import asyncpg
 import pytest
 
 from taskd.store import workers
@@ -204,6 +205,36 @@ async def test_a_pill_ends_and_the_suspects_run_one_at_a_time(desk: Desk) -> Non
     assert worker.worker.parts.runners[0].running == 5
     release.set()
     await desk.settled(*fillers)
+
+
+async def test_no_suspect_begins_before_the_outcome_of_the_last_one_is_written(
+    desk: Desk, dsn: str
+) -> None:
+    go = asyncio.Event()
+
+    @desk.task()
+    async def suspect() -> None:
+        await go.wait()
+
+    await desk.other_worker(42, pid=dead_pid(), lease_s=3600)
+    suspects = await desk.enqueue(suspect.job(), suspect.job())
+    await desk.sql.execute(MINE, 42)
+    parts = (await desk.start()).worker.parts
+    running = "SELECT id FROM taskd.job WHERE state = 'running' AND worker_id <> 42"
+    await until(lambda: desk.sql.fetchval(running))
+    first = await desk.sql.fetchval(running)
+    await until(lambda: parts.runners[0].knows(first))
+    keeping = await asyncpg.connect(dsn)
+    async with keeping.transaction():
+        await keeping.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", first)
+        go.set()
+        await until(lambda: first in parts.acker.unwritten())
+        # It has ended; a second one could kill the process, and the crash be charged to both.
+        await parts.slow_lane.tick()
+        assert [row["id"] for row in await desk.sql.fetch(running)] == [first]
+    await keeping.close()
+    rows = await desk.settled(*suspects)
+    assert {(row["state"], row["crashes"], row["attempt"]) for row in rows} == {("done", 1, 2)}
 
 
 def test_who_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
