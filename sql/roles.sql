@@ -131,7 +131,7 @@ GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
 GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, errors)
     ON taskd.job TO taskd_worker;
-GRANT SELECT (id, worker_id, fence, state, errors), INSERT ON taskd.job_history TO taskd_worker;
+GRANT SELECT (id, worker_id, fence, state, started_at, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
       INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule,
