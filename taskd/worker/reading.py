@@ -89,6 +89,8 @@ class Reading:
         """Whether this took much longer than is usual for so many jobs."""
         # As if every claim had a hundred jobs' worth of work beside its jobs.
         share_s = took_s / (100 + jobs)
-        drifted_s = self._usual_s * 2 ** ((now - self._usual_at) / USUAL_DOUBLES_S)
+        # After 17 hours without a claim the power alone would overflow.
+        doublings = min((now - self._usual_at) / USUAL_DOUBLES_S, 64.0)
+        drifted_s = self._usual_s * 2**doublings
         self._usual_s, self._usual_at = min(share_s, drifted_s), now
         return share_s > SLOW_TIMES * self._usual_s and took_s > SLOW_S

@@ -146,3 +146,13 @@ async def buffers(desk: Desk, read: Read) -> int:
 
     top = json.loads(plan)[0]["Plan"]
     return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+
+
+def test_a_claim_after_days_of_silence_or_of_uptime_is_taken_in_like_any_other() -> None:
+    reading = Reading()
+    for now in (3e5, 3e5 + 1, 2e6):  # seconds since the machine was started
+        reading.claimed(reading.next(now), claimed(1), now, USUAL_S)
+        assert not reading.held
+    for n in range(SLOW_IN_A_ROW):
+        reading.claimed(ALL, claimed(7), 2e6 + n, SLOW_S)
+    assert reading.held
