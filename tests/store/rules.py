@@ -190,7 +190,7 @@ class Machine(RuleBasedStateMachine):
             row = self.oracle.rows[job.id]
             self.oracle.claim(row, worker, self.stride)
             assert (job.fence, job.attempt, job.crashes) == (row.fence, row.attempt, row.crashes)
-            assert job.late == bool(row.over)
+            assert bool(job.late) == bool(row.over)
             token = (job.id, worker, job.fence)
             assert token not in self.issued, f"fence {job.fence} of job {job.id} was drawn twice"
             self.issued.add(token)
