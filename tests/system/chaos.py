@@ -476,7 +476,12 @@ RECORDS = "SELECT coalesce(max(seq), 0) FROM judge.record"
 
 PILLS = """
 SELECT job.id, job.state, job.reason, count(run.job) AS runs
-FROM taskd.jobs AS job LEFT JOIN judge.run AS run ON run.job = job.id
+FROM taskd.jobs AS job
+LEFT JOIN judge.run AS run ON run.job = job.id AND run.started_at > (
+    -- An operator who retries one that has failed gives it its runs anew.
+    SELECT max(step.at) FROM judge.step
+    WHERE step.job = job.id AND step.old_state IN ('-', 'failed', 'cancelled')
+)
 WHERE job.task = 'pill' AND job.reason <> 'chaos'
 GROUP BY job.id, job.state, job.reason
 """
