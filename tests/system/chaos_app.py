@@ -258,7 +258,7 @@ async def _open_pool() -> Any:
     return await asyncpg.create_pool(
         os.environ["TASKD_DSN"],
         min_size=1,
-        max_size=2,
+        max_size=4,
         timeout=5.0,
         command_timeout=10.0,
         server_settings={"application_name": "judge app"},

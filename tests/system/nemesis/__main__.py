@@ -23,7 +23,7 @@ def main() -> None:
         description=nemesis.__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--jobs", type=int, help="20,000 per minute, and 200,000 at most")
+    parser.add_argument("--jobs", type=int, help="5,000 per minute, and 200,000 at most")
     parser.add_argument("--load", choices=("all", "ledger"), default="all")
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2, help="workers of each host")
@@ -36,7 +36,7 @@ def main() -> None:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     long = told.minutes >= 10
     plan = Plan(
-        jobs=told.jobs or min(200_000, int(told.minutes * 20_000)),
+        jobs=told.jobs or min(200_000, int(told.minutes * 5_000)),
         seconds=told.minutes * 60,
         seed=told.seed,
         load=told.load,
@@ -46,7 +46,6 @@ def main() -> None:
         longest_s=60.0 if long else 15.0,
         lease_s=told.lease or (30.0 if long else 10.0),
         disk_megabytes=3000 if long else 1000,
-        idle_within_s=600.0 if long else 120.0,
         faults=names,
     )
     home = Path(tempfile.mkdtemp(prefix="taskd-nemesis-", dir="/tmp"))

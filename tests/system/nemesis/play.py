@@ -46,6 +46,7 @@ class Plan:
         seconds: how long faults come; the jobs are offered evenly meanwhile.
         every_s: from one fault to the next, at least and at most.
         longest_s: of a fault.
+        idle_within_s: after the faults, how long nothing may end although jobs are left.
         disk_megabytes: of the disk that the database lies on, and that is filled up.
         faults: which ones; empty: all that this machine can have.
     """
@@ -61,7 +62,7 @@ class Plan:
     longest_s: float = 15.0
     lease_s: float = 10.0
     disk_megabytes: int = 1000
-    idle_within_s: float = 180.0
+    idle_within_s: float = 120.0
     faults: tuple[str, ...] = ()
 
 
@@ -205,7 +206,7 @@ class Play:
             calm = time.monotonic()
             await self._client.schedules.pause([app.SCHEDULE], reason="nemesis")
             await self._client.limit("mixed", None)
-            await self._until(EMPTY, self.plan.idle_within_s, "every job has ended")
+            await self._drained()
             drained_s = time.monotonic() - calm
             await self._all_up()
             for host in self._hosts:
@@ -222,15 +223,25 @@ class Play:
         pids = [pid for host in self._hosts for pid in host.pids()]
         await self._until(UP, 60.0, "all workers are up", len(pids))
 
+    async def _drained(self) -> None:
+        """Wait until every job has ended: as long as it takes, unless nothing ends any more."""
+        ended, moved = -1, time.monotonic()
+        while not (await self._cluster.ask(EMPTY))[0][0]:
+            [row] = await self._cluster.ask(ENDED)
+            if row[0] != ended:
+                ended, moved = row[0], time.monotonic()
+            await self._wait(moved + self.plan.idle_within_s, "another job has ended", 1.0)
+
     async def _until(self, text: str, within_s: float, what: str, *args: Any) -> None:
         deadline = time.monotonic() + within_s
         while not (await self._cluster.ask(text, *args))[0][0]:
-            if time.monotonic() > deadline:
-                left = "\n".join(map(str, await self._cluster.ask(LEFT)))
-                raise AssertionError(
-                    f"seed {self.plan.seed}: not within {within_s:.0f} s: {what}\n{left}"
-                )
-            await asyncio.sleep(0.1)
+            await self._wait(deadline, what)
+
+    async def _wait(self, deadline: float, what: str, s: float = 0.1) -> None:
+        if time.monotonic() > deadline:
+            left = "\n".join(map(str, await self._cluster.ask(LEFT)))
+            raise AssertionError(f"seed {self.plan.seed}: in vain: {what}\n{left}")
+        await asyncio.sleep(s)
 
     # The load.
 
@@ -370,6 +381,7 @@ def _at(moment: float) -> datetime:
 UP = """
 SELECT count(*) >= $1 FROM taskd.worker WHERE died_at IS NULL AND NOT draining
 """
+ENDED = "SELECT count(*) FROM taskd.job_history"
 EMPTY = "SELECT NOT EXISTS (SELECT FROM taskd.job)"
 LEFT = """
 SELECT task, state, gate, count(*), min(id) AS one_of_them, min(run_at) AS first_due
