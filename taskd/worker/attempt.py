@@ -42,8 +42,8 @@ class Attempt:
         why: why taskd cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no room`); None: it
             did not. The outcome is read from here and never from the exception, which a handler
             may raise or swallow.
-        waits_for_room: it has not begun: it waits for a thread, a process or a connection, or for
-            its batch.
+        waits_for_room: as far as is known it has not begun: it waits for a thread, a process or a
+            connection, or for its batch.
         kill: ends its handler whatever that does; None: nothing can.
         leave_place: leaves the place that it shares with the others of its batch; None: it has one
             of its own.
@@ -144,7 +144,8 @@ class Attempt:
     def abandonment(self) -> Happened:
         """What to settle when it ignores its cancellation."""
         left = self.kill is None  # else it is killed, and does not run any more
-        if self.waits_for_room and self.why != "cancel":
+        # A process that has the job may have begun it; that it says so was not heard yet.
+        if self.waits_for_room and self.why != "cancel" and left:
             return NotStarted()
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0, abandoned=left, killed=not left)

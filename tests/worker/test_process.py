@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,22 @@ async def test_a_process_that_died_at_rest_harms_no_job(desk: Desk) -> None:
     (job,) = await desk.enqueue(app.adds.job(1))
     (row,) = await desk.settled(job)
     assert (row["state"], row["attempt"]) == ("done", 1)
+
+
+async def test_a_job_that_a_silent_process_has_may_have_begun(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was itself blocked has taken such a one for a job that nobody had begun."""
+    monkeypatch.setattr("taskd.worker.runner.ROOM_WAIT_S", 0.2)
+    (job,) = await desk.enqueue(app.adds.job(1))
+    await desk.start(app.REGISTRY, process_slots=1, cancel_s=0.3)
+    (row,) = await desk.settled(job)
+    pid = json.loads(row["result"])["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    (job,) = await desk.enqueue(app.adds.job(1))
+    (row,) = await desk.settled(job)
+    assert (row["state"], row["attempt"], row["interrupts"]) == ("done", 1, 1)
+    assert json.loads(row["result"])["pid"] != pid
 
 
 async def test_an_app_that_cannot_be_imported_there_is_said_by_the_job(
