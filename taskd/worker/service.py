@@ -105,7 +105,7 @@ def jittered_s(delay_s: float) -> float:
     return delay_s * random.uniform(0.8, 1.2)
 
 
-# What comes behind such a wait, a connection and a look or two, is done 5 s after an outage as well.
+# What comes behind such a wait, a connection and a look or two, is over 5 s after an outage.
 RETRY_S_MAX = 4.5
 
 
