@@ -230,6 +230,10 @@ class Consumer:
             await self._stopped.wait(self._backoff.next_s())
             self.attendance.slept()
             return []
+        except BaseException:
+            # A handler may cancel whatever it finds: the claim has run, and its rows go nowhere.
+            self._on_doubt()
+            raise
         self._backoff.reset()
         self._delayed = False
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)

@@ -24,7 +24,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.store.database import Database, Lane
 from taskd.store.translate import Down
-from taskd.worker.service import Backoff, Wakeup, jittered_s
+from taskd.worker.service import RETRY_S_MAX, Backoff, Wakeup, jittered_s
 from taskd.worker.watch import LOOK_EVERY_S, REST_LOOK_EVERY_S, LoopWatch, Pulse
 
 STALL_S = 60.0
@@ -176,7 +176,7 @@ class BeatThread:
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
         # Others grant one lease after an outage: who tries again later is buried alive.
-        self._backoff = Backoff(cap_s=min(5.0, lease.lease_s / 6))
+        self._backoff = Backoff(cap_s=min(RETRY_S_MAX, lease.lease_s / 6))
         pulse.on_wake.append(self._wake)
 
     def start(self) -> None:

@@ -12,7 +12,8 @@ from taskd.store.database import Database
 from taskd.worker.consumer import Consumer
 from taskd.worker.service import Backoff, Wakeup, jittered_s
 
-PROBE_EVERY_S = 10.0
+# With the jitter, and the time that the answer may take, silence is found within 15 s.
+PROBE_EVERY_S = 8.0
 
 
 class Listener:

@@ -177,8 +177,17 @@ class Runner:
         turn_ends = time.monotonic() + TURN_S
         try:
             while self._buffer:
+                began = time.monotonic()
+                # Also when the whole process has stood still: others may have these by now.
+                if began > turn_ends:
+                    pulse.job = None
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + TURN_S
+                    if not lease.trusted:
+                        return None
+                    continue
                 job = self._buffer.popleft()
-                began = self._moved_at = time.monotonic()
+                self._moved_at = began
                 prepared = self._prepare(job, began)
                 if prepared is None:
                     continue
@@ -204,12 +213,6 @@ class Runner:
                     # A handler cancelled this task: it never runs another job. Or it was a
                     # suspect's, which came on top of the limit.
                     return None
-                if began > turn_ends:
-                    pulse.job = None
-                    await asyncio.sleep(0)
-                    turn_ends = time.monotonic() + TURN_S
-                    if not lease.trusted:
-                        return None
         finally:
             self._walked(attempt)
 

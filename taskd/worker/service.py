@@ -105,10 +105,14 @@ def jittered_s(delay_s: float) -> float:
     return delay_s * random.uniform(0.8, 1.2)
 
 
+# What comes behind such a wait, a connection and a look or two, is over 5 s after an outage.
+RETRY_S_MAX = 4.5
+
+
 class Backoff:
     """Full-jitter backoff for reconnecting: random between nothing and a bound that doubles."""
 
-    def __init__(self, base_s: float = 0.1, cap_s: float = 5.0) -> None:
+    def __init__(self, base_s: float = 0.1, cap_s: float = RETRY_S_MAX) -> None:
         self._base_s, self._cap_s = base_s, cap_s
         self._tries = 0
 

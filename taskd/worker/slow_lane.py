@@ -75,6 +75,9 @@ class SlowLane(Loop):
         except StoreUnavailable:
             self._on_doubt()
             return NOT_NOW_S
+        except BaseException:
+            self._on_doubt()  # cancelled: the claim has run, and nobody has what it brought
+            raise
         if job is None:
             return None
         runner = self._runners[job.queue]

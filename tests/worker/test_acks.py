@@ -13,7 +13,9 @@ from taskd.core import outcome
 from taskd.core.backoff import Fixed
 from taskd.errors import LeaseLost
 from taskd.store import jobs
+from taskd.store.connections import fetches
 from taskd.store.translate import HeldUp, Silence, translate
+from taskd.worker import upkeep
 from tests.worker.conftest import Desk, until
 from tests.worker.test_claims import TERMINATE, idle
 
@@ -256,6 +258,48 @@ async def test_rows_of_a_lost_claim_come_back_unharmed(
     (found,) = desk.heard.of("jobs.reconciled")
     assert found["job_ids"] == ids
     assert not desk.heard.of("job.lost")
+
+
+def once_cancelled() -> Any:
+    """Cancels whoever waits for the first rows: the statement has run, and nobody has them."""
+    lost = []
+
+    async def lose(rows: Any) -> Any:
+        if rows and not lost:
+            lost.append(rows)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        return rows
+
+    return lose
+
+
+@pytest.mark.parametrize("name", ["claim_jobs", "claim_suspect"])
+async def test_rows_of_a_claim_whose_service_was_cancelled_come_back_as_soon(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    @desk.task()
+    async def quick() -> None: ...
+
+    worker = await desk.start(statement_timeout_s=0.5, poll_s=60)
+    reconciler = worker.worker.parts.reconciler
+    reconciler.every_s = 0.1
+    reconciler._grace_s = 1.0
+    await idle(desk)
+    # Nobody looks because it is time to: only whoever lost the claim can have said so.
+    monkeypatch.setattr(upkeep, "IDLE_LOOK_EVERY_S", 3600.0)
+    meddle(worker.worker.parts.claims, name, once_cancelled())
+    suspect = "UPDATE taskd.job SET state = 'scheduled', crashes = 1"
+    async with desk.sql.transaction():
+        (job,) = await jobs.enqueue(fetches(desk.sql), [quick.job()])
+        if name == "claim_suspect":
+            await desk.sql.execute(suspect)
+    (row,) = await desk.settled(job)
+    assert (row["state"], row["attempt"], row["fence"]) == ("done", 1, 2)
+    (found,) = desk.heard.of("jobs.reconciled")
+    assert found["job_ids"] == [job]
 
 
 async def test_effects_and_completion_commit_together(desk: Desk, dsn: str) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import asyncpg
@@ -162,6 +163,45 @@ async def test_only_silence_fences(
     go.set()
     (row,) = await desk.settled(job)
     assert (row["result"], row["crashes"], row["fence"]) == ("1", 0, 2 if silent else 1)
+
+
+async def test_nothing_begins_after_a_standstill_that_outlived_the_lease(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat, silent = workers.beat, threading.Event()
+    leased: list[Any] = []
+    began: list[tuple[int, bool]] = []
+
+    async def unheard(*args: Any, **named: Any) -> bool:
+        if not silent.is_set():
+            return await beat(*args, **named)
+        raise Silence("no answer")
+
+    @desk.task()
+    async def stands_still() -> None:
+        silent.set()
+        while leased[0].trusted:  # as for a process that SIGSTOP has met
+            time.sleep(0.01)
+
+    @desk.task()
+    async def follows(ctx: Any) -> None:
+        began.append((ctx.fence, leased[0].trusted))
+
+    monkeypatch.setattr(workers, "beat", unheard)
+    worker = desk.worker(lease_s=1.5)
+    leased.append(worker.worker._lease)
+    # Claimed together, and handed to the runner in this order.
+    still, next_one = await desk.enqueue(stands_still.job(), follows.job())
+    await worker.ready()
+    await desk.heard.wait("job.done", job_id=still)
+    await desk.heard.wait("worker.fenced")
+    # Others may have had it by now: it went back as it had come.
+    assert began == []
+    row = await desk.state(next_one, "queued")
+    assert (row["attempt"], row["worker_id"], row["fence"]) == (0, None, 1)
+    silent.clear()
+    await desk.settled(still, next_one)
+    assert began == [(2, True)]
 
 
 async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Desk) -> None:
