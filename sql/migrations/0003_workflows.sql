@@ -660,11 +660,15 @@ $$;
 -- With a job come those that were cancelled because of it, and wait for it again; so does whatever else comes back with
 -- a parent, or while that is on its way. A job whose parent has failed, and does
 -- not come back, stays where it is.
+--
+-- Finished jobs are found by their ids. Their states are compared as text: otherwise a partition that nobody has analysed
+-- offers job_history_not_done, and all that has ever failed is read for one job.
 CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -681,7 +685,7 @@ BEGIN
             back := ARRAY(
                 SELECT past.id
                 FROM taskd.job_history AS past
-                WHERE past.id = ANY (wanted) AND past.state IN ('failed', 'cancelled') AND past.attempt < 1000
+                WHERE past.id = ANY (wanted) AND past.state::text IN ('failed', 'cancelled') AND past.attempt < 1000
                   AND NOT (
                       past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
                       AND (
@@ -692,7 +696,7 @@ BEGIN
                           ) OR EXISTS (
                               SELECT 1 FROM taskd.job_history AS later
                               WHERE later.id = ANY (wanted) AND later.id > past.id
-                                AND later.state IN ('failed', 'cancelled') AND later.attempt < 1000
+                                AND later.state::text IN ('failed', 'cancelled') AND later.attempt < 1000
                                 AND later.task = past.task AND later.unique_key = past.unique_key
                                 AND (later.key_scope = 'live' OR later.fence = 0)
                           ) OR EXISTS (
@@ -774,17 +778,25 @@ BEGIN
         FROM past
         LEFT JOIN taskd.task AS task ON task.name = past.task
         CROSS JOIN LATERAL (
-            SELECT count(*)::integer AS parents
-            FROM taskd.dependency AS d
-            WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
-              -- What begins when another one fails need not wait for the rest, when one has.
-              AND NOT EXISTS (
-                  SELECT FROM taskd.dependency AS other
-                  JOIN taskd.job_history AS failed ON failed.id = other.parent_id
-                  WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
-                    AND other.on_failed = 'only' AND other.counted
-                    AND failed.state IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
-              )
+            -- What begins when another one fails need not wait for the rest, when one has. Step by step: as a plain join it
+            -- read the edges of all workflows for ten jobs.
+            SELECT CASE WHEN EXISTS (
+                SELECT
+                FROM taskd.dependency AS other
+                CROSS JOIN LATERAL (
+                    SELECT FROM taskd.job_history AS failed
+                    WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
+                    OFFSET 0
+                ) AS failed
+                WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
+                  AND other.on_failed = 'only' AND other.counted
+                LIMIT 1
+            ) THEN 0 ELSE (
+                SELECT count(*)::integer
+                FROM taskd.dependency AS d
+                WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
+            ) END AS parents
+            OFFSET 0
         ) AS waits
         -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
         ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
@@ -802,7 +814,7 @@ BEGIN
     UPDATE taskd.workflow AS w
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
-      AND w.id IN (SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (back));
+      AND w.id = ANY (ARRAY(SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (back)));
 END
 $$;
 
@@ -819,7 +831,7 @@ AS $$
         FROM found
         JOIN taskd.dependency AS d ON d.parent_id = found.id
         JOIN taskd.job_history AS past ON past.id = d.job_id
-        WHERE d.on_failed = 'cancel' AND past.state = 'cancelled' AND past.reason = 'dependency'
+        WHERE d.on_failed = 'cancel' AND past.state::text = 'cancelled' AND past.reason = 'dependency'
     )
     SELECT array_agg(id ORDER BY id) FROM found
 $$;

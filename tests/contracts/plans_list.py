@@ -1,0 +1,121 @@
+"""The plan of each statement that workers run again and again, and why the others have no place.
+
+`left_out()` says which statements of workers nobody has thought of.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from taskd.store.jobs import ALL
+from taskd.store.statements import load
+from tests.contracts.crowd import ME
+from tests.system.points_list import AT_START, of_workers
+
+
+class Pin(NamedTuple):
+    """A statement, what it is asked for, and by which indexes it finds its rows.
+
+    Each index once for each node that reads it; `tid job`: by tids that were picked before, so
+    that no row is locked which the pick has not chosen; `all queue`: from end to end, which only
+    tables of a few rows may be; all partitions of the history read by one index are one.
+    """
+
+    statement: str
+    args: tuple[Any, ...]
+    reads: str
+
+
+def _settled(batch: int) -> tuple[Any, ...]:
+    ids = list(range(3, 4 * batch, 4))
+    same = [[value] * batch for value in (1, "failed", 0, "f", "f", *["NULL"] * 4)]
+    return (ME, ids, *same, [])
+
+
+IDS = list(range(3, 4000, 4))
+ONES = [1] * len(IDS)
+AFTER = ALL._replace(after_priority=100, after_id=7)
+PICKED = "job_claim queue_pkey tid job worker_alive"
+
+PINS = (
+    # A claim picks along its index and writes by tid, however much it takes.
+    Pin("claim_jobs", (ME, "q1", 1, *ALL, 1), PICKED),
+    Pin("claim_jobs", (ME, "q1", 500, *ALL, 1), PICKED),
+    Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1), PICKED),
+    # One descent for each queue.
+    Pin("scout_queues", (["q1"],), "job_claim queue_pkey"),
+    Pin("scout_queues", ([f"q{n}" for n in range(1000)],), "job_claim queue_pkey"),
+    Pin(
+        "claim_suspect",
+        (ME, ["q0", "q1"], ["t"], 1),
+        "job_suspect queue_pkey queue_pkey tid job worker_alive",
+    ),
+    # A bitmap would lock rows in the order of the table, and then two batches wait for each other.
+    Pin("ack_done", (ME, [3], [1]), "job_pkey queue_keeps"),
+    Pin("ack_done", (ME, IDS, ONES), "job_pkey queue_keeps"),
+    Pin("complete_job", (3, ME, 1, None, None), "job_pkey queue_pkey"),
+    Pin("ack_settled", _settled(1), "job_pkey job_pkey job_pkey queue_pkey"),
+    Pin("ack_settled", _settled(1000), "job_pkey job_pkey job_pkey queue_pkey"),
+    Pin("check_acks", (ME, [3, 7], [1, 1]), "job_history_id job_pkey"),
+    Pin("check_acks", (ME, IDS, ONES), "job_history_id job_pkey"),
+    Pin("locked_jobs", (IDS,), "job_pkey job_pkey job_pkey"),
+    # What is due, and when to look again: the first entries of an index each.
+    Pin("promote_jobs", (1000,), "job_due tid job"),
+    Pin("next_due", (), "all queue job_arrived job_due job_suspect job_suspect opening_at"),
+    Pin("unpark_jobs", (["t"], 1000), "job_parked tid job"),
+    Pin("expire_jobs", (1000,), "job_deadline queue_pkey tid job"),
+    Pin("due_schedules", ("f", 100), "schedule_due"),
+    Pin("due_schedules", ("t", 100), "schedule_due"),
+    Pin("next_ticks", (), "schedule_due schedule_due"),
+    Pin("stall_schedule", ("s1", 1, "odd"), "schedule_pkey"),
+    # The probe for each further owner stands in a select list, where EXPLAIN does not show it.
+    Pin(
+        "look_around",
+        (ME, 30, "host", "boot", "ns"),
+        "all queue all queue all task job_arrived job_deadline job_due job_parked job_running"
+        " job_suspect job_suspect opening_at queue_bounded schedule_due schedule_due worker_alive",
+    ),
+    # The owners, and the rows of the dead among them; these are then written by primary key.
+    Pin(
+        "rescue_jobs",
+        (1000, 3),
+        "job_pkey job_pkey job_running job_running queue_pkey worker_alive",
+    ),
+    Pin("running_jobs", (ME,), "job_running"),
+    # Workers among themselves.
+    Pin("beat", (ME, 30, "f"), "worker_alive"),
+    Pin("retire_worker", (ME,), "attendance_pkey worker_alive"),
+    Pin("bury_workers", ([1, 2], "t"), "attendance_pkey worker_alive"),
+    Pin("attend", ("q1", ME, 1), "worker_alive worker_alive"),
+    Pin("withdraw", ("q1", ME), "attendance_pkey"),
+    # Every quarter of an hour; the marks of attendance are those of living workers.
+    Pin("forget_workers", (3600,), "all attendance job_running worker_pkey"),
+    # What handlers tell.
+    Pin("tell_progress", (IDS, ONES, ONES, ONES, ["a"] * len(IDS)), ""),
+    Pin("forget_progress", (IDS, ONES), "progress_pkey progress_pkey"),
+    Pin("prune_progress", (), "job_pkey progress_pkey progress_pkey"),
+    Pin("prune_keys", (1000,), "job_key_until tid job_key"),
+    Pin("prune_buckets", (), "bucket_pkey job_limit_pkey"),
+)
+
+# Statements that are one call of a function, whose inner statements EXPLAIN does not show: what
+# these read is counted (test_reads.py).
+CALLS = (
+    *("admit_jobs", "claim_limited_jobs", "count_depths", "fire_schedule", "parent_results"),
+    *("prune_workflows", "prune_default_partition", "make_history_partitions"),
+)
+ASKS_NO_TABLE = "it asks the server, and no table"
+BY_CATALOG = "it finds partitions in the catalogue, and reads none"
+NOT_PINNED = {
+    **dict.fromkeys(AT_START, "once, when a worker starts"),
+    **dict.fromkeys(("draw_xid", "have_ended", "producers_held_up", "call_workers"), ASKS_NO_TABLE),
+    **dict.fromkeys(("truncate_expired_partition", "drop_expired_partition"), BY_CATALOG),
+    "count_left": "it counts all that is left, so it reads it: for --until-empty alone",
+}
+
+
+def left_out() -> set[str]:
+    """Statements of workers without a place, in two places, and places that are no statement's."""
+    places = [*{pin.statement for pin in PINS}, *CALLS, *NOT_PINNED]
+    twice = {each for each in places if places.count(each) > 1}
+    return (of_workers() - set(places)) | (set(places) - load().keys()) | twice

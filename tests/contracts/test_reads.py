@@ -1,0 +1,110 @@
+"""What the functions of the schema read: few rows, by indexes, of tables that hold 10,000 each.
+
+EXPLAIN shows a call of a function, and nothing of what that does. So it is done, and counted.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from taskd.store.statements import statement
+from taskd.worker.assembly import PLANS
+from tests.contracts import crowd, plans_list
+
+ROWS = 10_000
+# Each reads fewer entries of indexes, whatever the tables hold: some for each of ten jobs.
+FEW = 500
+TEN = "ARRAY(SELECT {0} + {1} * n FROM generate_series(1, 10) AS n)"
+PARENTS, HELD = TEN.format(2_000_000, 3), TEN.format(6_000_000, 1)
+PLAIN, PAST = TEN.format(0, 4), TEN.format(8_000_000, 3)
+UNIQUE = "SELECT taskd.enqueue_unique('{0}', '{{}}', '{1}' || n, 'keyed', {2}) {3}"
+TIMES = "FROM generate_series(1, 10) AS n"
+
+MINUTE = timedelta(minutes=1)
+# Their arguments, as the store gives them.
+OF_WORKERS: dict[str, tuple[Any, ...]] = {
+    "admit_jobs": (10,),
+    "claim_limited_jobs": (crowd.ME, "limited", 10, 1),
+    "count_depths": (),
+    # Its tick, and the one that follows.
+    "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE),
+    "parent_results": (9_500_000, 100_000),
+    "prune_workflows": (),
+    "prune_default_partition": (10,),
+    "make_history_partitions": (0,),
+}
+FUNCTIONS: dict[str, str] = {
+    "new keys": UNIQUE.format("new", "k", "key_scope => 'waiting'", TIMES),
+    "keys that are held": UNIQUE.format("k", "k", "on_conflict => 'skip'", TIMES),
+    "keys in their windows": UNIQUE.format("w", "k1", "on_conflict => 'skip'", TIMES),
+    "keys that are taken over": UNIQUE.format("k", "k", "on_conflict => 'replace'", TIMES),
+    "newer versions": UNIQUE.format("k", "k", "version => 7", TIMES),
+    "good ends of parents": f"SELECT taskd.unblock({PARENTS}, array_fill('done'::text, ARRAY[10]))",
+    "bad ends": f"SELECT taskd.unblock({PARENTS}, array_fill('failed'::text, ARRAY[10]))",
+    "who is held up": f"SELECT taskd.held_up({PARENTS})",
+    "one more behind": "SELECT taskd.enqueue_after('t', after => ARRAY[2000003], queue => 'q')",
+    "freed places": "SELECT taskd.free_slots(ARRAY['lim', 'lim'], ARRAY['k1', 'k2'])",
+    "keys in line": "SELECT taskd.keys_in_line('lim', '', 10)",
+    "changes": f"SELECT taskd.change({HELD}, priority => 5)",
+    "jobs that come back": f"SELECT taskd.retry({PAST}, now())",
+    "what became of jobs": f"SELECT taskd.await_jobs({PLAIN} || {PAST})",
+    "a schedule run by hand": "SELECT taskd.run_schedule('s1')",
+}
+
+# What this transaction has read so far.
+SCANS = """
+SELECT CASE relkind WHEN 'r' THEN 'all of ' ELSE '' END || relname,
+       CASE relkind WHEN 'r' THEN pg_stat_get_xact_numscans(oid)
+                    ELSE pg_stat_get_xact_tuples_returned(oid) END
+FROM pg_class
+WHERE relnamespace = 'taskd'::regnamespace AND relkind IN ('r', 'i')
+  AND relname ~ '^(job|dependency|workflow|progress|schedule)'
+  AND NOT relname ~ '^job_limit'
+"""
+
+
+@pytest.fixture(params=["filled", "analysed"])
+async def busy(request: pytest.FixtureRequest, sql: Any) -> Any:
+    await crowd.fill(sql, ROWS, analysed=request.param == "analysed")
+    await sql.execute(
+        "INSERT INTO taskd.queue (name, max_depth, max_running) VALUES ('limited', 50, 1000)"
+    )
+    return sql
+
+
+async def assert_reads_few(
+    sql: Any, name: str, text: str, args: tuple[Any, ...], settings: dict[str, str], most: int
+) -> None:
+    """It is done, and taken back."""
+    transaction = sql.transaction()
+    await transaction.start()
+    try:
+        for key, value in settings.items():
+            await sql.execute(f"SET LOCAL {key} = {value}")
+        before = dict(await sql.fetch(SCANS))
+        await sql.fetch(text, *args)
+        after = dict(await sql.fetch(SCANS))
+    finally:
+        await transaction.rollback()
+    read = {what: count - before.get(what, 0) for what, count in after.items()}
+    whole = {what for what, count in read.items() if count and what.startswith("all of ")}
+    assert not whole, f"{name} reads {whole}"
+    assert sum(read.values()) <= most, f"{name} reads {sum(read.values())} entries: {read}"
+
+
+def test_each_call_of_workers_is_counted() -> None:
+    assert set(plans_list.CALLS) == set(OF_WORKERS)
+
+
+async def test_functions_read_no_table_from_end_to_end_and_few_entries_of_indexes(busy) -> None:
+    running = await busy.fetchval("SELECT count(*) FROM taskd.job WHERE worker_id IS NOT NULL")
+    for name, args in OF_WORKERS.items():
+        # Who runs from a queue is counted among all that run, which are never many.
+        most = FEW + running * (name == "claim_limited_jobs")
+        await assert_reads_few(busy, name, statement(name).text, args, PLANS, most)
+    # These are anybody's, whose connection leaves the planner all choices.
+    for name, text in FUNCTIONS.items():
+        await assert_reads_few(busy, name, text, (), {}, FEW)
