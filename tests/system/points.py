@@ -81,7 +81,7 @@ TICKS = """
 SELECT count(*) AS jobs, count(DISTINCT tick) AS ticks,
        date_part('epoch', max(tick) - min(tick)) + 1 AS wanted
 FROM taskd.jobs WHERE schedule = 'ticking'
-HAVING count(*) > count(DISTINCT tick)
+HAVING count(*) <> $1 * count(DISTINCT tick)
     OR count(DISTINCT tick) < date_part('epoch', max(tick) - min(tick)) + 1
 """
 # What it said when it had done its part is not true of an attempt that could not be completed.
@@ -289,7 +289,8 @@ class Stage:
         found += [
             f"ended: {dict(row)}" for row in await hands.sql.fetch(chaos.UNEXPECTED, HOPELESS)
         ]
-        found += [f"two of a tick: {dict(row)}" for row in await hands.sql.fetch(TICKS)]
+        ticks = await hands.sql.fetch(TICKS, self._scene.ticks)
+        found += [f"too many of a tick, or too few: {dict(row)}" for row in ticks]
 
 
 async def _until(true: Callable[[], Awaitable[Any]], within_s: float, what: str) -> None:

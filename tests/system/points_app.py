@@ -41,8 +41,11 @@ line = pipeline("line", stage("one", app.member), stage("two", app.member))
 
 
 def _be_struck(plan: points.Plan) -> None:
-    if plan.ticks:
+    if plan.ticks == 1:
         schedule("ticking", app.instant, every(1), catch_up="all")
+    elif plan.ticks:
+        asked = f"SELECT n AS ms FROM generate_series(1, {plan.ticks}) AS n"
+        schedule("ticking", app.waits, every(1), query=asked, catch_up="all")
     # What is struck is to be tried again while somebody waits for it.
     for each in registries.DEFAULT:
         each.backoff = app.SOON

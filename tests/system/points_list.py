@@ -72,7 +72,8 @@ class Scene:
         tuned: see points_strike.Plan.
         preludes: strikes before the one that counts.
         flags: of `taskd run`.
-        ticks: whether it has a schedule, which is paused when all has recovered.
+        ticks: how many jobs each tick of its schedule makes, more than one by a query; 0: it has
+            none. It is paused when all has recovered.
         at_stop: the point comes when it is told to stop.
     """
 
@@ -82,7 +83,7 @@ class Scene:
     tuned: Mapping[str, float] = field(default_factory=dict)
     preludes: tuple[Strike, ...] = ()
     flags: tuple[str, ...] = ()
-    ticks: bool = False
+    ticks: int = 0
     at_stop: bool = False
 
 
@@ -214,7 +215,7 @@ KINDS: dict[str, Kind] = {
     ),
     "versioned": Kind(Scene(lambda: [app.syncs.job(1, n) for n in (1, 2, 4)])),
     "limited by key": Kind(Scene(lambda: [app.imports.job(tenant=1, fails=0) for _ in range(4)])),
-    "scheduled": Kind(Scene(list, ticks=True)),
+    "scheduled": Kind(Scene(list, ticks=1)),
     "pipeline": Kind(Scene(lambda: [points_app.line]), SETTLED),
     "chain": Kind(
         Scene(lambda: [chain(app.member.job(7), app.gathers.job(numbers=[7]))]),
@@ -253,7 +254,8 @@ SCENES: dict[str, Scene] = {
     "slow jobs": Scene(lambda: [app.waits.job(ms=1000) for _ in range(3)]),
     "progress": Scene(lambda: [points_app.goes_on.job() for _ in range(2)]),
     "results": Scene(lambda: [FAN_IN]),
-    "ticking": Scene(list, ticks=True),
+    "ticking": Scene(list, ticks=1),
+    "ticking by a query": Scene(list, ticks=3),
     "stalled": Scene(prepare=_stalled),
     "until empty": Scene(flags=("--until-empty",)),
     "stopping": Scene(at_stop=True),
@@ -290,6 +292,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "progress": ("tell_progress", "forget_progress"),
     "results": ("parent_results",),
     "ticking": (*TICKS_AT_START, "fire_schedule"),
+    "ticking by a query": ("due_schedules", "fire_schedule"),
     "stalled": ("stall_schedule",),
     "until empty": ("count_left",),
     "stopping": ("retire_worker",),

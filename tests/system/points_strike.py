@@ -55,13 +55,13 @@ class Plan(msgspec.Struct, frozen=True):
         strikes: in this order; each waits for the one before.
         marks: a directory; the strike number n leaves the file n there.
         tuned: constants of taskd, by `module.NAME`, that make a rare point a common one.
-        ticks: whether the app has a schedule.
+        ticks: how many jobs each tick of the app's schedule makes; see points_list.Scene.
     """
 
     strikes: tuple[Strike, ...] = ()
     marks: str = ""
     tuned: dict[str, float] = {}
-    ticks: bool = False
+    ticks: int = 0
 
 
 class Striker:
