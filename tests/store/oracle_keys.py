@@ -1,0 +1,79 @@
+"""Unique keys and versions in the model (oracle.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.store.oracle_limits import Limits
+from tests.store.oracle_rows import Row, Window
+
+
+class Keys(Limits):
+    """Who holds a key, and what happens to those that ask for it."""
+
+    def holder(self, task: str, key: str) -> Row | None:
+        found = [r for r in self.live() if (r.task, r.key) == (task, key) and r.holds_key]
+        assert len(found) <= 1, f"{key} is held by {[each.id for each in found]}"
+        return found[0] if found else None
+
+    def enqueue_unique(
+        self, new: Row, on_conflict: str, *, window: bool = False, at_once: bool = False
+    ) -> str:
+        """What happens to a job that asks for a key; `at_once`: it may be put off no longer."""
+        assert new.key is not None
+        name, newer = (new.task, new.key), new.version
+        outcome = self._unique(new, on_conflict, at_once=at_once)
+        if (outcome == "enqueued" and window) or (
+            newer is not None and outcome in {"enqueued", "replaced", "follows"}
+        ):
+            holder = new if outcome == "enqueued" else self.holder(*name)
+            assert holder is not None
+            self.windows[name] = Window(holder.id, newer)
+        return outcome
+
+    def _unique(self, new: Row, on_conflict: str, *, at_once: bool) -> str:
+        assert new.key is not None
+        holder, newer = self.holder(new.task, new.key), new.version
+        kept = self.windows.get((new.task, new.key)) if holder is None else None
+        if kept and newer is not None and (kept.version is None or kept.version < newer):
+            kept = None
+        if holder is None and kept is None:
+            self.enqueue(new)
+            return "enqueued"
+        if on_conflict == "raise":
+            return "raised"
+        known = holder.newest if holder else None
+        if holder is None or (newer is not None and known is not None and known >= newer):
+            return "skipped" if newer is None else "ignored"
+        if holder.state == "running":
+            if newer is None:
+                return "skipped"
+            holder.follower = new
+            return "follows"
+        if on_conflict == "skip" and newer is None:
+            return "skipped"
+        self._replace(holder, new, due=new.due or (on_conflict == "debounce" and at_once))
+        return "replaced" if newer is not None else f"{on_conflict}d"
+
+    def _replace(self, holder: Row, new: Row, *, due: bool) -> None:
+        if holder.attempt + holder.crashes > 0:
+            due = due and holder.due
+        self._leave(holder)
+        holder.queue, holder.priority, holder.due = new.queue, new.priority, due
+        holder.limit, holder.limit_key, holder.gate = new.limit, new.limit_key, None
+        holder.max_attempts, holder.over, holder.parked = new.max_attempts, new.over, False
+        holder.state = "scheduled" if holder.crashes else self.when_due(new.limit, due)
+        if new.version is not None:
+            holder.version, holder.follower = new.version, None
+
+    def _follow(self, before: Row, follower: Row) -> None:
+        key = (before.task, before.key)
+        born = [
+            job for job, each in self.seen.items()
+            if (each["task"], each["unique_key"]) == key and job not in self.rows
+        ]  # fmt: skip
+        assert len(born) == 1, f"{born} came of version {follower.version} of {key}"
+        self.enqueue(replace(follower, id=born[0]))
+        assert before.key is not None
+        if (before.task, before.key) in self.windows:
+            self.windows[before.task, before.key].job = born[0]

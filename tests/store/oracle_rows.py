@@ -1,0 +1,145 @@
+"""The rows of the model (oracle.py), and what can be read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FINISHED = {"done", "failed", "cancelled"}
+MAX_CRASHES = 3
+MAX_ATTEMPTS = 20  # of the tasks that the machine has published
+INTERRUPTS_REFUNDED = 10
+# What must be equal to the row in the database: of all jobs, and of live ones.
+SHOWN = (
+    "queue", "task", "state", "priority", "attempt", "max_attempts", "crashes", "interrupts",
+    "fence", "worker", "version", "limit_key", "workflow", "lost_by",
+)  # fmt: skip
+SHOWN_LIVE = ("due", "gate", "waits_for", "parked", "cancel", "over")
+
+
+@dataclass
+class Row:
+    """A job, live or finished. `due`: its time has come; `over`: its deadline is over."""
+
+    id: int
+    task: str = "t"
+    queue: str = "a"
+    state: str = "queued"
+    priority: int = 100
+    due: bool = True
+    attempt: int = 0
+    max_attempts: int | None = None
+    crashes: int = 0
+    interrupts: int = 0
+    fence: int = 0
+    worker: int | None = None
+    gate: str | None = None
+    waits_for: int | None = None
+    parked: bool = False
+    reason: str | None = None
+    cancel: str | None = None
+    key: str | None = None
+    scope: str | None = None
+    version: int | None = None
+    follower: Row | None = None
+    limit: str | None = None
+    limit_key: str | None = None
+    workflow: bool = False
+    over: bool | None = None
+    lost_by: int | None = None  # the worker of its last error, if that says WorkerLost
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it counts for its limit."""
+        return self.limit is not None and (
+            self.state in {"queued", "running"} or self.gate in {"next", "admitted"}
+        )
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it stands before its limit."""
+        return self.limit is not None and self.state == "blocked" and self.waits_for is None
+
+    @property
+    def holds_key(self) -> bool:
+        return self.key is not None and (self.scope == "live" or self.fence == 0)
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version that it, or its follower, stands for."""
+        versions = [each.version for each in (self, self.follower) if each]
+        return max((each for each in versions if each is not None), default=None)
+
+    def shown(self) -> dict[str, Any]:
+        """What must be equal to the row in the database."""
+        both = {name: getattr(self, name) for name in SHOWN}
+        if self.finished:
+            return both | {"reason": self.reason}
+        live = {name: getattr(self, name) for name in SHOWN_LIVE}
+        return both | live | {"follows": self.follower and self.follower.version}
+
+
+@dataclass
+class Edge:
+    """`job` waits for `parent`, until that is counted."""
+
+    parent: int
+    job: int
+    on_failed: str
+    counted: bool = False
+
+
+@dataclass
+class Rule:
+    """What a limit allows. One that nobody has declared or set admits none."""
+
+    concurrency: int | None = None
+    in_all: int | None = None
+    declared: tuple[int | None, int | None] | None = None
+    by_hand: bool = False
+
+
+@dataclass
+class Window:
+    """A key that is held whatever became of its job."""
+
+    job: int
+    version: int | None
+
+
+@dataclass
+class State:
+    """All that the model knows."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    windows: dict[tuple[str, str], Window] = field(default_factory=dict)
+    workers: dict[int, str] = field(default_factory=dict)  # alive, lapsed, dead
+    paused: set[str] = field(default_factory=set)
+    max_running: dict[str, int] = field(default_factory=dict)
+    forgets: set[str] = field(default_factory=set)  # queues that keep nothing that is done
+    limits: dict[str, Rule] = field(default_factory=dict)
+    limited_tasks: set[str] = field(default_factory=set)
+    openings: set[tuple[str, str | None]] = field(default_factory=set)
+    # What the database has just shown: rows by id, with run_at, task and unique_key.
+    seen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def live(self, *states: str) -> list[Row]:
+        found = [row for row in self.rows.values() if not row.finished]
+        return [row for row in found if row.state in states] if states else found
+
+    def urgency(self, row: Row) -> tuple[int, Any, int]:
+        return row.priority, self.seen[row.id]["run_at"], row.id
+
+    def when_due(self, limit: str | None, due: bool) -> str:
+        return "scheduled" if not due else "queued" if limit is None else "blocked"
+
+    def enqueue(self, row: Row) -> None:
+        assert row.id not in self.rows, f"job {row.id} was there before"
+        row.state = self.when_due(row.limit, row.due)
+        self.rows[row.id] = row

@@ -1,0 +1,151 @@
+"""Who plays the state machine (machine.py): what is drawn, and the words that the rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine
+
+from taskd.core.job import Job, NewJob
+from taskd.core.limit import LimitOf
+from taskd.core.unique import Unique
+from tests.store.oracle import Oracle
+from tests.store.oracle_rows import Row, Rule
+from tests.store.stage import CONCURRENCY, FREE, LIMITED, QUEUES, Stage
+
+HOUR_S = 3600.0
+# One, and after each failover another one that was never drawn before.
+STRIDES = (1, 1_009, 1_000_003, 998_244_353)
+HAND = "hand"  # a limit that no code declares
+SCOPES = {"k-live": "live", "k-waiting": "waiting", "k-version": "live"}
+ERROR = msgspec.json.encode({"type": "Odd", "message": "odd"}).decode()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A job to enqueue. `late`: it has a deadline."""
+
+    queue: str
+    priority: int
+    due: bool
+    limit: tuple[str, str] | None
+    late: bool
+    max_attempts: int | None
+
+    def new(self, unique: Unique | None = None) -> NewJob:
+        name, tenant = self.limit or (None, "x")
+        return NewJob(
+            LIMITED if name == LIMITED else FREE,
+            msgspec.json.encode({"tenant": tenant}).decode(),
+            self.queue,
+            self.priority,
+            delay_s=None if self.due else HOUR_S,
+            max_attempts=self.max_attempts,
+            deadline_s=HOUR_S if self.late else None,
+            limit=LimitOf(name, msgspec.json.encode([tenant]).decode()) if name else None,
+            unique=unique,
+        )
+
+    def row(self, job_id: int, unique: Unique | None = None) -> Row:
+        name, tenant = self.limit or (None, None)
+        row = Row(
+            job_id,
+            LIMITED if name == LIMITED else FREE,
+            self.queue,
+            priority=self.priority,
+            due=self.due,
+            max_attempts=self.max_attempts,
+            limit=name,
+            limit_key=tenant,
+            over=False if self.late else None,
+        )
+        if unique is not None:
+            row.key, row.scope, row.version = unique.key, str(unique.scope), unique.version
+        return row
+
+
+WANTED = st.builds(
+    Wanted,
+    queue=st.sampled_from(["a", "a", "a", "b"]),
+    priority=st.sampled_from([100, 100, 50]),
+    due=st.sampled_from([True, True, True, False]),
+    limit=st.sampled_from([None, None, None, (LIMITED, "x"), (LIMITED, "x"), (HAND, "x")]),
+    late=st.sampled_from([False, False, True]),
+    max_attempts=st.sampled_from([None, None, 1]),
+)
+PICKS = st.lists(st.integers(0, 15), min_size=1, max_size=4)
+PICK = st.integers(0, 15)
+LIVE = ("blocked", "scheduled", "queued", "running")
+QUEUE = st.sampled_from(QUEUES)
+BOUND = st.sampled_from([None, 1, 2])
+
+
+class Player(RuleBasedStateMachine):
+    """Plays on a stage. Each rule runs a statement, looks, and asks the oracle."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage, self.on = stage, stage.hand
+        self.oracle = Oracle(forgets={QUEUES[1]}, limited_tasks={LIMITED})
+        self.oracle.limits[LIMITED] = Rule(CONCURRENCY, None, (CONCURRENCY, None))
+        self.tokens: list[Job] = []  # all claims that workers have heard of
+        self.issued: set[tuple[int, int, int]] = set()
+        self.workers: list[int] = []
+        self.backup: Oracle | None = None
+        self.failovers = 0
+        self.newest = 10  # above the versions that are drawn
+        self.places: dict[tuple[str, str | None], int] = {}
+        self.do(stage.put_back("base"))
+
+    # Words.
+
+    def do(self, step: Coroutine[Any, Any, Any]) -> Any:
+        """Run it, and look at what there is now."""
+        self.sound = False
+        try:
+            return self.stage.run(step)
+        finally:
+            self.oracle.seen = self.stage.run(self.stage.see())
+
+    def some(self, picks: Sequence[int], *states: str) -> list[int]:
+        """Ids of some jobs: in these states, or all; most of them live, for these change."""
+        wanted = states or (LIVE if sum(picks) % 4 and self.oracle.live() else ())
+        found = sorted(
+            row.id for row in self.oracle.rows.values() if not wanted or row.state in wanted
+        )
+        return sorted({found[pick % len(found)] for pick in picks}) if found else []
+
+    def held(self) -> list[Job]:
+        """The claims that are still their workers'."""
+        return [
+            each for each in self.tokens if self.oracle.owns(each.id, each.worker_id, each.fence)
+        ]
+
+    def batch(self, picks: Sequence[int], among: Sequence[Job]) -> list[Job]:
+        """Some of these, of one worker, sorted by id."""
+        chosen = [among[pick % len(among)] for pick in picks]
+        mine = {each.id: each for each in chosen if each.worker_id == chosen[0].worker_id}
+        return [mine[job] for job in sorted(mine)]
+
+    def worker(self, pick: int) -> int:
+        return self.workers[-1 - pick % min(3, len(self.workers))]
+
+    def took(self, claimed: Sequence[Job], worker: int, *, heard: bool = True) -> None:
+        """These were claimed."""
+        for job in claimed:
+            row = self.oracle.rows[job.id]
+            self.oracle.claim(row, worker, self.stride)
+            assert (job.fence, job.attempt, job.crashes) == (row.fence, row.attempt, row.crashes)
+            assert bool(job.late) == bool(row.over)
+            token = (job.id, worker, job.fence)
+            assert token not in self.issued, f"fence {job.fence} of job {job.id} was drawn twice"
+            self.issued.add(token)
+        self.tokens += claimed if heard else []
+
+    @property
+    def stride(self) -> int:
+        return STRIDES[self.failovers]

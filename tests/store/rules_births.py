@@ -1,0 +1,120 @@
+"""Rules of the state machine (machine.py): jobs are born, some with keys or in workflows."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from taskd.core.unique import Unique
+from taskd.core.workflow import Node, OnFailed, plan
+from taskd.errors import KeyHeld
+from taskd.store import jobs, workflows
+from tests.store.oracle_rows import Edge
+from tests.store.player import HOUR_S, PICK, SCOPES, WANTED, Wanted
+from tests.store.rules_attempts import ENDS, Attempts
+
+# Workflows: for each job the places of those that it waits for.
+SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "chain": [(), (0,), (1,)],
+    "group": [(), (), (0, 1)],
+    "diamond": [(), (0,), (0,), (1, 2)],
+}
+
+
+class Births(Attempts):
+    """What producers say."""
+
+    @rule(
+        wanted=st.lists(WANTED, min_size=1, max_size=3),
+        times=st.sampled_from([1, 1, 3]),
+        idle=st.booleans(),
+    )
+    def enqueue(self, wanted: list[Wanted], times: int, idle: bool) -> None:
+        """Several alike: they meet at the gate of one limit."""
+        wanted = wanted * times
+        born = self.do(jobs.enqueue(self.on, [each.new() for each in wanted]))
+        for job, each in zip(born, wanted, strict=True):
+            self.oracle.enqueue(each.row(int(job)))
+        self.wake(wanted[0].queue, idle=idle)
+
+    def wake(self, queue: str, *, idle: bool) -> None:
+        """As in life, a worker that is `idle` looks at the gates and takes a job at once."""
+        if idle:
+            self.admit()
+            self.claim_from(self.worker(0), queue, 1)
+
+    @rule(
+        wanted=WANTED,
+        key=st.sampled_from(["k-live", "k-waiting", "k-waiting"]),
+        window=st.sampled_from([None, None, HOUR_S]),
+        on_conflict=st.sampled_from(["skip", "replace", "debounce", "raise"]),
+        at_once=st.booleans(),
+        idle=st.booleans(),
+    )
+    def enqueue_unique(
+        self,
+        wanted: Wanted,
+        key: str,
+        window: float | None,
+        on_conflict: str,
+        at_once: bool,
+        idle: bool,
+    ) -> None:
+        most = (0.0 if at_once else 2 * HOUR_S) if on_conflict == "debounce" else None
+        unique = Unique(
+            key, scope=SCOPES[key], for_s=window, on_conflict=on_conflict, debounce_max_s=most
+        )
+        self.unique(wanted, unique, at_once=at_once)
+        self.wake(wanted.queue, idle=idle)
+
+    @rule(wanted=WANTED, version=st.integers(1, 6))
+    def enqueue_version(self, wanted: Wanted, version: int) -> None:
+        self.unique(wanted, Unique("k-version", version=version))
+
+    @rule(wanted=WANTED, end=st.sampled_from(sorted(ENDS)))
+    def newer_version_meanwhile(self, wanted: Wanted, end: str) -> None:
+        """It comes while the one before runs, which then ends somehow."""
+        for _ in range(2):
+            self.newest += 1
+            self.unique(wanted, Unique("k-version", version=self.newest))
+            self.claim_from(self.worker(0), wanted.queue, 1000)
+        held = [each for each in self.held() if self.oracle.rows[each.id].key == "k-version"]
+        if held:
+            self.ack_settled(held, [end])
+
+    def unique(self, wanted: Wanted, unique: Unique, *, at_once: bool = False) -> None:
+        told: Any = None
+        with contextlib.suppress(KeyHeld):
+            (told,) = self.do(jobs.enqueue(self.on, [wanted.new(unique)]))
+        row = wanted.row(int(told or 0), unique)
+        outcome = self.oracle.enqueue_unique(
+            row, str(unique.on_conflict), window=unique.for_s is not None, at_once=at_once
+        )
+        assert (told.outcome if told else "raised") == outcome
+
+    @rule(
+        shape=st.sampled_from(sorted(SHAPES)),
+        wanted=WANTED,
+        policy=st.sampled_from(list(OnFailed)),
+        picks=st.lists(PICK, max_size=2),
+    )
+    def enqueue_workflow(
+        self, shape: str, wanted: Wanted, policy: OnFailed, picks: list[int]
+    ) -> None:
+        existing = self.some(picks)
+        nodes = []
+        for n, parents in enumerate(SHAPES[shape]):
+            after = tuple(f"n{p}" for p in parents) + (tuple(existing) if n == 1 else ())
+            nodes.append(Node(f"n{n}", wanted.new(), after, policy))
+        made = plan("flow", nodes)
+        _, *ids = self.do(workflows.start(self.on, made, [node.job for node in made.nodes]))
+        edges = [
+            Edge(ids[parent - 1] if parent else parent_id, ids[place - 1], policy)
+            for place, parent, parent_id, policy in zip(
+                made.places, made.parent_places, made.parent_ids, made.on_failed, strict=True
+            )
+        ]
+        self.oracle.start([wanted.row(job) for job in ids], edges)

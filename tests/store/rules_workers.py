@@ -1,0 +1,107 @@
+"""Rules of the state machine (machine.py): workers live and die, and jobs are taken back."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from taskd.core.job import JobState
+from taskd.core.outcome import Ack
+from taskd.store import jobs, workers
+from tests.store.helpers import incarnation
+from tests.store.player import HOUR_S, PICK
+from tests.store.rules_attempts import Attempts
+from tests.store.stage import FREE, LIMITED, QUEUES
+
+# Rows are moved, not clocks.
+LAPSE = "UPDATE taskd.worker SET lease_until = now() - interval '1 s' WHERE id = $1"
+PUT_OFF = """
+UPDATE taskd.job SET run_at = now() + interval '1 h' WHERE crashes > 1 AND run_at > now()
+"""
+
+
+class Workers(Attempts):
+    """What becomes of workers."""
+
+    @rule()
+    @precondition(lambda self: list(self.oracle.workers.values()).count("alive") < 2)
+    def register(self) -> None:
+        worker = 1000 + len(self.workers)
+        self.do(workers.register(self.on, incarnation(worker), HOUR_S, QUEUES, [FREE, LIMITED]))
+        self.workers.append(worker)
+        self.oracle.workers[worker] = "alive"
+
+    @rule(pick=PICK, what=st.sampled_from(["lapse", "beat", "bury", "prove", "retire"]))
+    def worker_life(self, pick: int, what: str) -> None:
+        worker = self.worker(pick)
+        was = self.oracle.workers.get(worker)
+        known = was in {"alive", "lapsed"}
+        if what == "lapse":
+            self.lapse(worker)
+        elif what == "beat":
+            assert self.do(workers.beat(self.on, worker, HOUR_S, draining=False)) == known
+            if known:
+                self.oracle.workers[worker] = "alive"
+        elif what == "retire":
+            self.do(workers.retire(self.on, worker))
+            if known:
+                self.oracle.workers[worker] = "dead"
+        else:
+            buried = self.do(workers.bury(self.on, [worker], proved=what == "prove"))
+            dies = known and (what == "prove" or was == "lapsed")
+            assert bool(buried) == dies
+            if dies:
+                self.oracle.workers[worker] = "dead"
+
+    @rule(batch=st.sampled_from([1, 1000]), pick=PICK, lapses=st.booleans())
+    @precondition(lambda self: self.oracle.live("running"))
+    def rescue(self, batch: int, pick: int, lapses: bool) -> None:
+        """The lease of one who runs something may just have run out; nobody has buried it."""
+        if lapses:
+            self.lapse(self.owner(pick))
+        self.take_back(batch)
+
+    def owner(self, pick: int) -> int:
+        running = self.oracle.live("running")
+        worker = running[pick % len(running)].worker
+        assert worker is not None
+        return worker
+
+    def lapse(self, worker: int) -> None:
+        self.do(self.stage.sql(LAPSE, worker))
+        if self.oracle.workers.get(worker) == "alive":
+            self.oracle.workers[worker] = "lapsed"
+
+    def take_back(self, batch: int) -> None:
+        went = self.do(self._rescue(batch))
+        assert went == self.oracle.rescue(batch)
+
+    async def _rescue(self, batch: int) -> dict[int, JobState]:
+        went = await jobs.rescue(self.on, batch, 3)
+        # A later rescue waits for seconds; how long shall not depend on how fast this machine is.
+        await self.stage.sql(PUT_OFF)
+        return went
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.oracle.live("running"))
+    def take_over(self, pick: int) -> None:
+        """The owner of a running job is proved dead, and its jobs are taken back at once."""
+        worker = self.owner(pick)
+        self.do(workers.bury(self.on, [worker], proved=True))
+        self.oracle.workers[worker] = "dead"
+        self.take_back(1000)
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.oracle.live("running"))
+    def reconcile(self, pick: int) -> None:
+        """A worker gives back what the database says it runs, and it does not know."""
+        worker = self.worker(pick)
+        rows = self.do(workers.running_jobs(self.on, worker))
+        mine = [row for row in self.oracle.live("running") if row.worker == worker]
+        assert sorted(row[:3] for row in rows) == sorted((r.id, r.fence, r.cancel) for r in mine)
+        known = {(each.id, each.fence) for each in self.held() if each.worker_id == worker}
+        strangers = sorted(row[:2] for row in rows if tuple(row[:2]) not in known)
+        if strangers:
+            self.settled(
+                [Ack(job, worker, fence, JobState.QUEUED, refund=True) for job, fence in strangers]
+            )
