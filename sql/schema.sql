@@ -1506,8 +1506,7 @@ BEGIN
           ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
         WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
                    ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
-        ORDER BY j.id
-        FOR UPDATE OF j;
+        FOR UPDATE OF j NOWAIT;
     END IF;
 END
 $$;

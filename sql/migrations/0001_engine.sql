@@ -895,8 +895,8 @@ BEGIN
 END
 $$;
 
--- Locks, in the order of their ids, those holders of keys that a batch will lock one by one in the order of the keys: acks,
--- cancels and retries lock by id, and would deadlock with it.
+-- Locks the holders of keys that a batch will come to one by one, all of them or none: acks, cancels, retries and other
+-- batches hold some of them and want others, so none is waited for.
 CREATE FUNCTION taskd.lock_holders(
     tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean
 ) RETURNS void
@@ -913,8 +913,7 @@ BEGIN
           ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
         WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
                    ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
-        ORDER BY j.id
-        FOR UPDATE OF j;
+        FOR UPDATE OF j NOWAIT;
     END IF;
 END
 $$;
@@ -922,9 +921,10 @@ $$;
 -- Enqueues jobs of which some hold unique keys, each by itself, keys in one order, so that two batches cannot wait for each
 -- other's new ones. `n` is a job's place in the arrays.
 --
--- The holders that are there are locked first, in the order of acks. One that waits only since then, for it was just
--- born or has just stopped running, comes out of that order, and is not waited for: two batches did so, and met in a
--- deadlock. All is taken back then, the others go first, and it begins again.
+-- A batch holds many rows, so it waits for none: who waits for one while it holds others meets those who do so in another
+-- order, in a deadlock. The holders that are there are locked first; one that waits only since then, for it was just born or
+-- has just stopped running, when its turn comes. Where one is locked all is taken back, the others go first, and
+-- it begins again.
 CREATE FUNCTION taskd.enqueue_unique_batch(
     tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[],
     max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[],
