@@ -666,7 +666,7 @@ BEGIN
     SET state = 'running',
         worker_id = claim_limited.worker_id,
         fence = j.fence + stride,
-        attempt = j.attempt + 1,
+        attempt = least(j.attempt, 32766) + 1,
         started_at = clock_timestamp()
     WHERE j.ctid = ANY (ARRAY(
         SELECT n.ctid
@@ -1478,10 +1478,9 @@ CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
                 THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
     FROM (
         SELECT CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
-                    WHEN jsonb_array_length(limit_values) > 1 THEN limit_values::text
-                    WHEN jsonb_typeof(limit_values -> 0) = 'number'
-                    THEN trim_scale((limit_values ->> 0)::numeric)::text
-                    ELSE coalesce(limit_values ->> 0, 'null') END AS key
+                    WHEN jsonb_array_length(limit_values) > 1 THEN taskd.key_text(limit_values)
+                    WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
+                    ELSE taskd.key_text(limit_values -> 0) END AS key
     ) AS made
 $$;
 
@@ -2511,7 +2510,7 @@ CREATE TABLE taskd.queue (
     CONSTRAINT queue_keep_done_s_check CHECK (((keep_done_s >= 0) AND (keep_done_s <= 315360000))),
     CONSTRAINT queue_keep_failed_s_check CHECK (((keep_failed_s >= 0) AND (keep_failed_s <= 315360000))),
     CONSTRAINT rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
-    CONSTRAINT rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
+    CONSTRAINT rate_is_bounded CHECK (((rate >= (0.000000001)::double precision) AND (rate <= (1000000)::double precision)))
 );
 
 CREATE VIEW taskd.due AS
@@ -2632,7 +2631,7 @@ CREATE TABLE taskd.job_key (
 );
 
 CREATE TABLE taskd.job_limit (
-    name taskd.task_name NOT NULL,
+    name text NOT NULL,
     concurrency integer,
     concurrency_in_all integer,
     rate double precision,
@@ -2643,8 +2642,9 @@ CREATE TABLE taskd.job_limit (
     CONSTRAINT concurrency_in_all_is_1_to_10000 CHECK (((concurrency_in_all >= 1) AND (concurrency_in_all <= 10000))),
     CONSTRAINT concurrency_is_1_to_10000 CHECK (((concurrency >= 1) AND (concurrency <= 10000))),
     CONSTRAINT limit_burst_is_1_to_10000 CHECK (((burst >= 1) AND (burst <= 10000))),
+    CONSTRAINT limit_name_is_printable CHECK ((((app IS NULL) AND (NOT by_hand)) OR (((octet_length(name) >= 1) AND (octet_length(name) <= 200)) AND (name !~ '[\u0001-\u001f\u007f-\u009f]'::text)))),
     CONSTRAINT limit_rate_has_a_burst CHECK (((rate IS NULL) = (burst IS NULL))),
-    CONSTRAINT limit_rate_is_above_0 CHECK (((rate > (0)::double precision) AND (rate <= (1000000)::double precision)))
+    CONSTRAINT limit_rate_is_bounded CHECK (((rate >= (0.000000001)::double precision) AND (rate <= (1000000)::double precision)))
 );
 
 CREATE VIEW taskd.jobs AS

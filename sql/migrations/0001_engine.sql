@@ -180,7 +180,7 @@ CREATE TABLE taskd.queue (
     -- What an operator allows all workers together (0006_limits.sql); NULL: no limit.
     max_running integer CONSTRAINT max_running_is_1_to_100000 CHECK (max_running BETWEEN 1 AND 100000),
     max_depth integer CONSTRAINT max_depth_is_1_to_100000000 CHECK (max_depth BETWEEN 1 AND 100000000),
-    rate double precision CONSTRAINT rate_is_above_0 CHECK (rate > 0 AND rate <= 1000000), -- jobs per second
+    rate double precision CONSTRAINT rate_is_bounded CHECK (rate BETWEEN 1e-9 AND 1000000), -- jobs per second
     burst integer CONSTRAINT burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
     tokens double precision,                -- how many there were at filled_at
     filled_at timestamptz,

@@ -13,17 +13,23 @@
 -- line in the same statement. It looks after it got the lock, with a new snapshot. So either it sees a job that was
 -- just parked, or whoever parks that one comes after it and sees the free place.
 
+-- Producers write the name of a limit into a job's row, unchecked. Whatever they write has a row here, for its lock, and
+-- waits for itself alone: one that was refused kept every worker from admitting any job.
 CREATE TABLE taskd.job_limit (
-    name taskd.task_name PRIMARY KEY,
+    name text PRIMARY KEY,
     concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000), -- of each key
     concurrency_in_all integer
         CONSTRAINT concurrency_in_all_is_1_to_10000 CHECK (concurrency_in_all BETWEEN 1 AND 10000),
-    rate double precision CONSTRAINT limit_rate_is_above_0 CHECK (rate > 0 AND rate <= 1000000), -- of each key, per second
+    -- Of each key, per second; less than one in 31 years would bring a token at no time that there is.
+    rate double precision CONSTRAINT limit_rate_is_bounded CHECK (rate BETWEEN 1e-9 AND 1000000),
     burst integer CONSTRAINT limit_burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
     app text,                               -- which has published it last, and what its code says
     declared jsonb,
     by_hand boolean NOT NULL DEFAULT false, -- an operator has set it: what apps publish does not count
-    CONSTRAINT limit_rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL))
+    CONSTRAINT limit_rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL)),
+    CONSTRAINT limit_name_is_printable CHECK (
+        app IS NULL AND NOT by_hand OR octet_length(name) BETWEEN 1 AND 200 AND name !~ '[\u0001-\u001f\u007f-\u009f]'
+    )
 );
 
 -- Tokens of a rate, one row per key that is not full of them.
@@ -88,7 +94,8 @@ AS $$
     FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
 $$;
 
--- The key that they make: the value itself, or the list of them, hashed when it is long or not printable.
+-- The key that they make: the value itself, or the list of them, hashed when it is long or not printable. A number counts by
+-- its value, in a list as well: 1.0 is 1.
 CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -97,10 +104,9 @@ AS $$
                 THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
     FROM (
         SELECT CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
-                    WHEN jsonb_array_length(limit_values) > 1 THEN limit_values::text
-                    WHEN jsonb_typeof(limit_values -> 0) = 'number'
-                    THEN trim_scale((limit_values ->> 0)::numeric)::text
-                    ELSE coalesce(limit_values ->> 0, 'null') END AS key
+                    WHEN jsonb_array_length(limit_values) > 1 THEN taskd.key_text(limit_values)
+                    WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
+                    ELSE taskd.key_text(limit_values -> 0) END AS key
     ) AS made
 $$;
 
@@ -532,7 +538,7 @@ BEGIN
     SET state = 'running',
         worker_id = claim_limited.worker_id,
         fence = j.fence + stride,
-        attempt = j.attempt + 1,
+        attempt = least(j.attempt, 32766) + 1,
         started_at = clock_timestamp()
     WHERE j.ctid = ANY (ARRAY(
         SELECT n.ctid

@@ -25,7 +25,7 @@ UPDATE taskd.job AS job
 SET state = 'running',
     worker_id = $1,
     fence = job.fence + $8,
-    attempt = job.attempt + 1,
+    attempt = least(job.attempt, 32766) + 1,
     started_at = clock_timestamp()
 WHERE job.ctid = ANY (ARRAY(
       SELECT ctid
@@ -88,7 +88,7 @@ UPDATE taskd.job AS job
 SET state = 'running',
     worker_id = $1,
     fence = job.fence + $4,
-    attempt = job.attempt + 1,
+    attempt = least(job.attempt, 32766) + 1,
     gate = NULL,
     started_at = clock_timestamp()
 WHERE job.ctid = ANY (ARRAY(

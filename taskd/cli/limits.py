@@ -9,7 +9,7 @@ import click
 
 from taskd.cli.output import Row, print_json, print_rows, text_of
 from taskd.cli.session import Session, json_option, pass_session
-from taskd.core.limit import BURST_MAX, CONCURRENCY_MAX, RATE_MAX
+from taskd.core.limit import BURST_MAX, CONCURRENCY_MAX, RATE_MAX, RATE_MIN
 from taskd.errors import LimitNotFound
 
 KEYS_MAX = 1000
@@ -46,7 +46,7 @@ class Rate(click.ParamType[float]):
             return value
         match = RATE.fullmatch(str(value))
         rate = float(match[1]) / UNIT_S[match[2]] if match else 0.0
-        if not 0 < rate <= RATE_MAX:
+        if not RATE_MIN <= rate <= RATE_MAX:
             self.fail(f"{value!r} is no rate: write 100/s, 30/m or 5/h", param, ctx)
         return rate
 

@@ -28,14 +28,18 @@ LISTENED_S, LISTENED_S_MAX = 2.0, 20.0
 IDLE_S = 60.0
 RELISTEN_S = 1.0
 PROBE_EVERY_S = 10.0
+# Whoever may connect can notify, in vain and without end (270 looks a second came of it). After a
+# notification of a job that has not ended, the next ones are heeded together, so much later.
+VAIN_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
 class _Awaited:
-    """A job that somebody waits for."""
+    """A job that somebody waits for; `heard`: of its end, since the last look."""
 
     look_at: float = 0.0
     delay_s: float = 0.0
+    heard: bool = False
     futures: set[asyncio.Future[Outcome]] = field(default_factory=set)
 
 
@@ -53,6 +57,7 @@ class Waiting:
         self._wakeup = asyncio.Event()
         self._lost = asyncio.Event()
         self._hears = False
+        self._heeds_at = 0.0
         self._looker: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
 
@@ -108,16 +113,21 @@ class Waiting:
                 idle_since = now
             elif now - idle_since > IDLE_S:
                 break
-            due = [job_id for job_id, one in self._awaited.items() if one.look_at <= now]
+            due = [job_id for job_id, one in self._awaited.items() if self._due_at(one) <= now]
             if due:
                 await self._look(due[:LOOK_MAX])
-            wait_s = min((one.look_at for one in self._awaited.values()), default=now + IDLE_S)
+            wait_s = min(map(self._due_at, self._awaited.values()), default=now + IDLE_S)
             await _set(self._wakeup, wait_s - time.monotonic())
         if self._listener is not None:
             self._listener.cancel()
 
+    def _due_at(self, awaited: _Awaited) -> float:
+        return max(awaited.look_at, self._heeds_at) if awaited.heard else awaited.look_at
+
     async def _look(self, job_ids: list[int]) -> None:
+        heard = {job_id for job_id in job_ids if self._awaited[job_id].heard}
         for job_id in job_ids:
+            self._awaited[job_id].heard = False
             self._later(self._awaited[job_id], heard=self._hears)
         try:
             found = await results.await_jobs(self._pool, job_ids)
@@ -130,6 +140,8 @@ class Waiting:
         for job_id in job_ids:
             outcome = found.get(job_id)
             awaited = self._awaited.get(job_id)
+            if outcome is not None and outcome.state not in FINISHED and job_id in heard:
+                self._heeds_at = time.monotonic() + VAIN_PAUSE_S
             if outcome is None:
                 text = "it was never committed, or its queue keeps it no longer"
                 self._tell(job_id, JobNotFound(f"no job has the id {job_id}: {text}"))
@@ -181,7 +193,11 @@ class Waiting:
 
     def _heard(self, payload: str) -> None:
         # Anybody can notify anything: it only says which job to look at.
-        if payload.isascii() and payload.isdigit() and len(payload) < 20:
+        if not (payload.isascii() and payload.isdigit() and len(payload) < 20):
+            return
+        awaited = self._awaited.get(int(payload))
+        if awaited is not None:
+            awaited.heard = True
             self._look_now(int(payload))
 
     def _look_at_all(self) -> None:

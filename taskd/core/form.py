@@ -66,7 +66,10 @@ class Form:
         Raises:
             InvalidArgs: there is no step from their version, or a step failed.
         """
-        names = msgspec.json.decode(args)
+        try:
+            names = msgspec.json.decode(args, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidArgs(f"task {self._task}: {error}") from None
         for version in range(args_version, self.args_version):
             names = self._step(names, version)
         return msgspec.json.encode(names).decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,10 +15,14 @@ from taskd.errors import InvalidJob
 
 CONCURRENCY_MAX = 10_000
 BURST_MAX = 10_000
-RATE_MAX = 1_000_000.0
+# One job in 31 years.
+RATE_MIN, RATE_MAX = 1e-9, 1_000_000.0
 PER_S_MAX = 30 * 86400.0
 # The promoter looks no more often than that (PROMOTE_AT_MOST_EVERY_S).
 HANDED_OUT_PER_S = 20
+# The digits of a number as they were given: the database makes its key of all of them.
+_decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class LimitOf(NamedTuple):
@@ -66,9 +71,11 @@ class Limit:
             if value is not None:
                 check_int(name, value, 1, CONCURRENCY_MAX)
         check_seconds("per_s", self.per_s, 0.001, PER_S_MAX)
-        if self.rate is not None and not 0 < _per_second(self.rate, self.per_s) <= RATE_MAX:
+        if self.rate is not None and not (
+            RATE_MIN <= _per_second(self.rate, self.per_s) <= RATE_MAX
+        ):
             raise InvalidJob(
-                f"rate {shown(self.rate)} per {self.per_s!r} s is not above 0, up to 1e6/s"
+                f"rate {shown(self.rate)} per {self.per_s!r} s is not between 1e-9/s and 1e6/s"
             )
         if self.burst is not None:
             check_int("burst", self.burst, 1, BURST_MAX)
@@ -128,10 +135,10 @@ def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any
     if not by:
         return LimitOf(name, "[]")
     try:
-        given = msgspec.json.decode(args, type=dict[str, Any])
+        given = _decode_args(args)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJob(
             f"no key of the limit {name} can be made of the arguments: {error}"
         ) from None
     values = [given.get(each, defaults.get(each)) for each in by]
-    return LimitOf(name, msgspec.json.encode(values).decode())
+    return LimitOf(name, _encode(values).decode())

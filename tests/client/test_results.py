@@ -157,6 +157,28 @@ async def test_a_locked_row_is_not_waited_for_and_gets_its_mark_later(
     assert await waits is None
 
 
+async def test_forged_ends_cost_a_bounded_number_of_looks_and_the_true_one_is_heard(
+    client: Client, worker: Lane, sql: Any, no_polls: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, await_jobs = 0, waiting.results.await_jobs
+
+    async def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await await_jobs(*args)
+
+    monkeypatch.setattr(waiting.results, "await_jobs", counted)
+    job_id = await client.enqueue(job())
+    waits = await heard_of(client, job_id, sql)
+    looks, began = 0, time.monotonic()
+    for _ in range(400):
+        await sql.execute(f"NOTIFY \"taskd:ended\", '{int(job_id)}'")
+    took_s = time.monotonic() - began
+    assert 1 <= looks <= 2 + took_s / waiting.VAIN_PAUSE_S
+    await end(worker, await claim(worker), JobState.DONE)
+    await waits
+
+
 async def test_many_who_wait_share_one_connection(
     client: Client, worker: Lane, sql: Any, no_polls: None
 ) -> None:

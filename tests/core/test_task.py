@@ -391,3 +391,12 @@ def test_a_reloaded_module_replaces_its_own_tasks() -> None:
     again = made(send, queue="q")
     registry.add(again)
     assert registry.get("send") is again
+
+
+@pytest.mark.parametrize("args", ['{"a": 1e400}', "[" * 5000, "1"])
+def test_older_arguments_that_cannot_be_read_are_no_fault_of_a_step(args: str) -> None:
+    def work(a: int) -> None: ...
+
+    made: Task[..., None] = Task(work, name="work", args_version=2, upgrade={1: lambda old: old})
+    with pytest.raises(InvalidArgs, match="task work: "):
+        made.decode(args, 1)

@@ -21,6 +21,7 @@ from taskd.cli import EXIT_CODES, cli
 from tests.canary import assert_unseen
 from tests.fuzz import strategies as odd
 from tests.fuzz.conftest import Ground
+from tests.fuzz.live import Live
 
 COMMANDS = [
     "enqueue", "enqueue -", "jobs list", "jobs show", "jobs retry", "jobs cancel", "jobs set", "why",
@@ -74,7 +75,7 @@ def empty_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def invoke(ground: Ground, args: list[str], stdin: bytes = b"") -> Result:
+def invoke(ground: Ground | Live, args: list[str], stdin: bytes = b"") -> Result:
     environ = {"TASKD_DSN": ground.dsn, "COLUMNS": "80"}
     return CliRunner().invoke(cli, args, input=stdin, env=environ, prog_name="taskd")
 

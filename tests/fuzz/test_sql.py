@@ -11,11 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskd.core.job import NewJob
+from taskd.core.job import Job, NewJob
+from taskd.core.limit import LimitOf, limit_of
 from taskd.core.task import Task
 from taskd.core.unique import Unique
 from taskd.errors import TaskdError
 from taskd.store import jobs, limits, reports, schedules
+from taskd.worker.progress import ProgressWriter
 from tests.fuzz import strategies as odd
 from tests.fuzz.conftest import Ground
 
@@ -76,7 +78,7 @@ KINDS = {
     "max_attempts": "integer", "timeout_s": "double precision", "deadline": "timestamptz",
     "deadline_s": "double precision", "unique_key": "text", "key_scope": "text", "for_s": "double precision",
     "on_conflict": "text", "debounce_max_s": "double precision", "version": "bigint", "every": "interval",
-    "cron": "text", "timezone": "text", "query": "text", "catch_up": "text", "catch_up_max": "integer",
+    "cron": "text", "timezone": "text", "after": "bigint[]", "on_failed": "text", "node": "text", "query": "text", "catch_up": "text", "catch_up_max": "integer",
     "overlap": "text", "jitter_s": "double precision", "starts_at": "timestamptz", "args": "jsonb",
     "update_args": "jsonb",
 }  # fmt: skip
@@ -269,3 +271,166 @@ def test_a_batch_is_enqueued_whole_or_not_at_all(ground: Ground, bad: Any, place
     with pytest.raises(TaskdError):
         ground.run(jobs.enqueue(ground.lane, new))
     assert ground.one("SELECT count(*) FROM taskd.job") == 0
+
+
+# --- what the database and Python both reckon -----------------------------------------------------
+
+NUMERALS = [
+    "1",
+    "1.0",
+    "1.00",
+    "1e0",
+    "10e-1",
+    "0",
+    "-0",
+    "-0.0",
+    "0.1",
+    "1e22",
+    "1e23",
+    "1E-7",
+    str(2**64),
+]
+named = st.one_of(st.sampled_from(NUMERALS), odd.json_values.map(json.dumps))
+KEY = "SELECT taskd.limit_key($1::text::jsonb)"
+KEY_OF = "SELECT taskd.limit_key(taskd.limit_values($1::text::jsonb, $2::text[], $3::text::jsonb))"
+
+
+@odd.examples(60)
+@given(
+    args=st.dictionaries(st.sampled_from("abc"), named, max_size=3),
+    default=odd.json_values, by=st.sampled_from([("a",), ("a", "b"), ("b", "a", "c"), ()]),
+)  # fmt: skip
+@example({"a": "1.0", "b": "1"}, None, ("a", "b"))
+@example({"a": "[1.0]"}, None, ("a",))
+@example({"a": "1e400"}, None, ("a",))
+@example({"a": "0.10000000000000000001"}, None, ("a",))
+def test_a_limit_has_one_key_through_both_doors(
+    ground: Ground, args: dict[str, str], default: Any, by: tuple[str, ...]
+) -> None:
+    text = "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in args.items()) + "}"
+    told = ground.one(KEY_OF, text, list(by), json.dumps({"b": default}))
+    assert len(told.encode()) <= 200
+    try:
+        values = limit_of("l", by, text, {"b": default}).values
+    except TaskdError:
+        return
+    assert ground.one(KEY, values) == told
+
+
+@odd.examples(60)
+@given(one=st.lists(named, min_size=2, max_size=2), other=st.lists(named, min_size=2, max_size=2))
+@example(["1", "1.0"], ["1.0", "1e0"])
+@example(["[1]", "null"], ["[1.0]", "null"])
+def test_a_limit_has_one_key_for_equal_values_only(
+    ground: Ground, one: list[str], other: list[str]
+) -> None:
+    for texts in ([one[:1], other[:1]], [one, other]):
+        pair = [f"[{','.join(each)}]" for each in texts]
+        equal = ground.one("SELECT $1::text::jsonb = $2::text::jsonb", *pair)
+        keys = [ground.one(KEY, each) for each in pair]
+        # Of one value that is a text or a list, the text of it is the key.
+        assert not equal or keys[0] == keys[1], pair
+        assert equal or keys[0] != keys[1] or len(texts[0]) == 1, pair
+
+
+RATES = [5e-324, 1e-308, 1e-9, 1 / 2592000, 0.5, 1.0, 19.99, 1e6]
+
+
+@odd.examples(20)
+@given(rate=st.sampled_from(RATES), burst=st.sampled_from([1, 2, 10_000]), count=st.integers(1, 5))
+def test_any_rate_admits_its_burst_and_says_when_to_look_again(
+    ground: Ground, rate: float, burst: int, count: int
+) -> None:
+    ground.clear()
+    run, lane = ground.run, ground.lane
+    ground.fetch("DELETE FROM taskd.bucket")
+    ground.fetch("DELETE FROM taskd.opening")
+    try:
+        run(limits.set_limit(lane, "l", None, None, rate, burst, ()))
+    except TaskdError:
+        assert burst < rate / 20 or rate < 1e-9
+        return
+    new = NewJob("t", queue="q", limit=LimitOf("l", "[]"), checked=True)
+    run(jobs.enqueue(lane, [new] * count))
+    run(limits.admit(lane, 100))
+    queued = ground.one("SELECT count(*) FROM taskd.job WHERE state = 'queued'")
+    assert queued >= min(burst, count)
+    due = run(jobs.next_due(lane))
+    if queued < count:
+        assert due.gate_s is not None
+        assert due.gate_s < float("inf")
+    run(limits.prune_buckets(lane))
+
+
+ON_FAILED = ["cancel", "wait", "continue", "only", "", "CANCEL", "x"]
+PARENTS = [
+    "{}",
+    "{NULL}",
+    "{1}",
+    "{0,-1}",
+    "{9223372036854775807}",
+    "{1,1,1}",
+    "{{1},{2}}",
+    "{one}",
+    "{it}",
+    "{it,it}",
+    "{it,NULL,1}",
+]
+
+
+@odd.examples(40)
+@given(
+    parents=st.sampled_from(PARENTS), on_failed=st.sampled_from(ON_FAILED), task=words, args=payloads,
+    node=words, given=options(),
+)  # fmt: skip
+def test_enqueue_after_makes_a_job_that_runs_after_the_other_or_refuses_it(
+    ground: Ground,
+    parents: str,
+    on_failed: str,
+    task: str,
+    args: str,
+    node: str,
+    given: dict[str, str],
+) -> None:
+    ground.clear()
+    first = ground.one("SELECT taskd.enqueue('t', '{}', 'q')")
+    after = parents.replace("it", str(first))
+    named = {
+        "task": task,
+        "args": args,
+        "after": after,
+        "on_failed": on_failed,
+        "queue": "q",
+    } | given
+    row = call(ground, "enqueue_after", named, {"node": node})
+    assert ground.one("SELECT count(*) FROM taskd.job") == 1 + (row is not None)
+    if row is not None:
+        assert on_failed in ON_FAILED[:4]
+        states = {
+            each[0] for each in ground.fetch("SELECT state FROM taskd.job WHERE id <> $1", first)
+        }
+        assert states <= ({"blocked"} if "it" in parents else {"blocked", "queued", "scheduled"})
+    readable(ground)
+
+
+@odd.examples(40)
+@given(done=odd.odd_things, total=odd.odd_things, note=st.one_of(odd.big_texts, odd.odd_things))
+def test_progress_is_written_whatever_a_handler_says_or_refused_to_it(
+    ground: Ground, done: Any, total: Any, note: Any
+) -> None:
+    class Lane:
+        async def fetch(self, name: str, *args: Any) -> Any:
+            return await ground.lane.fetch(name, *args)
+
+    async def tell() -> None:
+        writer = ProgressWriter(Lane(), lambda _: True)  # type: ignore[arg-type]
+        writer.tell(Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0), done, total, note)
+        await writer.tick()
+
+    try:
+        ground.run(tell())
+    except (TypeError, ValueError, OverflowError) as error:
+        assert "PostgreSQL" not in str(error)
+        return
+    told = ground.fetch("SELECT * FROM taskd.progress")
+    assert all(len((row["note"] or "").encode()) <= 500 for row in told)

@@ -89,7 +89,7 @@ def test_a_limit_is_within_its_limits_or_refused(options: Any) -> None:
     limit = made(Limit, **options)
     if limit is not None:
         concurrency, in_all, rate, burst = limit.bounds
-        assert rate is None or (0 < rate <= 1e6 and 1 <= burst <= 10_000)
+        assert rate is None or (1e-9 <= rate <= 1e6 and 1 <= burst <= 10_000)
         assert all(each is None or 1 <= each <= 10_000 for each in (concurrency, in_all))
 
 
@@ -203,6 +203,35 @@ def test_a_signature_and_its_published_schema_agree(name: str, value: Any) -> No
         isinstance(value, int) and name not in ("float", "decimal")
     ):
         assert told == fits, (name, value)
+
+
+@odd.examples(60)
+@given(
+    given=st.one_of(st.dictionaries(odd.storable_texts, odd.json_values, max_size=3).map(json.dumps), odd.json_texts),
+    lifted=st.one_of(odd.hostile_values, st.dictionaries(odd.storable_texts, odd.json_values, max_size=3), st.just(KeyError("x"))),
+    version=st.integers(-1, 40_000),
+)  # fmt: skip
+@example("{}", {"a": 1e400}, 1)
+@example("[]", {}, 1)
+@example("{}", {1: 2}, 2)
+def test_arguments_of_an_older_form_are_lifted_or_refused(
+    given: str, lifted: Any, version: int
+) -> None:
+    def step(_: dict[str, Any]) -> Any:
+        if isinstance(lifted, Exception):
+            raise lifted
+        return lifted
+
+    def work(a: Any = None) -> None:
+        """Does nothing."""
+
+    task: Task[..., Any] = Task(work, name="work", args_version=3, upgrade={1: step, 2: step})
+    try:
+        decoded = task.decode(given, version)
+    except TaskdError as error:
+        assert str(error)
+        return
+    assert set(decoded) <= {"a"}
 
 
 # --- schedules -----------------------------------------------------------------------------------

@@ -42,6 +42,15 @@ async def test_a_claim_says_who_runs_the_job_and_raises_its_fence(sql, lane: Lan
     assert written["started_at"] >= written["run_at"]
 
 
+async def test_attempts_beyond_all_numbers_keep_no_other_job_from_being_claimed(
+    sql, lane: Lane, me
+) -> None:
+    odd, _ = await enqueue(lane, 2)
+    await sql.execute("UPDATE taskd.job SET attempt = 32767 WHERE id = $1", odd)
+    claimed = await jobs.claim(lane, me, "q", 10)
+    assert [job.attempt for job in claimed] == [32767, 1]
+
+
 async def test_jobs_come_by_priority_then_due_time_then_id(sql, lane: Lane, me) -> None:
     late, early, low, high, twin = [
         (await enqueue(lane, priority=priority))[0] for priority in (100, 100, 200, -5, 100)

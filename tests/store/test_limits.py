@@ -11,6 +11,7 @@ from taskd.core.job import Job, NewJob
 from taskd.core.limit import Limit, LimitOf
 from taskd.core.registry import Registry
 from taskd.core.task import Task
+from taskd.errors import InvalidJob
 from taskd.store import connections, jobs, limits, tasks, workers
 from taskd.store.database import Lane
 from taskd.store.jobs import Fetches
@@ -393,7 +394,9 @@ async def test_sql_clients_and_programs_without_the_app_get_the_same_limit_and_k
         ("[7]", "7"),
         ("[7.0]", "7"),
         ("[null]", "null"),
-        ('["acme", 7]', '["acme", 7]'),
+        ('["acme", 7]', '["acme",7]'),
+        ('["acme", 7.0]', '["acme",7]'),
+        ("[[7.0]]", "[7]"),
         ('["' + "x" * 300 + '"]', 64),
         ('["a\\u0007b"]', 64),
     ],
@@ -403,6 +406,51 @@ async def test_a_key_is_the_value_itself_or_a_hash_of_it(
 ) -> None:
     told = await sql.fetchval("SELECT taskd.limit_key($1::text::jsonb)", values)
     assert told == key if isinstance(key, str) else len(told) == key
+
+
+async def test_the_smallest_rate_says_when_to_look_again_and_a_smaller_one_is_refused(
+    sql: Any, lane: Lane
+) -> None:
+    task = await publish(lane, Limit(rate=1e-9))
+    await enqueue(lane, task, "x", "x")
+    await limits.admit(lane, 100)
+    due = await jobs.next_due(lane)
+    assert len(await queued(sql)) == 1
+    assert due.gate_s is not None
+    assert due.gate_s < float("inf")
+    for rate in (9e-10, 5e-324):
+        with pytest.raises(InvalidJob, match="between 1e-9/s"):
+            Limit(rate=rate)
+        with pytest.raises(InvalidJob, match="limit_rate_is_bounded"):
+            await limits.set_limit(lane, "t", None, None, rate, 1, ())
+
+
+async def test_a_number_has_the_same_key_from_python_and_from_sql(sql: Any, lane: Lane) -> None:
+    task = await publish(lane, Limit(concurrency=1, by="tenant"))
+    args = '{"tenant": 0.10000000000000000001}'
+    await jobs.enqueue(lane, [NewJob("t", args, queue="q", limit=task.limit_of(args))])
+    await sql.execute("SELECT taskd.enqueue('t', $1::text::jsonb)", args)
+    keys = [row[0] for row in await sql.fetch("SELECT limit_key FROM taskd.job")]
+    assert keys == ["0.10000000000000000001"] * 2
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 300])
+async def test_a_name_that_no_limit_can_have_keeps_no_other_job_at_its_gate(
+    sql: Any, lane: Lane, name: str
+) -> None:
+    task = await publish(lane, Limit(concurrency=1))
+    # Producers may write these columns.
+    await sql.execute(
+        "INSERT INTO taskd.job (queue, task, state, limit_name, limit_key) "
+        "VALUES ('q', 't', 'blocked', $1, '')",
+        name,
+    )
+    [job_id] = await enqueue(lane, task, "main")
+    admitted = await limits.admit(lane, 100)
+    assert (admitted.looked, await queued(sql)) == (2, [job_id])
+    # It waits for a limit that nobody has set, and is not looked at again.
+    assert (await limits.admit(lane, 100)).looked == 0
+    assert name in [each["name"] for each in await limits.list_limits(lane)]
 
 
 async def test_a_new_key_of_a_waiting_job_moves_it_to_another_line(

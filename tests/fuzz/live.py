@@ -1,0 +1,71 @@
+"""A worker that lives as long as its module: examples bring jobs, and look at what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import asyncpg
+import uvloop
+
+from taskd import events
+from taskd.core.registry import Registry
+from tests.canary import assert_unseen
+from tests.worker.conftest import WITHIN_S, Desk, Heard, Started
+
+# Whatever handlers, rows and notifications are, these are mistakes of taskd's.
+MISTAKES = {"service.crashed", "job.lost", "job.abandoned", "worker.fenced", "worker.stuck"}
+
+
+class Live:
+    """A database, and a worker of an app in this process, for code that is not async.
+
+    Attributes:
+        sql: a plain connection.
+        complaints: what asyncio said of tasks and callbacks, of which there is to be nothing.
+    """
+
+    def __init__(self, dsn: str, registry: Registry, **settings: Any) -> None:
+        self.dsn = dsn
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.complaints: list[Any] = []
+        self.run(self._begin(registry, settings))
+
+    async def _begin(self, registry: Registry, settings: dict[str, Any]) -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: self.complaints.append(context)
+        )
+        self.heard = Heard()
+        self._deafen = events.subscribe(self.heard)
+        self.sql: Any = await asyncpg.connect(self.dsn)
+        self.desk = Desk(self.dsn, self.sql, self.heard)
+        self.desk.registry = registry
+        self.started: Started = await self.desk.start(**settings)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    def clear(self) -> None:
+        """Forget what was heard."""
+        self.heard.all.clear()
+
+    def unharmed(self) -> None:
+        """No service of the worker has crashed, and it has lost nothing."""
+        assert not self.started.task.done()
+        assert not self.complaints, self.complaints
+        said = [each for each in self.heard.all if each[0] in MISTAKES]
+        assert not said, said
+
+    async def ended(self, ids: Iterable[int], within_s: float = WITHIN_S) -> dict[int, Any]:
+        """Wait until these jobs are finished; their rows, by id."""
+        rows = await self.desk.settled(*ids, within_s=within_s)
+        return {row["id"]: row for row in rows}
+
+    def close(self) -> None:
+        self.run(self.desk.close())
+        self.run(self.sql.close())
+        self._deafen()
+        self.runner.close()
+        assert not self.complaints, self.complaints
+        assert_unseen(self.heard.all)
