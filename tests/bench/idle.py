@@ -20,17 +20,18 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
 
-from taskd import embedded, task
+from taskd import task
 from taskd.store import migrations
 from taskd.store.database import Database
+from tests.servers import server
 
 ROOT = Path(__file__).parents[2]
 READY_S = 30.0
@@ -141,20 +142,6 @@ class Watched:
             len(after.sessions_s),
             rss_mib(self._pid),
         )
-
-
-@contextmanager
-def server(dsn: str | None) -> Iterator[str]:
-    """The DSN of a database in which others may be created."""
-    if dsn is not None:
-        yield dsn
-        return
-    with tempfile.TemporaryDirectory(prefix="taskd-idle-") as home:
-        own = embedded.start(Path(home) / "pg")
-        try:
-            yield own.dsn("postgres")
-        finally:
-            own.close(wait_s=10.0)
 
 
 @asynccontextmanager

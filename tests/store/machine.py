@@ -11,23 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import os
 import random
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import asyncpg
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from taskd import embedded
-from taskd.store import migrations
-from taskd.store.database import Database
-from taskd.testing.server import with_database
+from tests.servers import add_dsn, database, server
 from tests.store.rules import Machine
 from tests.store.stage import Stage
 
@@ -68,20 +59,6 @@ def play(
         )
 
 
-@contextlib.contextmanager
-def server(dsn: str | None) -> Iterator[str]:
-    """The DSN of a server: that one, or an embedded one of our own."""
-    if dsn:
-        yield dsn
-        return
-    with tempfile.TemporaryDirectory(prefix="taskd-machine-") as home:
-        started = embedded.start(Path(home) / "pg", durable=False)
-        try:
-            yield started.dsn("postgres")
-        finally:
-            started.close(wait_s=30.0)
-
-
 def main() -> None:
     """The long form."""
     parser = argparse.ArgumentParser(
@@ -90,30 +67,19 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument(
-        "--dsn",
-        default=os.environ.get("TASKD_TEST_DSN"),
-        help="a server where databases may be created: TASKD_TEST_DSN, else an embedded one",
-    )
+    add_dsn(parser)
     told = parser.parse_args()
-    name = f"taskd_machine_{os.getpid()}"
-    with server(told.dsn) as place:
-        dsn = with_database(place, name)
-        asyncio.run(_execute(place, f"CREATE DATABASE {name}"))
-        try:
-            asyncio.run(migrations.migrate(Database({"dsn": dsn})))
-            print(f"seed {told.seed}; {dsn}", flush=True)
-            began = time.monotonic()
-            play(dsn, told.examples, seed_=told.seed, steps=told.steps)
-            print(f"in order: {told.examples} examples in {time.monotonic() - began:.0f} s")
-        finally:
-            asyncio.run(_execute(place, f"DROP DATABASE {name} WITH (FORCE)"))
+    with server(told.dsn, durable=False) as place:
+        asyncio.run(_main(place, told.examples, told.seed, told.steps))
 
 
-async def _execute(dsn: str, text: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    await connection.execute(text)
-    await connection.close()
+async def _main(place: str, examples: int, seed_: int, steps: int) -> None:
+    async with database(place, "machine") as dsn:
+        print(f"seed {seed_}; {dsn}", flush=True)
+        began = time.monotonic()
+        # The stage has a loop of its own.
+        await asyncio.to_thread(play, dsn, examples, seed_=seed_, steps=steps)
+        print(f"in order: {examples} examples in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

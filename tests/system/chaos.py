@@ -25,11 +25,12 @@ from typing import Any
 
 import asyncpg
 
-from taskd import Client, embedded
+from taskd import Client
 from taskd.core.job import NewJob
-from taskd.store import jobs, migrations
+from taskd.store import jobs
 from taskd.store.database import Database, Lane
 from taskd.workflows import Workflow, chain, group
+from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app
 from tests.system.judge import Judge, Verdict
 
@@ -515,23 +516,13 @@ ORDER BY job.id
 """
 
 
-async def _main(plan: Plan, server: str, *, keep: bool) -> int:
-    name = f"taskd_chaos_{os.getpid()}"
-    admin = await asyncpg.connect(server)
-    await admin.execute(f"CREATE DATABASE {name}")
-    place, mark, query = server.partition("?")
-    dsn = f"{place.rsplit('/', 1)[0]}/{name}{mark}{query}"
-    try:
-        await migrations.migrate(Database({"dsn": dsn}))
+async def _main(plan: Plan, place: str, *, keep: bool) -> int:
+    async with database(place, "chaos", keep=keep) as dsn:
         logs = Path(tempfile.mkdtemp(prefix="taskd-chaos-"))
         print(f"seed {plan.seed}; {dsn}; logs in {logs}", flush=True)
         report = await run(plan, dsn, logs)
         print(report)
         return 4 if report.problems() else 0
-    finally:
-        if not keep:
-            await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        await admin.close()
 
 
 def main() -> None:
@@ -548,11 +539,7 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=30.0)
     parser.add_argument("--pills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument(
-        "--dsn",
-        default=os.environ.get("TASKD_TEST_DSN"),
-        help="a server where databases may be created: TASKD_TEST_DSN, else an embedded one",
-    )
+    add_dsn(parser)
     parser.add_argument("--keep", action="store_true", help="keep the database")
     told = parser.parse_args()
     seconds = told.minutes * 60
@@ -568,14 +555,8 @@ def main() -> None:
         lease_s=told.lease,
         idle_within_s=600.0,
     )
-    if told.dsn:
-        sys.exit(asyncio.run(_main(plan, told.dsn, keep=told.keep)))
-    with tempfile.TemporaryDirectory(prefix="taskd-chaos-") as home:
-        server = embedded.start(Path(home) / "pg")
-        try:
-            code = asyncio.run(_main(plan, server.dsn("postgres"), keep=False))
-        finally:
-            server.close(wait_s=30.0)
+    with server(told.dsn) as place:
+        code = asyncio.run(_main(plan, place, keep=told.keep))
     sys.exit(code)
 
 

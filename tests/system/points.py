@@ -29,12 +29,13 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from taskd import Client, embedded
+from taskd import Client
 from taskd.core.job import NewJob
 from taskd.store import jobs, migrations
 from taskd.store.database import Database, Lane
 from taskd.testing.server import with_database
 from taskd.workflows import Pipeline, Workflow
+from tests.servers import add_dsn, server
 from tests.system import chaos, points_app
 from tests.system import chaos_app as app
 from tests.system.judge import Judge
@@ -382,11 +383,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="in which order")
     parser.add_argument("--most", type=int, help="so many of them, as the seed has it")
     parser.add_argument("--at-once", type=int, default=2, help="trials at the same time")
-    parser.add_argument(
-        "--dsn",
-        default=os.environ.get("TASKD_TEST_DSN"),
-        help="a server where databases may be created: TASKD_TEST_DSN, else an embedded one",
-    )
+    add_dsn(parser)
     told = parser.parse_args()
     chosen = [
         trial
@@ -399,14 +396,8 @@ def main() -> None:
     chosen = chosen[: told.most]
     if not chosen:
         parser.error("there is no such trial")
-    if told.dsn:
-        sys.exit(asyncio.run(_main(chosen, told.dsn, told.at_once)))
-    with tempfile.TemporaryDirectory(prefix="taskd-points-") as home:
-        server = embedded.start(Path(home) / "pg", durable=False)
-        try:
-            code = asyncio.run(_main(chosen, server.dsn("postgres"), told.at_once))
-        finally:
-            server.close(wait_s=30.0)
+    with server(told.dsn, durable=False) as place:
+        code = asyncio.run(_main(chosen, place, told.at_once))
     sys.exit(code)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import sys
 import tempfile
@@ -24,10 +23,10 @@ from pathlib import Path
 
 import asyncpg
 
-from taskd import embedded
 from taskd.core.job import NewJob
-from taskd.store import jobs, migrations
+from taskd.store import jobs
 from taskd.store.database import Database, Lane
+from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app
 from tests.system.chaos import START_S, Fleet, until
 from tests.system.judge import Judge, Verdict
@@ -186,23 +185,14 @@ FROM taskd.jobs
 """
 
 
-async def _main(plan: Plan, server: str) -> int:
-    name = f"taskd_rolling_{os.getpid()}"
-    admin = await asyncpg.connect(server)
-    await admin.execute(f"CREATE DATABASE {name}")
-    place, mark, query = server.partition("?")
-    dsn = f"{place.rsplit('/', 1)[0]}/{name}{mark}{query}"
-    try:
-        await migrations.migrate(Database({"dsn": dsn}))
+async def _main(plan: Plan, place: str) -> int:
+    async with database(place, "rolling") as dsn:
         logs = Path(tempfile.mkdtemp(prefix="taskd-rolling-"))
         print(f"seed {plan.seed}; {dsn}; logs in {logs}", flush=True)
         report = await run(plan, dsn, logs)
         print(report)
         print("\n".join(report.problems()) or "in order")
         return 4 if report.problems() else 0
-    finally:
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        await admin.close()
 
 
 def main() -> None:
@@ -215,21 +205,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--rate", type=int, default=200, help="jobs per second")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument(
-        "--dsn",
-        default=os.environ.get("TASKD_TEST_DSN"),
-        help="a server where databases may be created: TASKD_TEST_DSN, else an embedded one",
-    )
+    add_dsn(parser)
     told = parser.parse_args()
     plan = Plan(told.restarts, told.every, told.workers, told.rate, told.seed)
-    if told.dsn:
-        sys.exit(asyncio.run(_main(plan, told.dsn)))
-    with tempfile.TemporaryDirectory(prefix="taskd-rolling-") as home:
-        server = embedded.start(Path(home) / "pg")
-        try:
-            code = asyncio.run(_main(plan, server.dsn("postgres")))
-        finally:
-            server.close(wait_s=30.0)
+    with server(told.dsn) as place:
+        code = asyncio.run(_main(plan, place))
     sys.exit(code)
 
 

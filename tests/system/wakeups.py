@@ -16,30 +16,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import asyncpg
 import uvloop
 
-from taskd import Client, embedded
+from taskd import Client
 from taskd.config import Settings
 from taskd.core.job import NewJob
 from taskd.core.registry import Registry
 from taskd.core.task import Task
-from taskd.store import migrations
 from taskd.store.database import Database
 from taskd.worker import Worker, attendance, consumer
+from tests.servers import add_dsn, database, server
 
 POLL_S = 30.0
 ATTEND_AFTER_S = 0.02
@@ -360,14 +357,8 @@ async def _working(trials: Trials, queues: list[str]) -> AsyncIterator[None]:
         await running
 
 
-async def _main(plan: Plan, server: str) -> int:
-    name = f"taskd_wakeups_{os.getpid()}"
-    admin = await asyncpg.connect(server)
-    await admin.execute(f"CREATE DATABASE {name}")
-    place, mark, query = server.partition("?")
-    dsn = f"{place.rsplit('/', 1)[0]}/{name}{mark}{query}"
-    try:
-        await migrations.migrate(Database({"dsn": dsn}))
+async def _main(plan: Plan, place: str) -> int:
+    async with database(place, "wakeups") as dsn:
         print(f"seed {plan.seed}; {dsn}", flush=True)
         report = await run(plan, dsn)
         print(report)
@@ -376,9 +367,6 @@ async def _main(plan: Plan, server: str) -> int:
             problems.append(f"p99.9 is over {1000 * P999_S:g} ms; on a quiet machine it is not")
         print("\n".join(problems) or "in order")
         return 4 if problems else 0
-    finally:
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        await admin.close()
 
 
 def main() -> None:
@@ -389,21 +377,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--queues", type=int, default=12, help="that are played at the same time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument(
-        "--dsn",
-        default=os.environ.get("TASKD_TEST_DSN"),
-        help="a server where databases may be created: TASKD_TEST_DSN, else an embedded one",
-    )
+    add_dsn(parser)
     told = parser.parse_args()
     plan = Plan(told.trials, told.queues, told.seed)
-    if told.dsn:
-        sys.exit(uvloop.run(_main(plan, told.dsn)))
-    with tempfile.TemporaryDirectory(prefix="taskd-wakeups-") as home:
-        server = embedded.start(Path(home) / "pg")
-        try:
-            code = uvloop.run(_main(plan, server.dsn("postgres")))
-        finally:
-            server.close(wait_s=30.0)
+    with server(told.dsn) as place:
+        code = uvloop.run(_main(plan, place))
     sys.exit(code)
 
 
