@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from taskd import task
@@ -46,12 +48,14 @@ async def has_children() -> dict[str, int]:
 
 
 def _zombies() -> int:
-    stats = [
-        path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")
-    ]
-    return sum(stat[0] == "Z" for stat in stats)
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            found += path.read_text().rpartition(")")[2].split()[0] == "Z"
+    return found
 
 
 @task(queue="box", max_attempts=1)
 async def sleeps(s: float) -> None:
+    print(json.dumps({"event": f"sleeps {s}"}), flush=True)
     await asyncio.sleep(s)

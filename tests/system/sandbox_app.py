@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import mmap
 import os
 import socket
@@ -111,6 +112,7 @@ async def looks() -> dict[str, object]:
 
 @task(queue="sandbox", max_attempts=1)
 async def sleeps(s: float) -> None:
+    print(json.dumps({"event": f"sleeps {s}"}), flush=True)
     await asyncio.sleep(s)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import lives
 from tests.system.shell import WITHIN_S, Shell
 
 APP = """
@@ -26,13 +27,6 @@ def waits(note: str, deaf: bool) -> None:
     while True:
         signal.pause()
 """
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["waits", "keeps the lock"])

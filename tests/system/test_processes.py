@@ -164,7 +164,7 @@ async def test_children_end_with_a_parent_that_is_killed(family: Family) -> None
 async def test_a_child_whose_loop_is_blocked_ends_with_its_parent_too(family: Family) -> None:
     parent = await family.start()
     await family.enqueue("blocks", 1, s=600)
-    await family.running(1)
+    await family.heard("loop.blocked")
     children = family.children(parent)
     parent.kill()
     assert await family.gone(children) < WITHIN_S
@@ -178,7 +178,7 @@ async def test_ctrl_c_in_a_terminal_drains_once(family: Family) -> None:
         parent = await family.start(terminal=theirs, drain_s=60)
         await family.enqueue("sleeps", 2, s=600)
         await family.enqueue("sleeps", 2, s=1.5)
-        await family.running(4)
+        await family.heard("job.started", 4)
         os.write(ours, b"\x03")
         await family.heard("worker.draining", 2)
         await family.heard("job.done", 2)  # a second signal would have cancelled them

@@ -21,6 +21,7 @@ from taskd.core.outcome import Cancel, Fail, Retry, Snooze
 from taskd.errors import ConfigError, InvalidArgs
 from taskd.tasks import run_command
 from taskd.tasks.run_command import CommandFailed, CommandNotAllowed
+from tests.processes import lives
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 SH = ["/bin/sh", "-c"]
@@ -41,14 +42,6 @@ async def run(command: dict[str, Any], payload: dict[str, Any] | None = None) ->
 
 def sh(script: str, **more: Any) -> dict[str, Any]:
     return {"argv": [*SH, script]} | more
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 async def until(true: Callable[[], Any], within_s: float = 15.0) -> Any:
@@ -178,8 +171,8 @@ async def test_cancelled_it_ends_by_a_sigterm_to_its_whole_group(tmp_path: Path)
     with pytest.raises(asyncio.CancelledError):
         await running
     assert Path(f"{said}.end").read_text() == "ended\n"
-    assert not alive(shell)
-    assert not alive(child)
+    assert not lives(shell)
+    assert not lives(child)
 
 
 async def test_one_that_ignores_its_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -192,7 +185,7 @@ async def test_one_that_ignores_its_sigterm_is_killed_after_the_grace(tmp_path: 
     with pytest.raises(asyncio.CancelledError):
         await running
     assert 0.15 < time.monotonic() - began < 3.0
-    assert not any(map(alive, both))
+    assert not any(map(lives, both))
 
 
 async def test_what_a_command_leaves_behind_is_killed_also_in_a_session_of_its_own(
@@ -202,7 +195,7 @@ async def test_what_a_command_leaves_behind_is_killed_also_in_a_session_of_its_o
     script = f"sleep 600 & echo $! >> {said}; setsid sleep 600 & echo $! >> {said}; sleep 0.1"
     assert await run(sh(script)) is None
     left = await until(lambda: pids(said, 2))
-    assert not any(map(alive, left))
+    assert not any(map(lives, left))
 
 
 async def test_no_descriptor_and_no_zombie_stays(tmp_path: Path) -> None:
@@ -215,8 +208,8 @@ async def test_no_descriptor_and_no_zombie_stays(tmp_path: Path) -> None:
     running.cancel()
     await asyncio.wait({running})
     await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    children = Path("/proc/thread-self/children").read_text().split()
-    assert not [pid for pid in children if "Z" in Path(f"/proc/{pid}/stat").read_text()]
+    children = map(int, Path("/proc/thread-self/children").read_text().split())
+    assert all(map(lives, children)), "one is a zombie"
 
 
 async def worker(dsn: str, home: Path, commands: dict[str, Any]) -> asyncio.subprocess.Process:
@@ -237,7 +230,7 @@ async def test_a_worker_that_is_killed_leaves_no_process(dsn: str, home: Path, s
     both = await until(lambda: pids(said, 2))
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
-    await until(lambda: not any(map(alive, both)))
+    await until(lambda: not any(map(lives, both)))
 
 
 async def test_a_job_runs_a_command_and_its_timeout_ends_it(dsn: str, home: Path, sql: Any) -> None:
@@ -260,7 +253,7 @@ async def test_a_job_runs_a_command_and_its_timeout_ends_it(dsn: str, home: Path
         ("done", "3", None),
         ("failed", None, "TimedOut: the attempt took longer than 0.5 s"),
     ]
-    assert not alive(pids(said, 1)[0])
+    assert not lives(pids(said, 1)[0])
     process.terminate()
     assert await process.wait() == 0
 

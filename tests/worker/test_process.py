@@ -12,16 +12,9 @@ import pytest
 from taskd import task
 from taskd.core.registry import Registry
 from taskd.errors import ConfigError
+from tests.processes import lives
 from tests.worker import process_app as app
 from tests.worker.conftest import Desk, until
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, or is only waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 async def text(note: Path) -> str:
@@ -51,7 +44,7 @@ async def test_a_handler_runs_in_another_process_with_all_it_may_return_and_rais
     assert [each["attempt"] for each in errors] == [1, 2]
     assert "process_app.py" in errors[0]["traceback"]
     assert await worker.stop() == 0
-    assert gone(result["pid"])
+    assert not lives(result["pid"])
 
 
 async def test_arguments_that_do_not_fit_are_refused_in_the_process(desk: Desk) -> None:
@@ -123,7 +116,7 @@ async def test_who_ignores_that_is_killed_with_all_it_has_started(
     said = "TimedOut: the attempt took longer than 0.3 s, ignored that, and was killed"
     assert (row["state"], row["reason"], done["state"]) == ("failed", said, "done")
     pids = [int(word) for word in note.read_text().split()]
-    await until(lambda: all(map(gone, pids)))
+    await until(lambda: not any(map(lives, pids)))
     (told,) = desk.heard.of("process.killed", job_id=hung)
     assert (told["why"], told["pid"]) == ("timeout", pids[0])
     assert await worker.stop() == 0
@@ -164,7 +157,7 @@ async def test_a_stop_waits_for_a_process_and_kills_the_one_that_does_not_end(
     for row in rows[1:3]:
         assert (row["state"], row["attempt"], row["interrupts"]) == ("queued", 0, 1)
     assert slow.read_text() == "stop"
-    await until(lambda: all(gone(int(pid)) for pid in hung.read_text().split()))
+    await until(lambda: not any(map(lives, map(int, hung.read_text().split()))))
 
 
 async def test_a_process_is_replaced_after_so_many_attempts(desk: Desk) -> None:
@@ -180,7 +173,7 @@ async def test_a_process_that_died_at_rest_harms_no_job(desk: Desk) -> None:
     (row,) = await desk.settled(job)
     pid = json.loads(row["result"])["pid"]
     os.kill(pid, 9)
-    await until(lambda: gone(pid))
+    await until(lambda: not lives(pid))
     (job,) = await desk.enqueue(app.adds.job(1))
     (row,) = await desk.settled(job)
     assert (row["state"], row["attempt"]) == ("done", 1)
