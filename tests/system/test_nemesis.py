@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.system.judge import Figures, Verdict
-from tests.system.nemesis.play import Plan, Report, play
+from tests.system.nemesis.play import play
+from tests.system.nemesis.report import Plan, Report
 
 
 @pytest.mark.timeout(300)

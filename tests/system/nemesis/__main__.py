@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.system import nemesis
 from tests.system.nemesis.faults import FAULTS
-from tests.system.nemesis.play import Plan, play
+from tests.system.nemesis.play import play
+from tests.system.nemesis.report import Plan
 
 PROBLEMS_MAX = 40  # lines
 
