@@ -12,6 +12,7 @@
 -- empty (80 ms per claim once 200,000 jobs came, not 1), which is why the claims' connection has
 -- sequential scans switched off. A claim that comes back short proves nothing: a row that another
 -- transaction has just changed is locked here but not returned.
+-- One row whose `attempt` cannot grow any more must not keep its whole queue from being claimed: it stays as it is.
 -- RETURNING has no order; the worker sorts. `late`: its deadline is over, so the worker ends it as `expired`.
 --
 -- The scan begins behind (after_priority, after_run_at, after_id) and ends with up_to_priority. Usually that is all
