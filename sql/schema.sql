@@ -1260,6 +1260,14 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.fitting_key(key text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT CASE WHEN octet_length(key) > 200 OR key ~ '[\u0001-\u001f\u007f-\u009f]'
+                THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
+$$;
+
 CREATE FUNCTION taskd.follow(task text, unique_key text, follower jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1397,12 +1405,9 @@ CREATE FUNCTION taskd.key_of(rule jsonb, args jsonb) RETURNS text
     LANGUAGE sql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key'
-                WHEN octet_length(made.key) > 200 OR made.key ~ '[\u0001-\u001f\u007f-\u009f]'
-                THEN encode(sha256(convert_to(made.key, 'UTF8')), 'hex')
-                ELSE made.key END
+    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.fitting_key(taskd.key_text(made.list)) END
     FROM (
-        SELECT taskd.key_text(jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place)) AS key
+        SELECT jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place) AS list
         FROM jsonb_array_elements_text(rule -> 'by') WITH ORDINALITY AS b (name, place)
     ) AS made
 $$;
@@ -1474,14 +1479,12 @@ CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
     LANGUAGE sql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    SELECT CASE WHEN octet_length(key) > 200 OR key ~ '[\u0001-\u001f\u007f-\u009f]'
-                THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
-    FROM (
-        SELECT CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
-                    WHEN jsonb_array_length(limit_values) > 1 THEN taskd.key_text(limit_values)
-                    WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
-                    ELSE taskd.key_text(limit_values -> 0) END AS key
-    ) AS made
+    SELECT taskd.fitting_key(
+        CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
+             WHEN jsonb_array_length(limit_values) > 1 THEN taskd.key_text(limit_values)
+             WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
+             ELSE taskd.key_text(limit_values -> 0) END
+    )
 $$;
 
 CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) RETURNS jsonb

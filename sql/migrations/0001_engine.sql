@@ -512,18 +512,23 @@ AS $$
     END
 $$;
 
--- The key that the rule of a task gives a job with these arguments: its own, or the list of those that it names, hashed
--- when it is long or not printable.
+-- A key that fits: itself, or its hash when it is long or not printable.
+CREATE FUNCTION taskd.fitting_key(key text) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN octet_length(key) > 200 OR key ~ '[\u0001-\u001f\u007f-\u009f]'
+                THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
+$$;
+
+-- The key that the rule of a task gives a job with these arguments: its own, or the list of those that it names.
 CREATE FUNCTION taskd.key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key'
-                WHEN octet_length(made.key) > 200 OR made.key ~ '[\u0001-\u001f\u007f-\u009f]'
-                THEN encode(sha256(convert_to(made.key, 'UTF8')), 'hex')
-                ELSE made.key END
+    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.fitting_key(taskd.key_text(made.list)) END
     FROM (
-        SELECT taskd.key_text(jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place)) AS key
+        SELECT jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place) AS list
         FROM jsonb_array_elements_text(rule -> 'by') WITH ORDINALITY AS b (name, place)
     ) AS made
 $$;

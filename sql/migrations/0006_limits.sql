@@ -94,20 +94,17 @@ AS $$
     FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
 $$;
 
--- The key that they make: the value itself, or the list of them, hashed when it is long or not printable. A number counts by
--- its value, in a list as well: 1.0 is 1.
+-- The key that they make: the value itself, or the list of them. A number counts by its value, in a list as well: 1.0 is 1.
 CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN octet_length(key) > 200 OR key ~ '[\u0001-\u001f\u007f-\u009f]'
-                THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
-    FROM (
-        SELECT CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
-                    WHEN jsonb_array_length(limit_values) > 1 THEN taskd.key_text(limit_values)
-                    WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
-                    ELSE taskd.key_text(limit_values -> 0) END AS key
-    ) AS made
+    SELECT taskd.fitting_key(
+        CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
+             WHEN jsonb_array_length(limit_values) > 1 THEN taskd.key_text(limit_values)
+             WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
+             ELSE taskd.key_text(limit_values -> 0) END
+    )
 $$;
 
 -- Has somebody look at the line of a key soon. For those who must not take the limit's lock, as their transaction may stay

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
 
 from taskd.core.checks import check_int, check_seconds, shown
+from taskd.core.unique import decode_args
 from taskd.errors import InvalidJob
 
 CONCURRENCY_MAX = 10_000
@@ -20,8 +20,6 @@ RATE_MIN, RATE_MAX = 1e-9, 1_000_000.0
 PER_S_MAX = 30 * 86400.0
 # The promoter looks no more often than that (PROMOTE_AT_MOST_EVERY_S).
 HANDED_OUT_PER_S = 20
-# The digits of a number as they were given: the database makes its key of all of them.
-_decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -135,7 +133,7 @@ def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any
     if not by:
         return LimitOf(name, "[]")
     try:
-        given = _decode_args(args)
+        given = decode_args(args)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJob(
             f"no key of the limit {name} can be made of the arguments: {error}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from taskd.core.checks import shown
 from taskd.core.job import check_payload, check_task_name
 from taskd.errors import InvalidArgs, InvalidJob, InvalidWorkflow
 
@@ -44,12 +45,12 @@ class Next:
         # The one that checks arguments knows verdicts, and verdicts are decided upon with these.
         from taskd.core.task import encode_args
 
-        of = f"of the stage {self.stage!r}"
+        of = f"of the stage {shown(self.stage)}"
         args = check_payload(of, encode_args(of, self.args))
         try:
             name = msgspec.json.encode(check_task_name(self.stage)).decode()
         except InvalidJob:
-            raise InvalidArgs(f"Next: {self.stage!r} is the name of no stage") from None
+            raise InvalidArgs(f"Next: {shown(self.stage)} is the name of no stage") from None
         return f'{{"stage":{name},"args":{args}}}'
 
 

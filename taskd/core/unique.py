@@ -191,7 +191,7 @@ class Unique:
         if not self.by:
             return self
         try:
-            values = {**defaults, **_decode_args(args)}
+            values = {**defaults, **decode_args(args)}
             key = key_of([values.get(name) for name in self.by])
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidJob(f"no unique key can be made of the arguments: {error}") from None
@@ -214,7 +214,8 @@ def of_rule(rule: str, args: str) -> Unique:
     return Unique(**said | {"by": tuple(said["by"])}).of(args, defaults)
 
 
-_decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+# Arguments with all the digits of their numbers, for the database makes its keys of them.
+decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 
 
 def key_of(values: list[Any]) -> str:
