@@ -28,10 +28,15 @@ class MustEnd(BaseException):
 
 
 class ProcessDied(Exception):
-    """The process of a handler with process=True ended in the middle of an attempt."""
+    """The process of a handler with process=True ended in the middle of an attempt.
 
-    def __init__(self, pid: int, code: int) -> None:
-        super().__init__(f"process {pid} ended with {ended(code)} in the middle of the attempt")
+    Args:
+        hung_up: it had closed its line to the worker, did not end, and was killed for that.
+    """
+
+    def __init__(self, pid: int, code: int, *, hung_up: bool = False) -> None:
+        how = "closed its line to the worker" if hung_up else f"ended with {ended(code)}"
+        super().__init__(f"process {pid} {how} in the middle of the attempt")
         self.code = code
 
 

@@ -42,8 +42,8 @@ BOOT_S_MAX = 60.0
 LINE_BYTES_MAX = 4 * 1024 * 1024
 # A process that died before it began has not begun the job, and another one does; so often.
 STARTS_MAX = 3
-# How long one that has closed the line may take to end.
-CLOSED_S = 0.5
+# How long one that has closed the line may take to end: a large core dump takes seconds.
+CLOSED_S = 5.0
 # How long one that was hung up on may take for what the app does at the end of a process.
 END_S = 2.0
 
@@ -114,9 +114,10 @@ class JobProcess:
         finally:
             reading.cancel()
         # One that has closed the line dies of that by itself, and then tells how.
-        await asyncio.wait({self._exit}, timeout=CLOSED_S)
+        dead, _ = await asyncio.wait({self._exit}, timeout=CLOSED_S)
         self.kill()
-        raise ProcessDied(self.pid, await asyncio.shield(self._exit))
+        code = await asyncio.shield(self._exit)
+        raise ProcessDied(self.pid, code, hung_up=not dead)
 
     @property
     def alive(self) -> bool:

@@ -50,8 +50,10 @@ def dies(how: str) -> None:
         if not os.fork():
             time.sleep(60)
         os._exit(8)
-    elif how == "hangs up":
+    else:
         os.closerange(3, 100)
+        if how == "stays":
+            time.sleep(60)
 
 
 @task(process=True, registry=REGISTRY, on_error={ProcessDied: Fail})

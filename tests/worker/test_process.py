@@ -12,6 +12,7 @@ import pytest
 from taskd import task
 from taskd.core.registry import Registry
 from taskd.errors import ConfigError
+from taskd.worker import job_processes
 from tests.processes import lives
 from tests.worker import process_app as app
 from tests.worker.conftest import Desk, until
@@ -77,6 +78,17 @@ async def test_a_process_that_dies_is_one_failed_attempt_and_is_replaced(
     assert died["reason"].endswith(f"ended with {said} in the middle of the attempt")
     assert (for_good["state"], for_good["attempt"]) == ("failed", 1)
     assert added["state"] == "done"
+
+
+async def test_a_process_that_hangs_up_and_stays_is_killed_and_that_is_said(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_processes, "CLOSED_S", 0.1)
+    (job,) = await desk.enqueue(app.dies.job("stays"))
+    await desk.start(app.REGISTRY, process_slots=1)
+    (row,) = await desk.settled(job)
+    assert row["reason"].startswith("ProcessDied: process ")
+    assert row["reason"].endswith("closed its line to the worker in the middle of the attempt")
 
 
 async def test_a_handler_is_told_that_its_time_is_over(desk: Desk, tmp_path: Path) -> None:
