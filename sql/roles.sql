@@ -122,6 +122,7 @@ GRANT EXECUTE ON FUNCTION
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
 GRANT EXECUTE ON FUNCTION taskd.ring(text) TO taskd_producer, taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
 GRANT SELECT ON taskd.attendance TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;

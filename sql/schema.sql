@@ -325,7 +325,7 @@ BEGIN
     END IF;
     PERFORM taskd.ring(q) FROM (SELECT DISTINCT unnest(went) AS q) AS each_queue;
     -- Whoever attends the queue may have its slow lane taken.
-    PERFORM pg_notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(suspects) AS q) AS each_queue;
+    PERFORM taskd.notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(suspects) AS q) AS each_queue;
     RETURN went || suspects;
 END
 $$;
@@ -475,9 +475,9 @@ BEGIN
         FROM held
         WHERE job.id = held.id AND held.state = 'running'
     )
-    SELECT (SELECT count(*) FROM unblocked), (SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited)
+    SELECT (SELECT count(*) FROM unblocked), (SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited)
     INTO freed, told;
-    PERFORM pg_notify('taskd', worker_id::text)
+    PERFORM taskd.notify('taskd', worker_id::text)
     FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END
 $$;
@@ -772,7 +772,7 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     )
-    SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited
+    SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
 CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, no_key boolean DEFAULT false) RETURNS bigint
@@ -838,7 +838,7 @@ BEGIN
                 WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
             )
     ) THEN
-        PERFORM pg_notify('taskd_' || queue, '');
+        PERFORM taskd.notify('taskd_' || queue, '');
     END IF;
     RETURN job_id;
 END
@@ -1785,6 +1785,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF pg_notification_queue_usage() < 0.9 THEN
+        PERFORM pg_notify(channel, payload);
+    END IF;
+END
+$$;
+
 CREATE FUNCTION taskd.parent_results(job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint) RETURNS SETOF record
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2161,7 +2172,7 @@ BEGIN
             WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
         )
     ) THEN
-        PERFORM pg_notify('taskd_' || queue, '');
+        PERFORM taskd.notify('taskd_' || queue, '');
     END IF;
 END
 $$;

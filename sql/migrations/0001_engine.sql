@@ -419,6 +419,20 @@ $$;
 
 SELECT taskd.make_history_partitions(3);
 
+-- Notifies, unless the server's queue of notifications is nearly full, as behind a session that listens and never ends
+-- its transaction: a notification would be refused, and the caller's work with it; and what it says is found by polling
+-- as well. To look costs 1.3 us.
+CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF pg_notification_queue_usage() < 0.9 THEN
+        PERFORM pg_notify(channel, payload);
+    END IF;
+END
+$$;
+
 -- Rings a queue, if a worker serves it and none attends it. A transaction that notifies holds a
 -- lock of the whole database cluster until its commit is flushed: 16 producers that rang each time fell to 0.27
 -- of their rate.
@@ -443,7 +457,7 @@ BEGIN
             WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
         )
     ) THEN
-        PERFORM pg_notify('taskd_' || queue, '');
+        PERFORM taskd.notify('taskd_' || queue, '');
     END IF;
 END
 $$;
@@ -636,7 +650,7 @@ BEGIN
                 WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
             )
     ) THEN
-        PERFORM pg_notify('taskd_' || queue, '');
+        PERFORM taskd.notify('taskd_' || queue, '');
     END IF;
     RETURN job_id;
 END

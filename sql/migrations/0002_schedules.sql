@@ -261,9 +261,9 @@ BEGIN
         FROM held
         WHERE job.id = held.id AND held.state = 'running'
     )
-    SELECT (SELECT count(*) FROM unblocked), (SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited)
+    SELECT (SELECT count(*) FROM unblocked), (SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited)
     INTO freed, told;
-    PERFORM pg_notify('taskd', worker_id::text)
+    PERFORM taskd.notify('taskd', worker_id::text)
     FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END
 $$;

@@ -145,7 +145,7 @@ AS $$
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     )
-    SELECT count(pg_notify('taskd:ended', id::text)) FROM ended WHERE awaited
+    SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
 -- What the end of jobs does to those that wait for them; how many these are. Called by whatever ends jobs, in the same

@@ -293,7 +293,7 @@ BEGIN
     END IF;
     PERFORM taskd.ring(q) FROM (SELECT DISTINCT unnest(went) AS q) AS each_queue;
     -- Whoever attends the queue may have its slow lane taken.
-    PERFORM pg_notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(suspects) AS q) AS each_queue;
+    PERFORM taskd.notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(suspects) AS q) AS each_queue;
     RETURN went || suspects;
 END
 $$;

@@ -56,7 +56,7 @@ WITH keep AS MATERIALIZED (
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM more WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
-    SELECT pg_notify('taskd:ended', id::text) FROM more WHERE awaited
+    SELECT taskd.notify('taskd:ended', id::text) FROM more WHERE awaited
 ), opened AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM more
@@ -175,7 +175,7 @@ WITH held AS MATERIALIZED (
     FROM ended
     WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
 ), told AS (
-    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+    SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (
@@ -271,10 +271,10 @@ WITH ended AS (
     FROM ended
     WHERE (workflow_id IS NOT NULL OR $5 IS NOT NULL) AND (SELECT count(*) FROM unblocked) >= 0
 ), told AS (
-    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+    SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
     -- No lock of the limit here: the transaction is the handler's own, and may stay open for long.
-    SELECT taskd.leave_opening(limit_name, limit_key), pg_notify('taskd_' || queue, '')
+    SELECT taskd.leave_opening(limit_name, limit_key), taskd.notify('taskd_' || queue, '')
     FROM ended WHERE limit_name IS NOT NULL
 )
 SELECT id

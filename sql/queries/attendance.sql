@@ -48,4 +48,4 @@ SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8 AS ended;
 
 -- name: call_workers(queue text)
 -- roles: producer, worker, observer, admin
-SELECT pg_notify('taskd_' || $1, '');
+SELECT taskd.notify('taskd_' || $1, '');

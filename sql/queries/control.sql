@@ -38,7 +38,7 @@ WITH held AS MATERIALIZED (
     WHERE task.name = held.name
     RETURNING task.name::text
 ), called AS (
-    SELECT pg_notify('taskd', '')
+    SELECT taskd.notify('taskd', '')
 )
 SELECT name FROM paused, (SELECT count(*) FROM called) AS c;
 
@@ -57,7 +57,7 @@ WITH held AS MATERIALIZED (
     WHERE task.name = held.name
     RETURNING task.name::text
 ), called AS (
-    SELECT pg_notify('taskd', '')
+    SELECT taskd.notify('taskd', '')
 )
 SELECT name FROM resumed, (SELECT count(*) FROM called) AS c;
 
@@ -130,7 +130,7 @@ WITH due AS MATERIALIZED (
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('failed'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
-    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+    SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM ended

@@ -48,14 +48,14 @@ WITH locked AS MATERIALIZED (
     WHERE job.id = held.id AND held.state = 'running'
     RETURNING job.id, job.worker_id
 ), called AS (
-    SELECT pg_notify('taskd', worker_id::text) FROM (SELECT DISTINCT worker_id FROM asked) AS w
+    SELECT taskd.notify('taskd', worker_id::text) FROM (SELECT DISTINCT worker_id FROM asked) AS w
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
     FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
-    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+    SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM ended

@@ -220,13 +220,13 @@ WITH RECURSIVE owner AS (
     WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
     RETURNING job.queue::text, job.limit_name, job.limit_key
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
+    SELECT taskd.notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
     SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
-    SELECT pg_notify('taskd:ended', id::text) FROM ended WHERE awaited
+    SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (

@@ -83,7 +83,7 @@ WITH changed AS (
 ), opened AS (
     INSERT INTO taskd.opening (limit_name) SELECT name FROM changed
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '')
+    SELECT taskd.notify('taskd_' || queue, '')
     FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
 )
 SELECT changed.* FROM changed, (SELECT count(*) FROM rung) AS r;
@@ -110,7 +110,7 @@ WITH held AS MATERIALIZED (
 ), opened AS (
     INSERT INTO taskd.opening (limit_name) SELECT name FROM back
 ), rung AS (
-    SELECT pg_notify('taskd_' || queue, '')
+    SELECT taskd.notify('taskd_' || queue, '')
     FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
     WHERE EXISTS (SELECT FROM held)
 )
@@ -200,7 +200,7 @@ WITH changed AS (
         filled_at = CASE WHEN 'rate' <> ALL ($7::text[]) THEN queue.filled_at END
     RETURNING name::text, concurrency, max_running, max_depth, rate, burst
 ), rung AS (
-    SELECT pg_notify('taskd_' || name, ''), pg_notify('taskd', '') FROM changed
+    SELECT taskd.notify('taskd_' || name, ''), taskd.notify('taskd', '') FROM changed
 )
 SELECT changed.* FROM changed, (SELECT count(*) FROM rung) AS r;
 

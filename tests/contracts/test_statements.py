@@ -52,6 +52,11 @@ def test_the_schema_is_always_written_out() -> None:
         assert found == [], each.name
 
 
+def test_one_function_notifies_as_it_knows_when_there_is_no_room() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sql_root().glob("*/*.sql")]
+    assert sum(text.count("pg_notify(") for text in texts) == 1
+
+
 def test_every_query_file_opens_with_prose() -> None:
     for path in (sql_root() / "queries").glob("*.sql"):
         assert re.match(r"-- \w.{20,}", path.read_text(encoding="utf-8")), path.name

@@ -17,6 +17,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from taskd import config
+from taskd.embedded.binaries import find_binaries
 from tests.system.faults import app
 from tests.system.faults.cluster import Cluster, private
 from tests.system.faults.scene import Outcome, Scene, scene
@@ -30,6 +32,7 @@ GRANT ALL ON ALL SEQUENCES IN SCHEMA taskd TO app;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA taskd TO app
 """
 LOCK = "LOCK TABLE taskd.job IN ACCESS EXCLUSIVE MODE"
+MAJOR = find_binaries(config.load().settings).major
 
 
 async def connections(workers: int = 5, away_s: float = 10.0) -> Outcome:
@@ -296,3 +299,22 @@ async def test_a_server_that_stopped_for_want_of_room_is_an_outage() -> None:
     outcome.verdict.require()
     assert outcome.figures["alive"]
     assert outcome.figures["service.crashed"] == outcome.figures["repeated_runs"] == 0
+
+
+@pytest.mark.skipif(MAJOR < 17, reason="before PostgreSQL 17 the queue of notifications has 8 GB")
+async def test_a_full_queue_of_notifications_refuses_no_job_and_no_outcome() -> None:
+    async with private({"max_notify_queue_pages": "64"}) as cluster, scene(cluster.dsn()) as made:
+        await made.worker()
+        hog, filler = [await asyncpg.connect(cluster.dsn()) for _ in range(2)]
+        await hog.execute("LISTEN hog")
+        await hog.execute("BEGIN")
+        with pytest.raises(asyncpg.ProgramLimitExceededError):
+            while True:
+                await filler.execute("SELECT pg_notify('hog', repeat('x', 7000) || random())")
+        made.feed(200)
+        await made.ended(100)
+        assert await filler.fetchval("SELECT pg_notification_queue_usage()") > 0.9
+        await hog.execute("ROLLBACK")
+        await hog.close()
+        await filler.close()
+        (await made.finish("notify_full")).verdict.require()
