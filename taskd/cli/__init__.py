@@ -70,6 +70,16 @@ COMMANDS = {
         "tasks", "tasks", "List, pause and resume the tasks that workers have published."
     ),
     "stats": Lazy("stats", "stats", "Outcomes, waits, running times and errors of late."),
+    "top": Lazy(
+        "top",
+        "top",
+        "See what goes on, live: queues, workers, running jobs, failing tasks, full limits.",
+    ),
+    "tail": Lazy(
+        "tail",
+        "tail",
+        "Follow what happens to jobs: enqueued, claimed, retried, done, failed, cancelled.",
+    ),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
     "db": Lazy("db", "db", "Migrate, check and reach the database."),

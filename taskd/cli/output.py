@@ -27,7 +27,7 @@ def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
         for row in rows:
             print_json(row)
         return
-    cells = [[_cell(show(row)) for show in columns.values()] for row in rows]
+    cells = [[cell(show(row)) for show in columns.values()] for row in rows]
     headings = list(columns)
     if sys.stdout.isatty():
         _print_table(headings, cells)
@@ -78,9 +78,14 @@ def _cut(cell: str) -> str:
     return cell if len(cell) <= CELL_MAX else cell[: CELL_MAX - 1] + "…"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Text that stays in its cell: names and messages come from anybody who can enqueue."""
     return text if text.isprintable() else printable(text.replace("\n", " ").replace("\t", " "))
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a message; nothing for None."""
+    return next(iter((text or "").splitlines()), "")
 
 
 def printable(text: str) -> str:

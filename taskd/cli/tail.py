@@ -1,0 +1,245 @@
+"""`taskd tail`: what happens to jobs, as it happens, a line for each event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.jobs import STATES
+from taskd.cli.jobs_change import unknown_jobs
+from taskd.cli.output import cell, first_line, print_json, span
+from taskd.cli.session import DURATION, JOB_ID, QUEUE, Session, json_option, pass_session, run
+from taskd.cli.top import Interval
+from taskd.cli.watching import Asking, watching
+from taskd.core.job import FINISHED
+from taskd.core.tail import Event, Teller, Watch, story
+from taskd.errors import JobNotFound
+
+if TYPE_CHECKING:
+    from taskd.store.database import Lane
+
+# Of --since: the jobs to which something has happened last.
+PAST_MAX = 10_000
+COLOURS = {
+    "done": "green",
+    "failed": "red",
+    "gone": "yellow",
+    "retried": "yellow",
+    "cancelled": "yellow",
+}
+
+
+@click.command()
+@click.option("--queue", type=QUEUE, help="Only this queue.")
+@click.option("--task", help="Only this task.")
+@click.option(
+    "--state", "states", type=STATES, multiple=True, help="Only what leads here; repeatable."
+)
+@click.option("--job", "job_id", type=JOB_ID, help="This job alone, from its birth to its end.")
+@click.option("--since", "since_s", type=DURATION, help="Begin with what happened that recently.")
+@click.option("--count", type=click.IntRange(1), help="End after so many events.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=Interval(0.2, 3600),
+    default="1s",
+    show_default=True,
+    help="How often to look.",
+)
+@json_option
+@pass_session
+def tail(session: Session, /, **options: Any) -> None:
+    """Follow what happens to jobs: enqueued, claimed, retried, done, failed, cancelled.
+
+    A line for each event, told within the interval after it was committed, with the time of the
+    database. No end of a job is missed, also not while the database was away; `taskd docs watching`
+    says what else may be. Ctrl-C ends it, with exit code 0. --job ends with the job.
+    """
+    if options["job_id"] is not None and (options["since_s"] is not None):
+        raise click.UsageError("--job tells all of a job; leave --since out")
+    with suppress(KeyboardInterrupt):
+        run(_tail(session, Lines(**_popped(options)), **options))
+
+
+def _popped(options: dict[str, Any]) -> dict[str, Any]:
+    names = ("queue", "task", "states", "count", "as_json")
+    return {name: options.pop(name) for name in names}
+
+
+class Full(Exception):
+    """So many events as were asked for are printed."""
+
+
+class Lines:
+    """Prints events, those that are asked for."""
+
+    def __init__(
+        self,
+        queue: str | None,
+        task: str | None,
+        states: Sequence[str],
+        count: int | None,
+        as_json: bool,
+    ) -> None:
+        self.queue, self.task = queue, task
+        self._states, self._left, self._as_json = states, count, as_json
+
+    def print(self, events: Iterable[Event]) -> None:
+        """Print them.
+
+        Raises:
+            Full: these were the last.
+        """
+        for event in events:
+            if not self._wanted(event):
+                continue
+            if self._as_json:
+                print_json(event)
+            else:
+                click.echo(line(event))
+            if self._left is not None:
+                self._left -= 1
+                if self._left == 0:
+                    raise Full
+
+    def _wanted(self, event: Event) -> bool:
+        if self._states and event.state not in self._states:
+            return False
+        return self.queue in (None, event.queue) and self.task in (None, event.task)
+
+
+def line(event: Event) -> str:
+    """What people read of an event."""
+    at = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    name = click.style(f"{event.event:<9}", fg=COLOURS.get(event.event))
+    parts = [at, name, f"{event.job_id:>8}", cell(f"{event.queue or '?'} {event.task or '?'}")]
+    return "  ".join([*parts, *filter(None, [_details(event)])])
+
+
+def _details(event: Event) -> str:
+    said = []
+    if event.event in ("enqueued", "released") and event.state not in (None, "queued"):
+        said.append(f"{event.state}")
+    if event.attempt is not None and (event.attempt > 1 or event.event == "retried"):
+        said.append(f"attempt {event.attempt}")
+    if event.worker is not None:
+        said.append(f"by {event.worker}")
+    if event.wait_s is not None:
+        said.append(f"waited {span(event.wait_s)}")
+    if event.run_s is not None:
+        said.append(f"took {span(event.run_s)}")
+    if event.run_at is not None:
+        said.append(_due(event.at, event.run_at))
+    if event.event == "gone":
+        said.append("it has ended, and its queue keeps nothing")
+    if event.error:
+        said.append(first_line(event.error))
+    return cell(", ".join(said))
+
+
+def _due(at: datetime, run_at: datetime) -> str:
+    after_s = (run_at - at).total_seconds()
+    return f"due in {span(after_s)}" if after_s > 0 else "due"
+
+
+async def _tail(
+    session: Session, lines: Lines, job_id: int | None, since_s: float | None, interval_s: float
+) -> None:
+    async with watching(session, "tail") as lane:
+        tail = Tail(session, lane, lines, interval_s)
+        with suppress(Full):
+            if job_id is not None:
+                await tail.follow(job_id)
+            else:
+                await tail.begin(since_s)
+                await tail.go_on()
+
+
+class Tail:
+    """Looks, and tells what has changed."""
+
+    def __init__(self, session: Session, lane: Lane, lines: Lines, interval_s: float) -> None:
+        self._session, self._lane, self._lines = session, lane, lines
+        self._asking = Asking(interval_s)
+        self._watch = Watch()
+        self._teller: Teller | None = None
+        self._silent = False
+
+    async def begin(self, since_s: float | None) -> None:
+        """Remember what lives, and tell what was."""
+        from taskd.store import watching as store
+
+        look = await store.look(self._lane, None, [])
+        _, self._watch = self._watch.compare(look)
+        self._teller = Teller(look.now - timedelta(seconds=since_s or 0.0))
+        if since_s is None:
+            return
+        where = (self._lines.queue, self._lines.task)
+        ids = await store.since(self._lane, since_s, *where, PAST_MAX)
+        past = self._teller.past(await store.jobs(self._lane, ids))
+        if len(ids) == PAST_MAX:
+            self._session.say(f"only the last {PAST_MAX:,} jobs of that time are told")
+        self._lines.print(past)
+
+    async def go_on(self) -> None:
+        """Tell what happens, for ever."""
+        while True:
+            events = await self._ask(self._look)
+            if events is not None:
+                self._lines.print(events)
+                await asyncio.sleep(self._asking.rest_s())
+
+    async def _look(self) -> list[Event]:
+        from taskd.store import watching as store
+
+        assert self._teller is not None
+        look = await store.look(self._lane, self._watch.after_id, list(self._watch.missing))
+        changes, going = self._watch.compare(look)
+        rows = await store.jobs(self._lane, changes.all())
+        # Both were answered: an outage between them repeats the look, and misses nothing.
+        self._watch = going
+        return self._teller.tell(rows, changes, look.now)
+
+    async def _ask(self, ask: Any) -> Any:
+        answer = await self._asking(ask)
+        if answer is None and not self._silent:
+            self._silent = True
+            self._session.say(f"taskd: {self._asking.error}; trying again")
+        elif answer is not None and self._silent:
+            self._silent = False
+            self._session.say("taskd: the database answers again")
+        return answer
+
+    async def follow(self, job_id: int) -> None:
+        """Tell the story of one job, to its end.
+
+        Raises:
+            JobNotFound: nobody knows it.
+        """
+        from taskd.store import watching as store
+
+        told: list[Event] = []
+        rows = await store.jobs(self._lane, [job_id])
+        if not rows:
+            raise JobNotFound(unknown_jobs([job_id]))
+        while True:
+            if rows is not None:
+                events = story(rows[0]) if rows else _gone(told)
+                known = [(each.at, each.event) for each in told]
+                new = [each for each in events if (each.at, each.event) not in known]
+                told += new
+                self._lines.print(new)
+                if not rows or rows[0].state in FINISHED:
+                    return
+                await asyncio.sleep(self._asking.rest_s())
+            rows = await self._ask(lambda: store.jobs(self._lane, [job_id]))
+
+
+def _gone(told: Sequence[Event]) -> list[Event]:
+    last = told[-1]
+    return [Event(last.at, "gone", last.job_id, last.queue, last.task)]
