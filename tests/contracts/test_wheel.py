@@ -1,44 +1,136 @@
-"""What users install: the wheel carries the SQL and the marker of its types."""
+"""What users install: built again, anywhere and at any time, it is the same to the last byte."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
-from taskd.store.statements import load, sql_root
+from taskd.store.statements import load
 
-CHECKOUT = Path(__file__).parent.parent.parent
+CHECKOUT = Path(__file__).parents[2]
+# What hatchling stamps files with when it is told no time, and what it is told here once.
+EPOCH = 1_600_000_000
+
+
+def files() -> list[str]:
+    """What belongs to the project: all that git does not ignore, or all of an unpacked sdist."""
+    if not (CHECKOUT / ".git").exists():
+        found = (path for path in CHECKOUT.rglob("*") if path.is_file())
+        paths = [str(path.relative_to(CHECKOUT)) for path in found if path.suffix != ".pyc"]
+        return [path for path in paths if path != "PKG-INFO" and not path.startswith(".")]
+    told = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=CHECKOUT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    return [path for path in told.split("\0") if path and (CHECKOUT / path).is_file()]
+
+
+def copied(to: Path, *, mode: int, mtime: float) -> Path:
+    """The project somewhere else, as somebody else has checked it out."""
+    for path in files():
+        target = to / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(CHECKOUT / path, target)
+        target.chmod(mode)
+        os.utime(target, (mtime, mtime))
+    return to
+
+
+def build(source: Path, to: Path, **environment: str) -> dict[str, Path]:
+    """The wheel and the sdist."""
+    environ = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(to)],
+        cwd=source, check=True, capture_output=True, env=environ | environment,
+    )  # fmt: skip
+    [wheel], [sdist] = to.glob("*.whl"), to.glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist}
+
+
+def digests(built: dict[str, Path]) -> dict[str, str]:
+    return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in built.items()}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)],
-        cwd=CHECKOUT, check=True, capture_output=True,
-    )  # fmt: skip
-    [built] = place.glob("*.whl")
-    return built
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("built")
+    source = copied(place / "source", mode=0o644, mtime=1_000_000_000)
+    return build(source, place / "dist", TZ="UTC")
 
 
-def test_the_wheel_carries_every_sql_file_and_the_marker_of_its_types(wheel: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(built: dict[str, Path]) -> Path:
+    return built["wheel"]
+
+
+def test_another_place_time_and_user_builds_the_same(
+    built: dict[str, Path], tmp_path: Path
+) -> None:
+    source = copied(tmp_path / "elsewhere" / "deep", mode=0o600, mtime=1_700_000_001)
+    again = build(source, tmp_path / "dist", TZ="Asia/Tokyo", LC_ALL="C", PYTHONHASHSEED="1")
+    assert digests(again) == digests(built)
+
+
+def test_the_sdist_builds_the_same_and_the_time_is_the_one_that_is_told(
+    built: dict[str, Path], tmp_path: Path
+) -> None:
+    with tarfile.open(built["sdist"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    [source] = tmp_path.iterdir()
+    assert digests(build(source, tmp_path / "plain")) == digests(built)
+    dated = build(source, tmp_path / "dated", SOURCE_DATE_EPOCH=str(EPOCH))
+    assert {info.date_time for info in zipfile.ZipFile(dated["wheel"]).infolist()} == {
+        (2020, 9, 13, 12, 26, 40)
+    }
+    with tarfile.open(dated["sdist"]) as archive:
+        assert {member.mtime for member in archive} == {EPOCH}
+
+
+def test_the_wheel_carries_the_whole_package_its_sql_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = [path.relative_to(sql_root()) for path in sql_root().rglob("*.sql")]
-    here = {str(Path("taskd/sql") / path) for path in files}
-    assert {name for name in names if name.endswith(".sql")} == here
-    assert any("migrations/" in name for name in here)
-    assert "taskd/py.typed" in names
+    package = {path for path in files() if path.startswith("taskd/")}
+    sql = {f"taskd/{path}" for path in files() if path.startswith("sql/")}
+    assert {name for name in names if ".dist-info/" not in name} == package | sql
+    assert {"taskd/py.typed", "taskd/sql/roles.sql", "taskd/docs/howto/upgrading.md"} <= names
+    assert len([name for name in names if "sql/migrations/" in name]) > 5
 
 
-def test_the_wheel_carries_the_package_and_nothing_else(wheel: Path) -> None:
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"taskd"}
+def test_the_sdist_carries_what_is_in_git_and_nothing_else(built: dict[str, Path]) -> None:
+    with tarfile.open(built["sdist"]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names == {*files(), "PKG-INFO"}
+
+
+def test_its_metadata_is_valid_and_that_of_the_project(built: dict[str, Path]) -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    archive = zipfile.ZipFile(built["wheel"])
+    [path] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    with tarfile.open(built["sdist"]) as sdist:
+        [info] = [member for member in sdist if member.name.endswith("/PKG-INFO")]
+        [here] = [sdist.extractfile(info)]
+        assert here is not None
+        assert here.read() == archive.read(path)
+    told = Metadata.from_email(archive.read(path), validate=True)
+    assert (told.name, str(told.version)) == ("taskd", project["version"])
+    assert str(told.requires_python) == project["requires-python"]
+    assert told.description_content_type == "text/markdown"
+    assert told.license_expression == "MIT"
+    plain = [each for each in told.requires_dist or [] if "extra" not in str(each.marker)]
+    assert len(plain) == len(project["dependencies"])
+    assert set(told.provides_extra or []) == set(project["optional-dependencies"])
+    entries = archive.read(path.replace("METADATA", "entry_points.txt")).decode()
+    assert "taskd = taskd.cli:main" in entries
 
 
 def test_what_is_installed_from_the_wheel_finds_its_sql_and_warns_of_nothing(
