@@ -1,15 +1,21 @@
-"""taskd: a job queue in the PostgreSQL you already have. `@task` makes one, `taskd run` runs it."""
+"""taskd: a job queue in the PostgreSQL you already have. `@task` makes one, `taskd run` runs it.
 
-from typing import Any
+A name is imported when it is first used: `import taskd` takes no time, and a command of the command
+line what it needs itself.
+"""
 
-from taskd.client import Client, Task, aclose_default, configure, task
-from taskd.core.backoff import Custom, Exponential, Fixed, Linear
-from taskd.core.context import Context
-from taskd.core.job import JobState, NewJob
-from taskd.core.outcome import Cancel, Fail, Retry, Snooze
-from taskd.core.resource import resource
-from taskd.core.unique import Enqueued, Unique
-from taskd.errors import TaskdError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskd.client import Client, Task, aclose_default, configure, task
+    from taskd.core.backoff import Custom, Exponential, Fixed, Linear
+    from taskd.core.context import Context
+    from taskd.core.job import JobState, NewJob
+    from taskd.core.outcome import Cancel, Fail, Retry, Snooze
+    from taskd.core.resource import resource
+    from taskd.core.unique import Enqueued, Unique
+    from taskd.errors import TaskdError
 
 __all__ = [
     "Cancel",
@@ -35,12 +41,39 @@ __all__ = [
 ]
 
 
+_HOME = {
+    "Cancel": "core.outcome",
+    "Client": "client.client",
+    "Context": "core.context",
+    "Custom": "core.backoff",
+    "Enqueued": "core.unique",
+    "Exponential": "core.backoff",
+    "Fail": "core.outcome",
+    "Fixed": "core.backoff",
+    "JobState": "core.job",
+    "Linear": "core.backoff",
+    "NewJob": "core.job",
+    "Retry": "core.outcome",
+    "Snooze": "core.outcome",
+    "Task": "client.tasks",
+    "TaskdError": "errors",
+    "Unique": "core.unique",
+    "aclose_default": "client.default",
+    "configure": "client.default",
+    "resource": "core.resource",
+    "task": "client.tasks",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """`taskd.__version__`, read when asked for: importlib.metadata takes longer than all of taskd.
+    """A public name, imported now, or `taskd.__version__`.
 
     Raises:
         AttributeError: any other name.
     """
+    if name in _HOME:
+        value = globals()[name] = getattr(import_module(f"taskd.{_HOME[name]}"), name)
+        return value
     if name != "__version__":
         raise AttributeError(f"module 'taskd' has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version
@@ -49,3 +82,8 @@ def __getattr__(name: str) -> Any:
         return version("taskd")
     except PackageNotFoundError:  # a checkout that was never installed
         return "0+unknown"
+
+
+def __dir__() -> list[str]:
+    """The public names, whether they were used already or not."""
+    return sorted({*globals(), *_HOME})

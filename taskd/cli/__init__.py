@@ -13,12 +13,15 @@ import traceback
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from taskd.config import has_password, hide_password
 from taskd.errors import TaskdError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
@@ -115,6 +118,14 @@ class Commands(click.Group):
         if near:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, which imports every command for its help."""
+        from click.shell_completion import CompletionItem
+
+        begun = [name for name in COMMANDS if name.startswith(incomplete)]
+        named = [CompletionItem(name, help=COMMANDS[name].help) for name in begun]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, without importing any."""

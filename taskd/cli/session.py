@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -114,6 +111,8 @@ def _built_ins() -> list[Task[..., Any]]:
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end; Ctrl-C cancels it."""
+    import asyncio
+
     return asyncio.run(work)
 
 
@@ -250,6 +249,9 @@ pass_session = click.make_pass_decorator(Session)
 
 def version_line() -> str:
     """The versions of what takes part."""
+    import platform
+    from importlib.metadata import version
+
     from taskd import __version__
     from taskd.store.migrations import all_migrations
 

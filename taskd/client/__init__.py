@@ -1,9 +1,21 @@
-"""The producer API: tasks that enqueue themselves, the client, and where the database is."""
+"""The producer API: tasks that enqueue themselves, the client, and where the database is.
 
-from taskd.client.client import Client
-from taskd.client.default import aclose_default, configure, default_client, set_default_client
-from taskd.client.target import Target, open_target
-from taskd.client.task import Task, WithOptions, task
+A name is imported when it is first used: who declares tasks needs no driver of PostgreSQL.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskd.client.client import Client
+    from taskd.client.default import (
+        aclose_default,
+        configure,
+        default_client,
+        set_default_client,
+    )
+    from taskd.client.target import Target, open_target
+    from taskd.client.tasks import Task, WithOptions, task
 
 __all__ = [
     "Client",
@@ -17,3 +29,28 @@ __all__ = [
     "set_default_client",
     "task",
 ]
+
+_HOME = {
+    "Client": "client",
+    "Target": "target",
+    "Task": "tasks",
+    "WithOptions": "tasks",
+    "aclose_default": "default",
+    "configure": "default",
+    "default_client": "default",
+    "open_target": "target",
+    "set_default_client": "default",
+    "task": "tasks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now.
+
+    Raises:
+        AttributeError: any other name.
+    """
+    if name not in _HOME:
+        raise AttributeError(f"module 'taskd.client' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"taskd.client.{_HOME[name]}"), name)
+    return value

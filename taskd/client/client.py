@@ -17,7 +17,8 @@ from taskd import config
 from taskd.client import changing
 from taskd.client.background import BackgroundLoop
 from taskd.client.buffered import Buffered
-from taskd.client.producing import BuiltIns, JobOptions, given, no_built_ins, produce
+from taskd.client.options import JobOptions, given
+from taskd.client.producing import BuiltIns, no_built_ins, produce
 from taskd.client.schedules import Schedules
 from taskd.client.target import Target, open_target
 from taskd.client.waiting import Waiting

@@ -7,11 +7,21 @@ the embedded PostgreSQL. An application that keeps its DSN elsewhere calls confi
 
 from __future__ import annotations
 
-from taskd.client.client import Client
-from taskd.config import Settings
+from typing import TYPE_CHECKING
 
-# Made at once, as it costs nothing before its first use: so no lock, which a fork could break.
-_client = Client()
+if TYPE_CHECKING:
+    from taskd.client.client import Client
+    from taskd.config import Settings
+
+# Empty until it is first used, so that who declares tasks needs no driver. Threads that come at the
+# same time get the same one without a lock, which a fork could break.
+_current: dict[str, Client] = {}
+
+
+def _new(dsn: str | None = None, settings: Settings | None = None) -> Client:
+    from taskd.client.client import Client
+
+    return Client(dsn, settings=settings)
 
 
 def default_client() -> Client:
@@ -19,7 +29,7 @@ def default_client() -> Client:
 
     Unless it was set, it reads the settings when it is first used: a wrong one shows there.
     """
-    return _client
+    return _current.get("client") or _current.setdefault("client", _new())
 
 
 def set_default_client(client: Client) -> Client:
@@ -28,18 +38,18 @@ def set_default_client(client: Client) -> Client:
     Returns:
         The one before, for the caller to close.
     """
-    global _client
-    before, _client = _client, client
+    before = default_client()
+    _current["client"] = client
     return before
 
 
 def configure(dsn: str | None = None, *, settings: Settings | None = None) -> Client:
     """Let tasks enqueue into the database of this DSN, or of these settings; the client for it."""
-    client = Client(dsn, settings=settings)
+    client = _new(dsn, settings)
     set_default_client(client)
     return client
 
 
 async def aclose_default() -> None:
     """Close the default client; the next use reads the settings anew."""
-    await set_default_client(Client()).close()
+    await set_default_client(_new()).close()

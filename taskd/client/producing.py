@@ -5,15 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from taskd.core.job import NewJob
 from taskd.core.task import Task
-from taskd.core.unique import Enqueued, Unique
+from taskd.core.unique import Enqueued
 from taskd.errors import InvalidArgs, UnknownTask
 from taskd.store import jobs as stored_jobs
 from taskd.store import tasks as stored_tasks
@@ -34,26 +33,6 @@ BuiltIns = Callable[[], Sequence[Task[..., Any]]]
 def no_built_ins() -> Sequence[Task[..., Any]]:
     """No task is known but those that workers have published."""
     return ()
-
-
-class JobOptions(TypedDict, total=False):
-    """The options of a job, as `NewJob` describes them; None, or not given: the task's own."""
-
-    queue: str | None
-    priority: int | None
-    run_at: datetime | None
-    delay_s: float | None
-    max_attempts: int | None
-    timeout_s: float | None
-    unique: Unique | None
-    no_key: bool | None
-    deadline: datetime | None
-    deadline_s: float | None
-
-
-def given(options: JobOptions) -> dict[str, Any]:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 async def produce(

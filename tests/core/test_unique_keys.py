@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskd.client.task import task as client_task
+from taskd.client.tasks import task as client_task
 from taskd.core.job import NewJob
 from taskd.core.outcome import _result_json
 from taskd.core.registry import Registry

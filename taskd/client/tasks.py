@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from taskd.client.default import default_client
-from taskd.client.producing import JobOptions, given
+from taskd.client.options import JobOptions, given
 from taskd.core import backoff as backoffs
 from taskd.core import registry as registries
 from taskd.core import task as core

@@ -1,0 +1,28 @@
+"""The options that a job may be given when it is enqueued."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, TypedDict
+
+from taskd.core.unique import Unique
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a job, as `NewJob` describes them; None, or not given: the task's own."""
+
+    queue: str | None
+    priority: int | None
+    run_at: datetime | None
+    delay_s: float | None
+    max_attempts: int | None
+    timeout_s: float | None
+    unique: Unique | None
+    no_key: bool | None
+    deadline: datetime | None
+    deadline_s: float | None
+
+
+def given(options: JobOptions) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
