@@ -2734,7 +2734,8 @@ CREATE TABLE taskd.migration (
     number integer NOT NULL,
     name text NOT NULL,
     digest text NOT NULL,
-    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    works_with integer NOT NULL,
+    applied_at timestamp with time zone
 );
 
 CREATE UNLOGGED TABLE taskd.progress (
@@ -2836,7 +2837,9 @@ CREATE TABLE taskd.worker (
     version text NOT NULL,
     app text NOT NULL,
     queues text[] NOT NULL,
-    tasks text[] NOT NULL
+    tasks text[] NOT NULL,
+    schema_oldest integer DEFAULT 0 NOT NULL,
+    schema_newest integer DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50');
 

@@ -9,7 +9,9 @@ TaskdError                       1
 ├── SchemaError                 78
 │   ├── SchemaMissing               no schema `taskd` in this database: run `taskd db migrate`
 │   ├── SchemaOutdated              the database is older than this code
-│   └── SchemaTooNew                this code is older than the database
+│   ├── SchemaTooNew                this code is older than the database works with
+│   ├── SchemaEdited                a migration was edited after it was applied
+│   └── MigrationFailed          1  a migration was not applied; the message says what it left
 ├── AppError                    78  the module of --app does not import, or registers nothing usable
 ├── ResourceError                1  a resource of the app could not be made; worth another start
 ├── EnqueueError                 2
@@ -87,7 +89,17 @@ class SchemaOutdated(SchemaError):
 
 
 class SchemaTooNew(SchemaError):
-    """The database has migrations that this code does not know."""
+    """The database no longer works with code as old as this."""
+
+
+class SchemaEdited(SchemaError):
+    """A migration was applied with other SQL than this code brings."""
+
+
+class MigrationFailed(SchemaError):
+    """A migration could not be applied; the message says what it left, and what to do."""
+
+    exit_code = 1
 
 
 class AppError(TaskdError):

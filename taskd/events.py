@@ -558,6 +558,41 @@ def migration_applied(number: int, name: str) -> None:
     _emit("migration.applied", "info", number=number, name=name)
 
 
+def migration_delayed(
+    number: int, name: str, error: str, delay_s: float, held_by: Sequence[str]
+) -> None:
+    """A migration got no lock, or met a deadlock; nothing was changed, and it is tried again."""
+    _emit(
+        "migration.delayed",
+        "warning",
+        number=number,
+        name=name,
+        error=error,
+        delay_s=round(delay_s, 2),
+        held_by=list(held_by),
+    )
+
+
+def migration_announced(number: int, name: str, workers: Sequence[str]) -> None:
+    """A migration is about to be applied: the workers that are too old for it are to drain."""
+    _emit("migration.announced", "warning", number=number, name=name, workers=list(workers))
+
+
+def migration_postponed(number: int, name: str, workers: Sequence[str]) -> None:
+    """A migration was not applied: living workers are too old for it."""
+    _emit("migration.postponed", "warning", number=number, name=name, workers=list(workers))
+
+
+def migration_waits() -> None:
+    """Another process migrates this database; this one goes on when that has ended."""
+    _emit("migration.waits", "info")
+
+
+def worker_outgrown(knows: int, works_with: int) -> None:
+    """The schema works with newer code only, or is about to: this worker drains."""
+    _emit("worker.outgrown", "error", knows=knows, works_with=works_with)
+
+
 def embedded_started(home: str, major: int) -> None:
     """The embedded PostgreSQL was started, because no DSN is configured."""
     _emit("embedded.started", "info", postgresql=major, data=home)

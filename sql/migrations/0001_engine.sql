@@ -3,6 +3,9 @@
 -- Live and finished jobs do not share a table, so the hot table and its indexes stay as
 -- small as the backlog, whatever the history holds. sql/README.md tells the whole story;
 -- sql/schema.sql shows the sum of all migrations.
+--
+-- step: expand
+-- works with: >= 1
 
 CREATE SCHEMA taskd;
 
@@ -248,7 +251,10 @@ CREATE TABLE taskd.worker (
     version text NOT NULL,
     app text NOT NULL,
     queues text[] NOT NULL,
-    tasks text[] NOT NULL
+    tasks text[] NOT NULL,
+    -- The schemas that its code was written for, by the numbers of migrations; 0: it does not say.
+    schema_oldest integer NOT NULL DEFAULT 0,
+    schema_newest integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);                   -- room for beats as HOT updates; no index on what beats
 -- Those that nobody has buried, for taskd.ring(): the dead are kept for days, and may be thousands.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;

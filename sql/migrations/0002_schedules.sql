@@ -4,6 +4,10 @@
 -- moves `next_at` in one transaction, if `next_at` is still what it has read; so each tick is fired once, however many
 -- workers look and whichever of them dies. Which tick comes next is reckoned from times of the database: a
 -- period's by addition, cron's by the worker (taskd/core/schedule.py), for PostgreSQL knows no cron.
+--
+-- step: expand
+-- works with: >= 1
+-- locks: job share
 
 CREATE DOMAIN taskd.schedule_name AS text
     CONSTRAINT schedule_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)

@@ -11,6 +11,10 @@
 -- one of them locked lets go of all of them, and tries again a moment later. Whom the end of a job may end is found before anything
 -- is locked, and looked for again behind the locks: if a row has moved or come meanwhile, all locks are taken anew as well.
 -- That is what the blocks with an exception are for.
+--
+-- step: expand
+-- works with: >= 3
+-- locks: job share, job_history share
 
 CREATE DOMAIN taskd.workflow_name AS text
     CONSTRAINT workflow_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 100)

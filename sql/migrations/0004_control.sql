@@ -1,4 +1,8 @@
 -- Control: what operators change while jobs wait: the jobs themselves, their tasks' pauses, their deadlines.
+--
+-- step: expand
+-- works with: >= 3
+-- locks: job share
 
 -- Jobs that wait and have a deadline, whatever they wait for. Those without one, the most, cost a test for NULL.
 CREATE INDEX job_deadline ON taskd.job (deadline) WHERE deadline IS NOT NULL AND worker_id IS NULL;

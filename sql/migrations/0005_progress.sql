@@ -1,4 +1,7 @@
 -- What a job says while it runs, and who waits for what it returns.
+--
+-- step: expand
+-- works with: >= 3
 
 -- How far running attempts are: the last word of each, written by its worker at most once a second and only if a
 -- handler says anything. Unlogged: it is of no use once the attempt has ended, which a crash of the server does not

@@ -12,6 +12,10 @@
 -- `parked`, and stands in the line of its key. What frees a place (an ack, a rescue, a cancel) admits the next of that
 -- line in the same statement. It looks after it got the lock, with a new snapshot. So either it sees a job that was
 -- just parked, or whoever parks that one comes after it and sees the free place.
+--
+-- step: expand
+-- works with: >= 6
+-- locks: job share
 
 -- Producers write the name of a limit into a job's row, unchecked. Whatever they write has a row here, for its lock, and
 -- waits for itself alone: one that was refused kept every worker from admitting any job.

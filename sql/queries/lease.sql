@@ -6,11 +6,16 @@
 -- looked at again and again, so that a claim which commits after its worker's burial
 -- is found by the next sweep. All clocks are the database's.
 
--- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[])
+-- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], schema_oldest integer, schema_newest integer)
 -- roles: worker
-INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks)
-VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[])
+INSERT INTO taskd.worker
+    (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, schema_oldest, schema_newest)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[], $12, $13)
 RETURNING id;
+
+-- `works_with`: the oldest code that works with the schema, or with what is announced for it. So a worker sees with its next
+-- beat that the schema has outgrown it, and drains. What this names of `worker` and `migration` stays for ever: old code
+-- that cannot beat any more learns of nothing, and loses its jobs to others while it runs them.
 
 -- name: beat(worker_id bigint, lease_s double precision, draining boolean)
 -- roles: worker
@@ -19,7 +24,7 @@ SET beat_at = clock_timestamp(),
     lease_until = clock_timestamp() + make_interval(secs => $2),
     draining = $3
 WHERE id = $1 AND died_at IS NULL
-RETURNING id;
+RETURNING (SELECT max(works_with) FROM taskd.migration) AS works_with;
 
 -- name: retire_worker(worker_id bigint)
 -- roles: worker

@@ -328,7 +328,7 @@ SELECT id::text AS id,
             WHEN lease_until < clock_timestamp() THEN 'silent'
             WHEN draining THEN 'draining'
             ELSE 'live' END AS state,
-       host, pid, app, version, queues, cardinality(tasks) AS tasks,
+       host, pid, app, version, schema_oldest, schema_newest, queues, cardinality(tasks) AS tasks,
        (SELECT count(*) FROM taskd.job
         WHERE worker_id = worker.id) AS running,
        started_at, beat_at, died_at,

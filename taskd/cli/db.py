@@ -6,21 +6,16 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import click
 
 from taskd.cli.output import print_fields, print_json
-from taskd.cli.session import Session, json_option, pass_session, run
+from taskd.cli.session import DURATION, Session, json_option, pass_session, run
 from taskd.config import Settings, hide_password
 from taskd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from taskd.store.migrations import Migration
 
 PASSWORD_OF_USER = re.compile(r"(?<=://)([^:/@\s]*):([^@\s]*)@")
 PASSWORD_OPTION = re.compile(r"(?i)(?<=[?&])password=([^&\s]*)&?")
@@ -32,75 +27,94 @@ def db() -> None:
 
 
 @db.command()
+@click.option("--plan", is_flag=True, help="Tell what would be applied; change nothing.")
+@click.option("--sql", "as_sql", is_flag=True, help="Print it for psql; change nothing.")
+@click.option("--check", is_flag=True, help="Exit 0 if nothing is missing, else 4.")
+@click.option(
+    "--from",
+    "above",
+    type=click.IntRange(0),
+    metavar="NUMBER",
+    help="With --plan and --sql: what follows on that migration. No database is asked then.",
+)
+@click.option(
+    "--drain", is_flag=True, help="Tell workers that are too old to drain, and wait for them."
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=DURATION,
+    default="2m",
+    show_default=True,
+    help="How long to wait for them to end.",
+)
+@click.option(
+    "--lock-wait",
+    "lock_wait_s",
+    type=DURATION,
+    default="1m",
+    show_default=True,
+    help="How long to try for a migration's locks, for a tenth of a second each time.",
+)
 @json_option
-@pass_session
-def migrate(session: Session, as_json: bool) -> None:
-    """Apply the migrations that the database lacks. Safe to repeat, and from several places."""
-    from taskd.store import migrations
-    from taskd.store import roles as stored_roles
+@click.pass_context
+def migrate(
+    ctx: click.Context,
+    plan: bool,
+    as_sql: bool,
+    check: bool,
+    above: int | None,
+    drain: bool,
+    wait_s: float,
+    lock_wait_s: float,
+    as_json: bool,
+) -> None:
+    """Apply the migrations that the database lacks.
 
-    async def work() -> list[Migration]:
-        async with session.target() as target:
-            applied = await migrations.migrate(target.database)
-            if applied:
-                await stored_roles.renew(target.database)
-            return applied
+    Safe to repeat, from several places at once, and while jobs run. What living workers are too old
+    for is not applied: it waits, or with --drain they do.
 
-    applied = [f"{each.number:04d}_{each.name}" for each in run(work())]
-    newest = migrations.all_migrations()[-1].number
-    if as_json:
-        print_json({"applied": applied, "schema": newest})
+    For databases that a DBA changes by hand:
+    taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1 ...
+    """
+    from taskd.cli import migrating
+
+    session = ctx.ensure_object(Session)
+    if plan + as_sql + check > 1:
+        raise click.UsageError("give one of --plan, --sql and --check")
+    if drain and plan + as_sql + check:
+        raise click.UsageError("--plan, --sql and --check change nothing, and nobody drains")
+    if above is not None and not (plan or as_sql):
+        raise click.UsageError("--from goes with --plan or --sql")
+    if plan:
+        migrating.show_plan(session, above, as_json=as_json)
+    elif as_sql:
+        migrating.print_sql(session, above)
+    elif check:
+        ctx.exit(migrating.check(session, as_json=as_json))
     else:
-        for name in applied:
-            click.echo(name)
-    nothing = "" if applied else "; nothing was missing"
-    session.say(f"the schema taskd is at {newest:04d}{nothing}")
+        migrating.apply(
+            session, drain=drain, wait_s=wait_s, lock_wait_s=lock_wait_s, as_json=as_json
+        )
 
 
 @db.command()
 @json_option
 @pass_session
 def check(session: Session, as_json: bool) -> None:
-    """Exit 0 when the database's schema fits this taskd, else 78."""
+    """Exit 0 when this taskd works with the database's schema, else 78."""
     from taskd.store import migrations
 
-    async def work() -> None:
+    async def work() -> int:
         async with session.target() as target:
-            await migrations.check(target.database)
+            return await migrations.check(target.database)
 
-    run(work())
-    newest = migrations.all_migrations()[-1].number
+    number = run(work())
+    code = migrations.of_this_code()
     if as_json:
-        print_json({"schema": newest})
+        print_json({"schema": number, "oldest": code.oldest, "newest": code.newest})
     else:
-        click.echo(f"the schema taskd is at {newest:04d}, as it should")
-
-
-@db.command()
-@click.option("--pending", is_flag=True, help="Only what the configured database lacks.")
-@pass_session
-def sql(session: Session, pending: bool) -> None:
-    """Print the migrations as SQL.
-
-    It also records them as applied. For databases that a DBA changes by hand:
-    taskd db sql | psql -X -v ON_ERROR_STOP=1 ...
-    """
-    from taskd.store import migrations
-    from taskd.store.script import script
-
-    wanted: Sequence[Migration] = migrations.all_migrations()
-    if pending:
-
-        async def work() -> dict[int, str]:
-            async with session.target() as target:
-                return await migrations.applied(target.database)
-
-        done = run(work())
-        wanted = [each for each in wanted if each.number not in done]
-    if wanted:
-        click.echo(script(wanted), nl=False)
-    else:
-        session.say("the database lacks nothing")
+        click.echo(f"the schema taskd is at {number:04d}; this taskd is of {code}")
 
 
 @db.command()

@@ -45,18 +45,19 @@ def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: b
 def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -> bool:
     from taskd.store import reports
 
-    async def look(lane: Lane) -> dict[str, int]:
+    async def look(lane: Lane) -> tuple[dict[str, int], Row]:
+        versions = await _versions(lane)
         if queues:
-            return {queue: await reports.count_serving(lane, queue) for queue in queues}
-        return await reports.queues_in_need(lane)
+            return {queue: await reports.count_serving(lane, queue) for queue in queues}, versions
+        return await reports.queues_in_need(lane), versions
 
-    workers = session.ask(look)
+    workers, versions = session.ask(look)
     unserved = [queue for queue, serving in workers.items() if not serving]
     if as_json:
-        print_json({"healthy": not unserved, "unserved": unserved, "workers": workers})
+        print_json({"healthy": not unserved, "unserved": unserved, "workers": workers} | versions)
     elif not unserved:
         served = f"{count(len(workers), 'queue')} served" if workers else "no queue has due jobs"
-        click.echo(f"healthy: {served}")
+        click.echo(f"healthy: {served}; {_told(versions)}")
     if unserved:
         names = ", ".join(unserved)
         click.echo(
@@ -71,19 +72,41 @@ def _check_worker(session: Session, *, as_json: bool) -> bool:
     from taskd.worker.lease import new_incarnation
 
     me = new_incarnation(app="")
-    rows = session.ask(lambda lane: reports.list_workers_here(lane, me))
+
+    async def look(lane: Lane) -> tuple[list[Row], Row]:
+        return await reports.list_workers_here(lane, me), await _versions(lane)
+
+    rows, versions = session.ask(look)
     workers = [_with_its_process(row) for row in rows]
     live = [row for row in workers if row["state"] == "live"]
     if as_json:
-        print_json({"healthy": bool(live), "host": me.host, "workers": workers})
+        print_json({"healthy": bool(live), "host": me.host, "workers": workers} | versions)
     elif live:
-        click.echo(f"healthy: the worker with pid {live[0]['pid']} on {me.host} is live")
+        worker = f"the worker with pid {live[0]['pid']} on {me.host} is live"
+        click.echo(f"healthy: {worker}; {_told(versions)}")
     if not live:
         found = ", ".join(f"the one with pid {row['pid']} is {row['state']}" for row in workers)
         click.echo(
             f"taskd: no live worker on {me.host}: " + (found or "none has registered"), err=True
         )
     return bool(live)
+
+
+async def _versions(lane: Lane) -> Row:
+    """The schema of the database, and those that this taskd works with."""
+    from taskd.core.migration import version
+    from taskd.store import ledger, migrations
+
+    code = migrations.of_this_code()
+    schema = version(await ledger.entries(lane))
+    return {"schema": schema, "schema_oldest": code.oldest, "schema_newest": code.newest}
+
+
+def _told(versions: Row) -> str:
+    from taskd.core.migration import CodeRange
+
+    code = CodeRange(versions["schema_oldest"], versions["schema_newest"])
+    return f"schema {versions['schema']:04d}, taskd {code}"
 
 
 def _with_its_process(row: Row) -> Row:

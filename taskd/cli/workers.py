@@ -6,6 +6,7 @@ import click
 
 from taskd.cli.output import print_rows, span_of, text_of
 from taskd.cli.session import DURATION, Session, json_option, pass_session
+from taskd.core.migration import CodeRange
 
 COLUMNS = {
     "ID": text_of("id"),
@@ -18,6 +19,7 @@ COLUMNS = {
     "BEAT": span_of("beat_age_s"),
     "UP": span_of("up_s"),
     "VERSION": text_of("version"),
+    "SCHEMA": lambda row: str(CodeRange(row["schema_oldest"], row["schema_newest"])),
 }
 
 
@@ -35,7 +37,8 @@ COLUMNS = {
 def workers(session: Session, dead_s: float, as_json: bool) -> None:
     """List workers, live and recently dead.
 
-    A worker is live, draining (it stops), silent (its lease has run out) or dead.
+    A worker is live, draining (it stops), silent (its lease has run out) or dead. SCHEMA:
+    the newest migration that its code knows, or from the oldest that it works with.
     """
     from taskd.store import reports
 

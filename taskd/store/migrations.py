@@ -1,49 +1,24 @@
-"""Migrations: sql/migrations/NNNN_name.sql, forward only, each in one transaction.
-
-What was applied stands in `taskd.migration`. An advisory lock lets one process migrate at a time.
-"""
+"""Migrations: the files of sql/migrations, and whether a database fits them, or shall."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from typing import TYPE_CHECKING
 
-import asyncpg
-
-from taskd.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
-from taskd.store.database import Database
+from taskd.core.migration import CodeRange, Entry, Migration, code_range, misfit, version
+from taskd.errors import SchemaMissing
+from taskd.store import ledger
 from taskd.store.statements import sql_root
-from taskd.store.translate import NO_SCHEMA
 
+if TYPE_CHECKING:
+    from taskd.store.database import Database
+
+LOCK_WAIT_S = 60.0
+WORKERS_WAIT_S = 120.0
 FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
-ADVISORY_LOCK = 0x7461736B64  # "taskd"
-LOCK_TIMEOUT_MS = 2000
-
-# It holds the list of what was applied, so it cannot itself be a migration.
-LEDGER = """
-CREATE TABLE IF NOT EXISTS taskd.migration (
-    number integer PRIMARY KEY,
-    name text NOT NULL,
-    digest text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
-)
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One file of sql/migrations."""
-
-    number: int
-    name: str
-    text: str = field(repr=False)
-
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the text; tells an edited migration from the one that was applied."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 
 @cache
@@ -57,81 +32,79 @@ def all_migrations() -> tuple[Migration, ...]:
     return tuple(sorted(found, key=lambda each: each.number))
 
 
-async def migrate(database: Database) -> list[Migration]:
-    """Apply what is missing; returns it. Safe to call at the same time from anywhere.
+def of_this_code() -> CodeRange:
+    """The schemas that this code was written for."""
+    return code_range(all_migrations())
+
+
+async def check(database: Database) -> int:
+    """Make sure that this code works with the schema; the number of its newest migration.
 
     Raises:
-        SchemaTooNew: the database has migrations that this code does not know.
-        PermissionDenied: the role may not create the schema.
+        SchemaMissing, SchemaOutdated, SchemaTooNew, SchemaEdited: it does not; the message says
+            what to do.
     """
-    applied: list[Migration] = []
-    async with database.connection(
-        "migrate", statement_timeout="0", lock_timeout="0"
-    ) as connection:
-        for migration in all_migrations():
-            async with connection.transaction():
-                # Held until the commit, and by the transaction: behind a pooler the session is
-                # anybody's.
-                await connection.execute(
-                    "SELECT pg_advisory_xact_lock($1)", ADVISORY_LOCK, timeout=120
-                )
-                # A migration may take as long as it needs, but it waits 2 s at most for a table: a
-                # waiting ALTER TABLE would block every claim behind it. Not so for whoever
-                # migrates already.
-                await connection.execute(
-                    f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
-                )
-                done = await _applied(connection)
-                _refuse_newer(done)
-                if migration.number in done:
-                    continue
-                await connection.execute(migration.text, timeout=3600)
-                await connection.execute(LEDGER)
-                await connection.execute(
-                    "INSERT INTO taskd.migration (number, name, digest) VALUES ($1, $2, $3)",
-                    migration.number,
-                    migration.name,
-                    migration.digest,
-                )
-            applied.append(migration)
-    return applied
+    found = await entries(database)
+    if not any(entry.is_applied for entry in found):
+        from taskd.store.translate import NO_SCHEMA
 
-
-async def check(database: Database) -> None:
-    """Make sure that the schema fits this code.
-
-    Raises:
-        SchemaMissing, SchemaOutdated, SchemaTooNew: it does not; the message says what to do.
-    """
-    async with database.connection("check") as connection:
-        done = await _applied(connection)
-    if not done:
         raise SchemaMissing(NO_SCHEMA)
-    _refuse_newer(done)
-    missing = [m for m in all_migrations() if m.number not in done]
-    if missing:
-        names = ", ".join(f"{m.number:04d}_{m.name}" for m in missing)
-        raise SchemaOutdated(f"the schema taskd lacks {names}. Run `taskd db migrate`.")
+    error = misfit(all_migrations(), found)
+    if error is not None:
+        raise error
+    return version(found)
 
 
-async def applied(database: Database) -> dict[int, str]:
-    """Number and digest of what was applied; empty when the schema is missing."""
-    async with database.connection("check") as connection:
-        return await _applied(connection)
+async def entries(database: Database) -> list[Entry]:
+    """What was applied and what is announced; empty when the schema is missing."""
+    # Whoever asks for the version alone needs no driver.
+    from taskd.store.database import Lane
+
+    lane = Lane(database, "check")
+    try:
+        with suppress(SchemaMissing):
+            return await ledger.entries(lane)
+        return []
+    finally:
+        await lane.close()
 
 
-async def _applied(connection: asyncpg.Connection) -> dict[int, str]:
-    if await connection.fetchval("SELECT to_regclass('taskd.migration')") is None:
-        return {}
-    rows = await connection.fetch("SELECT number, digest FROM taskd.migration ORDER BY number")
-    return {row["number"]: row["digest"] for row in rows}
+async def migrate(
+    database: Database,
+    known: Sequence[Migration] | None = None,
+    *,
+    drain: bool = False,
+    lock_wait_s: float = LOCK_WAIT_S,
+    workers_wait_s: float = WORKERS_WAIT_S,
+) -> list[Migration]:
+    """Apply what is missing; returns it. Safe to repeat, from anywhere, and while jobs run.
 
+    What this code works without waits until no older worker runs; so some may be missing still.
 
-def _refuse_newer(done: dict[int, str]) -> None:
-    newest = max((m.number for m in all_migrations()), default=0)
-    newer = [number for number in done if number > newest]
-    if newer:
-        raise SchemaTooNew(
-            f"the schema taskd is at {max(newer):04d}; this code knows up to {newest:04d}. "
-            "Upgrade taskd on this machine."
-        )
+    Args:
+        known: the migrations, if not those of this code.
+        drain: whether workers that are too old for a migration are told to drain, and waited for.
+        lock_wait_s: seconds to try for the locks of a migration, in tries of a tenth of a second.
+        workers_wait_s: seconds to wait for those workers.
+
+    Raises:
+        MigrationFailed: one could not be applied; it changed nothing, or says what is left.
+        SchemaTooNew, SchemaEdited: the database does not fit this code.
+        StoreUnavailable, PermissionDenied: as the server answers.
+    """
+    # It brings structlog along, which commands that only check can do without.
+    from taskd.store.migrating import Runner
+
+    known = known or all_migrations()
+    applied: list[Migration] = []
+    settings = {"statement_timeout": "0", "lock_timeout": "0"}
+    async with database.connection("migrate", **settings) as connection:
+        runner = Runner(database, connection, known, lock_wait_s)
+        for migration in known:
+            if not await runner.is_missing(migration):
+                continue
+            if not await runner.has_outgrown_nobody(migration, drain, workers_wait_s):
+                break
+            if await runner.apply(migration):
+                applied.append(migration)
+    return applied

@@ -6,7 +6,7 @@ import re
 
 from taskd.errors import PermissionDenied, SchemaMissing
 from taskd.store.database import Database, Lane
-from taskd.store.migrations import applied
+from taskd.store.migrations import entries
 from taskd.store.statements import sql_root
 from taskd.store.translate import NO_SCHEMA
 
@@ -48,7 +48,7 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
         SchemaMissing: there is nothing yet to grant.
         PermissionDenied: this role may not make roles, or does not own the schema.
     """
-    if not await applied(database):
+    if not await entries(database):
         raise SchemaMissing(NO_SCHEMA)
     try:
         async with database.connection("roles") as connection:

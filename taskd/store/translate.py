@@ -71,6 +71,7 @@ REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
 }
 
 NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
+OTHER_SCHEMA = "`taskd db check` says if the schema is older or newer than this taskd."
 # How asyncpg refuses a value before it is sent: with the value.
 _ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
 # As PostgreSQL names what it misses, whatever the language of its messages.
@@ -146,6 +147,8 @@ def _to_be_mended(error: BaseException, message: str, roles: Sequence[str]) -> T
         return PermissionDenied(f"PostgreSQL: {message}. {_needs(roles)}")
     if isinstance(error, asyncpg.InvalidSchemaNameError | asyncpg.UndefinedTableError):
         return _missing(message)
+    if isinstance(error, asyncpg.UndefinedColumnError | asyncpg.UndefinedFunctionError):
+        return SchemaError(f"PostgreSQL: {message}. {OTHER_SCHEMA}")
     return None
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from taskd.core.migration import CodeRange
 from taskd.core.registry import Registry
 from taskd.errors import AppError
 from taskd.store.jobs import DueIn, Fetches
@@ -14,7 +15,11 @@ from taskd.store.schedules import TicksIn
 
 
 class Incarnation(NamedTuple):
-    """One start of one worker process. `id` is random and never used again."""
+    """One start of one worker process. `id` is random and never used again.
+
+    Attributes:
+        schema: the schemas that its code was written for; zeros: it does not say.
+    """
 
     id: int
     pid: int
@@ -24,6 +29,7 @@ class Incarnation(NamedTuple):
     pid_namespace: str
     version: str
     app: str
+    schema: CodeRange = CodeRange(0, 0)
 
 
 class Other(NamedTuple):
@@ -107,12 +113,14 @@ async def register(
         me.app,
         list(queues),
         list(tasks),
+        *me.schema,
     )
 
 
-async def beat(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> bool:
-    """Renew the lease; False: this worker has been buried."""
-    return bool(await on.fetch("beat", worker_id, lease_s, draining))
+async def beat(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> int | None:
+    """Renew the lease; the oldest code that the schema works with. None: this worker was buried."""
+    rows = await on.fetch("beat", worker_id, lease_s, draining)
+    return rows[0][0] if rows else None
 
 
 async def retire(on: Fetches, worker_id: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from taskd import events
 from taskd.errors import StoreUnavailable
-from taskd.store import workers
+from taskd.store import migrations, workers
 from taskd.store.database import Database, Lane
 from taskd.store.translate import Down
 from taskd.worker.service import RETRY_S_MAX, Backoff, Wakeup, jittered_s
@@ -49,6 +49,7 @@ def new_incarnation(app: str) -> workers.Incarnation:
         pid_namespace=_fact(lambda: str(Path("/proc/self/ns/pid").readlink())),
         version=_version(),
         app=app,
+        schema=migrations.of_this_code(),
     )
 
 
@@ -159,16 +160,24 @@ class BeatThread:
 
     Args:
         buried: called on the main loop with the id of the incarnation that was found buried.
+        works_with: called there with each other oldest code that the schema works with.
     """
 
     def __init__(
-        self, database: Database, lease: Lease, pulse: Pulse, buried: Callable[[int], None]
+        self,
+        database: Database,
+        lease: Lease,
+        pulse: Pulse,
+        buried: Callable[[int], None],
+        works_with: Callable[[int], None],
     ) -> None:
         self._database = database
         self._lease = lease
         self._pulse = pulse
         self._watch = LoopWatch(pulse)
         self._buried = buried
+        self._works_with = works_with
+        self._floor = 0
         self._main_loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="taskd-beat", daemon=True)
         self._own_loop: asyncio.AbstractEventLoop | None = None
@@ -240,7 +249,7 @@ class BeatThread:
         """Beat once; how soon to beat again when it did not work."""
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:
-            alive = await workers.beat(
+            floor = await workers.beat(
                 lane, worker_id, self._lease.lease_s, draining=self._lease.draining
             )
         except StoreUnavailable as error:
@@ -252,8 +261,11 @@ class BeatThread:
             events.service_crashed("beat", error, crashes=1, delay_s=1.0)
             return 1.0
         self._backoff.reset()
-        if alive:
-            self._lease.renewed(sent)
-        else:
+        if floor is None:
             self._main_loop.call_soon_threadsafe(self._buried, worker_id)
+            return None
+        self._lease.renewed(sent)
+        if floor != self._floor:
+            self._floor = floor
+            self._main_loop.call_soon_threadsafe(self._works_with, floor)
         return None

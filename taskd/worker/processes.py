@@ -229,6 +229,9 @@ class Processes:
                 self._codes.add(report.exit_code)
         elif report is not None and report.left is not None:
             self._codes.add(report.exit_code)  # --until-empty
+        elif report is not None and report.outgrown:
+            self._codes.add(report.exit_code)
+            self._stop(report.why)  # the others have seen the same, and drain
         elif not child.begun and (code in HOPELESS or not self._begun):
             # One process alone would have ended like this, and has said why if it could.
             if code < 0:

@@ -17,6 +17,7 @@ class Report:
         left: for `--until-empty`: what stays in the queues, by reason.
         abandoned: attempts that were left behind and still run; `jobs` counts all that ever were.
         gave_up: a service kept crashing, and the worker stopped for it.
+        outgrown: the schema works with newer code only, and the worker stopped for it.
         unwritten: outcomes that the database did not take any more.
     """
 
@@ -26,13 +27,19 @@ class Report:
     abandoned: int = 0
     unwritten: int = 0
     gave_up: bool = False
+    outgrown: bool = False
     drain_s: float = 0.0
     jobs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     left: dict[str, int] | None = None
 
     @property
     def exit_code(self) -> int:
-        """0 drained, 1 gave up or (`--until-empty`) a job failed, 75 something was abandoned."""
+        """0 drained, 1 gave up or (`--until-empty`) a job failed, 75 something was abandoned.
+
+        78 the schema has outgrown it: to start it again would be of no use.
+        """
+        if self.outgrown:
+            return 78
         if self.abandoned or self.unwritten:
             return 75
         return 1 if self.gave_up or (self.left is not None and self.jobs["failed"]) else 0
@@ -45,6 +52,7 @@ class Report:
         self.abandoned += other.abandoned
         self.unwritten += other.unwritten
         self.gave_up = self.gave_up or other.gave_up
+        self.outgrown = self.outgrown or other.outgrown
         self.drain_s = max(self.drain_s, other.drain_s)
         self.jobs = {what: count + other.jobs.get(what, 0) for what, count in self.jobs.items()}
         # What stays is the same for all of them, and the last one to look knows best.

@@ -167,7 +167,9 @@ class Worker:
         self.parts.handler_tasks.watch()
         await self._register()
         await self.parts.sweeper.look()  # before the first claim: what is paused is not run
-        self._beat = BeatThread(self.database, self._lease, self._pulse, self._buried)
+        self._beat = BeatThread(
+            self.database, self._lease, self._pulse, self._buried, self._works_with
+        )
         self._beat.start()
         self.parts.supervisor.start()
         self._watchers = [asyncio.create_task(self._watch_supervisor(), name="watch-supervisor")]
@@ -182,17 +184,19 @@ class Worker:
         self.ready.set()
         self._notify.ready()
 
-    async def _with_room(self, connects: Callable[[], Awaitable[None]]) -> None:
+    async def _with_room(self, connects: Callable[[], Awaitable[object]]) -> None:
         """Do it once the server has a connection for it, which others may give back any moment."""
         backoff = Backoff()
         while True:
             try:
-                return await connects()
+                await connects()
             except NoRoom as error:
                 if self._stop_asked.is_set():
                     raise
                 delay_s = backoff.next_s()
                 events.connections_none(str(error), delay_s)
+            else:
+                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stop_asked.wait()
@@ -259,6 +263,14 @@ class Worker:
             runner.cancel_all("fence")
         if not self._stop_asked.is_set():
             self._reborn = asyncio.create_task(self._be_reborn(), name="reborn")
+
+    def _works_with(self, oldest: int) -> None:
+        """The oldest code that works with the schema now, or with what is announced for it."""
+        if oldest > self._me.schema.newest and not self.report.outgrown:
+            events.worker_outgrown(self._me.schema.newest, oldest)
+            self.report.outgrown = True
+            if not self._stop_asked.is_set():
+                self.stop(f"the schema works with code of {oldest:04d} and later")
 
     async def _be_reborn(self) -> None:
         backoff = Backoff()

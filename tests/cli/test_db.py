@@ -7,7 +7,9 @@ import pytest
 from taskd import embedded
 from taskd.cli.db import split_password
 from taskd.config import Settings
+from taskd.core.migration import Migration
 from taskd.errors import EmbeddedError
+from taskd.store import migrations
 from taskd.store.migrations import all_migrations
 
 
@@ -30,32 +32,147 @@ def test_migrate_twice(empty):
 def test_migrate_as_json(empty):
     newest = all_migrations()[-1].number
     names = [f"{each.number:04d}_{each.name}" for each in all_migrations()]
-    assert empty.json("db", "migrate") == [{"applied": names, "schema": newest}]
-    assert empty.json("db", "migrate") == [{"applied": [], "schema": newest}]
-    assert empty.json("db", "check") == [{"schema": newest}]
+    assert empty.json("db", "migrate") == [{"applied": names, "postponed": [], "schema": newest}]
+    assert empty.json("db", "migrate") == [{"applied": [], "postponed": [], "schema": newest}]
+    [check] = empty.json("db", "check")
+    assert check == {"schema": newest, "oldest": newest, "newest": newest}
 
 
-def test_the_printed_sql_makes_the_same_schema(empty):
-    script = empty("db", "sql").stdout
+def run_psql(dsn, script):
     done = subprocess.run(
-        [psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", empty.dsn],
+        [psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", dsn],
         input=script,
         text=True,
         capture_output=True,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def newer(monkeypatch, *texts):
+    """Code that brings these migrations as well."""
+    first = len(all_migrations()) + 1
+    made = [Migration(n, f"later{n}", text) for n, text in enumerate(texts, first)]
+    known = (*all_migrations(), *made)
+    monkeypatch.setattr(migrations, "all_migrations", lambda: known)
+    return [each.label for each in made]
+
+
+EXPAND = """\
+-- Colours: what nobody has asked for.
+--
+-- step: expand
+-- works with: >= 1
+-- locks: job access exclusive
+
+ALTER TABLE taskd.job ADD COLUMN colour text;
+"""
+CONTRACT = EXPAND.replace("expand", "contract").replace("ADD", "DROP").replace(" text", "")
+INDEX = """\
+-- An index of colours.
+--
+-- step: expand
+-- works with: >= 1
+-- no transaction
+
+CREATE INDEX CONCURRENTLY IF NOT EXISTS job_colour ON taskd.job (colour);
+"""
+
+
+def test_the_printed_sql_makes_the_same_schema(empty):
+    run_psql(empty.dsn, empty("db", "migrate", "--sql").stdout)
     empty("db", "check")
+    empty("db", "migrate", "--check")
     assert empty("db", "migrate").stdout == ""
-    assert empty("db", "sql", "--pending").stdout == ""
+    assert empty("db", "migrate", "--sql").stdout == ""
 
 
-def test_sql_needs_no_database(nowhere):
-    assert "CREATE SCHEMA taskd" in nowhere("db", "sql", TASKD_EMBEDDED="off").stdout
+def test_the_sql_from_nothing_needs_no_database(nowhere):
+    printed = nowhere("db", "migrate", "--sql", "--from", "0", TASKD_EMBEDDED="off").stdout
+    assert "CREATE SCHEMA taskd" in printed
+    assert (printed.count("\nBEGIN;\n"), printed.count("\nCOMMIT;\n")) == (1, 1)
+    later = nowhere("db", "migrate", "--sql", "--from", "5", TASKD_EMBEDDED="off").stdout
+    assert later.count("INSERT INTO taskd.migration") == len(all_migrations()) - 5
 
 
-def test_pending_is_everything_for_an_empty_database(empty):
-    assert empty("db", "sql", "--pending").stdout == empty("db", "sql").stdout
+def test_what_is_missing_is_told_and_applied_by_hand(taskd, monkeypatch):
+    assert taskd("db", "migrate", "--check").stderr.endswith("nothing is missing\n")
+    names = newer(monkeypatch, EXPAND, INDEX)
+    told = taskd("db", "migrate", "--check", code=4)
+    assert told.stdout.splitlines() == names
+    assert "this taskd needs what is missing" in told.stderr
+    [row] = taskd.json("db", "migrate", "--check", code=4)
+    assert (row["up_to_date"], row["missing"], row["works"]) == (False, names, False)
+    assert "lacks" in taskd("db", "check", code=78).stderr
+    run_psql(taskd.dsn, taskd("db", "migrate", "--sql").stdout)
+    taskd("db", "migrate", "--check")
+    assert taskd("db", "migrate").stdout == ""
+
+
+def test_the_plan_says_what_is_locked_and_who_may_go_on(taskd, monkeypatch):
+    taskd.worker(7, "email")
+    taskd.sql("UPDATE taskd.worker SET schema_newest = 1")
+    number = len(all_migrations())
+    names = newer(monkeypatch, EXPAND, INDEX, CONTRACT.replace(">= 1", f">= {number + 1}"))
+    assert (
+        taskd("db", "migrate", "--plan").stdout
+        == f"""\
+{names[0]}  Colours: what nobody has asked for
+    locks job (access exclusive: what reads or writes it waits)
+    workers of code 0001 and later go on
+{names[1]}  An index of colours
+    locks nothing that is in use; in no transaction; can be run again
+    workers of code 0001 and later go on
+{names[2]}  Colours: what nobody has asked for
+    locks job (access exclusive: what reads or writes it waits)
+    too new for 1 worker: host1/4242 (taskd 0.1); upgrade first, or --drain
+"""
+    )
+    rows = taskd.json("db", "migrate", "--plan")
+    assert [(row["step"], row["transaction"]) for row in rows] == [
+        ("expand", True), ("expand", False), ("contract", True)
+    ]  # fmt: skip
+    assert rows[2]["workers_too_old"] == ["host1/4242 (taskd 0.1)"]
+    assert rows[0]["locks"] == [{"table": "job", "mode": "access exclusive"}]
+    assert taskd.sql("SELECT max(number) FROM taskd.migration")[0][0] == number
+
+
+def test_a_contract_waits_for_older_workers_and_the_rest_is_applied(taskd, monkeypatch):
+    taskd.worker(7, "email")
+    number = len(all_migrations())
+    names = newer(monkeypatch, EXPAND, CONTRACT.replace(">= 1", f">= {number + 1}"))
+    done = taskd("db", "migrate")
+    assert done.stdout.splitlines() == names[:1]
+    assert f"{names[1]} waits: too new for host1/4242 (taskd 0.1)" in done.stderr
+    assert taskd.json("db", "migrate") == [
+        {"applied": [], "postponed": names[1:], "schema": number + 1}
+    ]
+    told = taskd("db", "migrate", "--drain", "--wait", "10ms", code=1).stderr
+    assert f"{names[1]}: waiting until these have drained: host1/4242 (taskd 0.1)" in told
+    assert "is announced" in told
+    taskd.sql("UPDATE taskd.worker SET died_at = now()")
+    assert taskd("db", "migrate").stdout.splitlines() == names[1:]
+
+
+def test_a_newer_database_is_told(taskd):
+    number = len(all_migrations()) + 1
+    later = "INSERT INTO taskd.migration VALUES ($1, 'later', '', $2, now())"
+    taskd.sql(later, number, 1)
+    assert "newer than this taskd, which works with it" in taskd("db", "migrate").stderr
+    taskd("db", "migrate", "--check")
+    taskd.sql(later, number + 1, number)
+    for each, code in ((), 78), (("--check",), 4), (("--plan",), 78):
+        told = taskd("db", "migrate", *each, code=code).stderr
+        assert f"works with code of {number:04d} and later" in told
+        assert "Upgrade taskd" in told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--plan", "--sql"), ("--sql", "--check"), ("--check", "--drain"), ("--from", "1")],
+)
+def test_options_that_do_not_go_together_are_a_wrong_command_line(nowhere, options):
+    nowhere("db", "migrate", *options, code=2)
 
 
 def test_the_dsn(nowhere):

@@ -176,7 +176,8 @@ def test_a_missing_schema_is_exit_78_and_says_what_to_do(empty):
 
 
 def test_a_newer_schema_is_exit_78(taskd):
-    taskd.sql("INSERT INTO taskd.migration (number, name, digest) VALUES (9999, 'x', 'x')")
+    row = "(9999, 'x', 'x', 9999)"
+    taskd.sql(f"INSERT INTO taskd.migration (number, name, digest, works_with) VALUES {row}")
     assert "Upgrade taskd" in taskd("jobs", "list", code=78).stderr
 
 

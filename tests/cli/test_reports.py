@@ -8,7 +8,10 @@ import pytest
 
 from taskd.store import workers
 from taskd.store.database import Database, Lane
+from taskd.store.migrations import all_migrations
 from taskd.worker import lease
+
+NEWEST = all_migrations()[-1].number
 
 
 def by(name, rows):
@@ -164,7 +167,7 @@ def test_a_job_that_never_ran_has_no_times(taskd):
 
 
 def test_health(taskd):
-    assert "healthy" in taskd("health").stdout
+    assert f"schema {NEWEST:04d}, taskd {NEWEST:04d}" in taskd("health").stdout
     taskd.enqueue("t", "--queue", "email", "--in", "1h")
     taskd("health")
     taskd.enqueue("t", "--queue", "email")
@@ -177,6 +180,9 @@ def test_health(taskd):
         "healthy": False,
         "unserved": ["email"],
         "workers": {"email": 0, "web": 1},
+        "schema": NEWEST,
+        "schema_oldest": NEWEST,
+        "schema_newest": NEWEST,
     }
     assert "no live worker serves email" in result.stderr
     taskd("queues", "pause", "email")

@@ -132,7 +132,8 @@ def test_roles_are_printed_or_made(taskd, logins):
 
 def test_a_migration_hands_over_and_grants_what_it_made(taskd, logins, monkeypatch):
     number = len(migrations.all_migrations()) + 1
-    extra = migrations.Migration(number, "extra", "CREATE TABLE taskd.extra ();")
+    text = "-- step: expand\n-- works with: >= 1\nCREATE TABLE taskd.extra ();"
+    extra = migrations.Migration(number, "extra", text)
     known = (*migrations.all_migrations(), extra)
     monkeypatch.setattr(migrations, "all_migrations", lambda: known)
     assert taskd("db", "migrate").stdout == f"{number:04d}_extra\n"

@@ -83,7 +83,7 @@ PINS = (
     ),
     Pin("running_jobs", (ME,), "job_running"),
     # Workers among themselves.
-    Pin("beat", (ME, 30, "f"), "worker_alive"),
+    Pin("beat", (ME, 30, "f"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "attendance_pkey worker_alive"),
     Pin("bury_workers", ([1, 2], "t"), "attendance_pkey worker_alive"),
     Pin("attend", ("q1", ME, 1), "worker_alive worker_alive"),

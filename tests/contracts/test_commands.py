@@ -16,7 +16,6 @@ NO_RESULT = {
     "completion": "prints a script, for a shell",
     "demo": "a show for people",
     "enqueue": "--json gives the arguments; what it prints is the id alone",
-    "db sql": "prints SQL, for psql",
     "db shell": "psql itself",
 }
 

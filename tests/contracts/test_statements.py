@@ -172,15 +172,19 @@ ALLOWED = {
     ("store/database.py", "ROLLBACK"),
     ("store/database.py", "COMMIT"),
     ("store/transactions.py", "SET LOCAL "),  # of a handler's own transaction
-    ("store/migrations.py", "SELECT pg_advisory_xact_lock("),  # before there is a schema
-    ("store/migrations.py", "SET LOCAL statement_timeout"),
-    ("store/migrations.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
-    ("store/migrations.py", "INSERT INTO taskd.migration"),
-    ("store/migrations.py", "SELECT to_regclass('taskd.migration')"),
-    ("store/migrations.py", "SELECT number, digest FROM taskd.migration"),
+    ("core/migration.py", "CREATE"),  # the word, to be found in a migration
+    ("store/migrating.py", "SELECT pg_try_advisory_xact_lock("),  # before there is a schema
+    ("store/migrating.py", "SELECT to_regclass('taskd.migration')"),
+    ("store/migrating.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
+    ("store/migrating.py", "SET LOCAL statement_timeout"),
+    ("store/migrating.py", "SET lock_timeout"),  # around what runs in no transaction
+    ("store/migrating.py", "LOCK TABLE taskd."),  # a name, for which no parameter can stand
+    ("store/migrating.py", "DROP INDEX CONCURRENTLY "),
     ("store/script.py", "SET lock_timeout"),  # the migrations as a script for psql
+    ("store/script.py", "SET client_min"),
     ("store/script.py", "BEGIN;"),
     ("store/script.py", "COMMIT;"),
+    ("store/script.py", "SELECT '"),
     ("store/script.py", "INSERT INTO taskd.migration"),
     ("tasks/http_request.py", "DELETE"),  # a method of HTTP
     ("store/testing.py", "CREATE DATABASE "),  # a name, for which no parameter can stand

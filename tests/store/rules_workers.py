@@ -39,7 +39,8 @@ class Workers(Attempts):
         if what == "lapse":
             self.lapse(worker)
         elif what == "beat":
-            assert self.do(workers.beat(self.on, worker, HOUR_S, draining=False)) == known
+            floor = self.do(workers.beat(self.on, worker, HOUR_S, draining=False))
+            assert (floor is not None) == known
             if known:
                 self.oracle.workers[worker] = "alive"
         elif what == "retire":

@@ -15,6 +15,7 @@ from taskd.core.unique import Unique
 from taskd.errors import PermissionDenied
 from taskd.store import history, jobs, migrations, roles, workers
 from taskd.store.database import Database, Lane
+from taskd.store.migrating import ADVISORY_LOCK
 from taskd.store.translate import ValueRefused
 from tests.canary import PASSWORD
 from tests.logins import Logins, as_user
@@ -347,7 +348,7 @@ async def test_advisory_locks_that_a_producer_holds_stop_no_upkeep(
     as_: As, logins: Logins, sql: Any
 ) -> None:
     producer = await as_("producer")
-    for key in (f"{migrations.ADVISORY_LOCK}", "hashtext('taskd history'), 0", "0, 0", "1"):
+    for key in (f"{ADVISORY_LOCK}", "hashtext('taskd history'), 0", "0, 0", "1"):
         await producer.execute(f"SELECT pg_advisory_lock({key})")
     await sql.execute(
         "DO $$ DECLARE leaf text; BEGIN "

@@ -1,0 +1,52 @@
+-- Migrations: what was applied, what is announced, and who is in the way of one (taskd/store/migrating.py).
+
+-- What was applied, and what is announced: about to be applied, and so already refused by code that will not work with it.
+
+-- name: list_migrations()
+-- roles: producer, worker, observer, admin
+SELECT number, name, digest, works_with, applied_at IS NOT NULL AS is_applied
+FROM taskd.migration
+ORDER BY number;
+
+-- In the transaction that applies it, or, announced, before it: workers that it outgrows see it with their next beat.
+
+-- name: record_migration(number integer, name text, digest text, works_with integer, is_applied boolean)
+-- roles: owner
+INSERT INTO taskd.migration AS m (number, name, digest, works_with, applied_at)
+VALUES ($1, $2, $3, $4, CASE WHEN $5 THEN clock_timestamp() END)
+ON CONFLICT (number) DO UPDATE
+SET name = excluded.name, digest = excluded.digest, works_with = excluded.works_with, applied_at = excluded.applied_at
+WHERE m.applied_at IS NULL;
+
+-- The living workers whose code is older than a migration works with.
+
+-- name: outgrown_workers(works_with integer)
+-- roles: worker, observer, admin
+SELECT id, host, pid, version, schema_newest
+FROM taskd.worker
+WHERE died_at IS NULL AND lease_until > clock_timestamp() AND schema_newest < $1
+ORDER BY host, pid;
+
+-- Who holds up a migration: the sessions with locks on these tables, those with the oldest transactions first; without
+-- tables, those whose snapshots an index that is built concurrently waits for.
+
+-- name: lock_holders(tables text[], batch bigint)
+-- roles: producer, worker, observer, admin
+SELECT a.pid, coalesce(a.usename::text, '') AS username, coalesce(a.application_name, '') AS application,
+       coalesce(a.state, '') AS state, coalesce(date_part('epoch', clock_timestamp() - a.xact_start), 0) AS xact_age_s
+FROM pg_stat_activity AS a
+WHERE a.pid <> pg_backend_pid() AND a.datname = current_database()
+  AND CASE WHEN cardinality($1::text[]) = 0 THEN a.backend_xmin IS NOT NULL
+      ELSE EXISTS (
+          SELECT FROM pg_locks AS l
+          WHERE l.pid = a.pid AND l.granted AND l.locktype = 'relation'
+            AND l.relation = ANY (ARRAY(SELECT to_regclass('taskd.' || quote_ident(t)) FROM unnest($1::text[]) AS t))
+      ) END
+ORDER BY a.xact_start
+LIMIT $2;
+
+-- Whether an index was made in part only: CREATE INDEX CONCURRENTLY leaves it behind when it fails.
+
+-- name: is_index_invalid(name text)
+-- roles: producer, worker, observer, admin
+SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass($1) AND NOT indisvalid) AS invalid;

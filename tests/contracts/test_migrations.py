@@ -1,0 +1,119 @@
+"""What a migration says of itself is so: what it locks, and what works with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd.core.migration import LOCK_MODES, Migration, code_range
+from taskd.store import migrations
+from taskd.store.database import Database
+from taskd.store.migrations import all_migrations
+from taskd.store.statements import load
+
+# Before the first release there was no code that a migration could leave behind.
+FIRST_RELEASE = 8
+STRONGER = ("AccessShareLock", "RowShareLock", "RowExclusiveLock")  # what any statement takes
+HELD = """
+SELECT DISTINCT coalesce(parent.relname, c.relname)::text, l.mode
+FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
+LEFT JOIN pg_class AS parent ON parent.oid = i.inhparent
+WHERE l.pid = pg_backend_pid() AND c.relkind IN ('r', 'p', 'v') AND c.oid = ANY ($1::oid[])
+  AND NOT l.mode = ANY ($2)
+"""
+BEFORE = "SELECT oid FROM pg_class WHERE relnamespace = to_regnamespace('taskd')"
+# By what old code learns that it is too old: old code that cannot beat any more learns of nothing.
+FOR_EVER = {
+    "worker": {"id", "beat_at", "lease_until", "draining", "died_at"},
+    "migration": {"number", "name", "digest", "works_with", "applied_at"},
+}
+
+
+def in_words(mode: str) -> str:
+    """As SQL writes it: `ShareUpdateExclusiveLock` is `share update exclusive`."""
+    words = "".join(f" {c.lower()}" if c.isupper() else c for c in mode.removesuffix("Lock"))
+    return words.strip()
+
+
+@pytest.mark.parametrize("number", [each.number for each in all_migrations()[1:]])
+async def test_a_migration_locks_what_it_says_and_nothing_else(empty_dsn: str, number: int) -> None:
+    database = Database({"dsn": empty_dsn})
+    await migrations.migrate(database, all_migrations()[: number - 1])
+    wanted = all_migrations()[number - 1]
+    if not wanted.in_transaction:
+        pytest.skip("what runs in no transaction locks nothing that a job waits for")
+    connection = await asyncpg.connect(empty_dsn)
+    try:
+        there = [each[0] for each in await connection.fetch(BEFORE)]
+        async with connection.transaction():
+            await connection.execute(wanted.text)
+            held = await connection.fetch(HELD, there, list(STRONGER))
+    finally:
+        await connection.close()
+    strongest: dict[str, str] = {}
+    ranks = list(LOCK_MODES)
+    for name, mode in held:
+        words = in_words(mode)
+        known = strongest.get(name, words)
+        strongest[name] = max(words, known, key=ranks.index)
+    assert dict(wanted.locks) == strongest
+
+
+def test_an_expand_leaves_older_code_working() -> None:
+    floor = 0
+    for each in all_migrations():
+        if each.is_needed and each.number > FIRST_RELEASE:
+            assert each.works_with <= floor, f"{each.label} adds, so older code is to go on"
+        floor = max(floor, each.works_with)
+
+
+def test_a_contract_works_with_code_that_was_there_before_it() -> None:
+    for each in all_migrations():
+        assert each.is_needed or each.works_with < each.number, each.label
+
+
+async def test_every_statement_works_on_the_oldest_schema_of_this_code(empty_dsn: str) -> None:
+    oldest = code_range(all_migrations()).oldest
+    await migrations.migrate(Database({"dsn": empty_dsn}), all_migrations()[:oldest])
+    connection = await asyncpg.connect(empty_dsn)
+    try:
+        for each in load().values():
+            await connection.prepare(each.text)
+    finally:
+        await connection.close()
+
+
+async def test_what_tells_old_code_that_it_is_too_old_stays(sql: Any) -> None:
+    for table, columns in FOR_EVER.items():
+        found = await sql.fetch(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = $1::text::regclass",
+            f"taskd.{table}",
+        )
+        assert columns <= {each[0] for each in found}
+
+
+def test_a_migration_says_what_it_does_in_a_line() -> None:
+    for each in all_migrations():
+        assert 20 < len(each.what) < 160, each.label
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT 1",
+        "-- step: expand\nSELECT 1",
+        "-- works with: >= 1\nSELECT 1",
+        "-- step: shrink\n-- works with: >= 1\nSELECT 1",
+        "-- step: expand\n-- works with: >= 3\nSELECT 1",
+        "-- step: expand\n-- works with: >= 0\nSELECT 1",
+        "-- step: expand\n-- works with: >= 1\n-- works with: >= 2\nSELECT 1",
+        "-- step: expand\n-- works with: >= 1\n-- locks: job tight\nSELECT 1",
+        "-- step: expand\n-- works with: >= 1\n-- no transaction\nCREATE INDEX CONCURRENTLY a",
+    ],
+)  # fmt: skip
+def test_one_that_says_too_little_or_nonsense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="0002_odd"):
+        Migration(2, "odd", text)

@@ -1,0 +1,95 @@
+"""A worker and a schema that has gone on without it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from taskd.core.migration import Migration
+from taskd.errors import SchemaOutdated, SchemaTooNew
+from taskd.store import migrations
+from taskd.store.migrations import all_migrations
+from taskd.worker.report import Report
+from tests.worker.conftest import WITHIN_S, Desk, until
+
+NEWEST = all_migrations()[-1].number
+ADD = "INSERT INTO taskd.migration VALUES ($1, 'later', '', $2, $3)"
+# `Within one beat`: a sixth of the lease, and a fifth more.
+LEASE_S = 3.0
+
+
+def idle_task(desk: Desk) -> None:
+    @desk.task()
+    async def idle() -> None: ...
+
+
+async def test_a_worker_says_which_schemas_it_works_with(desk: Desk) -> None:
+    idle_task(desk)
+    await desk.start()
+    said = await desk.sql.fetchrow("SELECT schema_oldest, schema_newest FROM taskd.worker")
+    assert tuple(said) == migrations.of_this_code()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started_again(
+    desk: Desk, announced: bool
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @desk.task()
+    async def slow() -> None:
+        begun.set()
+        await go_on.wait()
+
+    worker = await desk.start(lease_s=LEASE_S, drain_s=WITHIN_S)
+    [running] = await desk.enqueue(slow.job())
+    await begun.wait()
+    # An expand leaves it alone: it beats on.
+    await desk.sql.execute(ADD, NEWEST + 1, NEWEST, None)
+    beat = await desk.sql.fetchval("SELECT beat_at FROM taskd.worker")
+    await until(lambda: _beaten_since(desk, beat))
+    assert not desk.heard.of("worker.outgrown")
+
+    await desk.sql.execute(
+        "INSERT INTO taskd.migration VALUES ($1, 'later', '', $2, CASE WHEN $3 THEN now() END)",
+        NEWEST + 2, NEWEST + 1, not announced,
+    )  # fmt: skip
+    [said] = await desk.heard.wait("worker.outgrown")
+    assert said == {"knows": NEWEST, "works_with": NEWEST + 1}
+    await desk.heard.wait("worker.draining")
+    [left] = await desk.enqueue(slow.job())
+    go_on.set()
+    assert await worker.end() == 78
+    assert worker.worker.report.outgrown
+    assert f"{NEWEST + 1:04d} and later" in worker.worker.report.why
+    assert (await desk.row(running))["state"] == "done"
+    assert (await desk.row(left))["state"] == "queued"
+    [stopped] = desk.heard.of("worker.stopped")
+    assert stopped["outgrown"] is True
+    with pytest.raises(SchemaTooNew):
+        await desk.start()
+
+
+async def _beaten_since(desk: Desk, moment: Any) -> bool:
+    count = "SELECT count(*) FROM taskd.worker WHERE beat_at > $1"
+    return bool(await desk.sql.fetchval(count, moment))
+
+
+async def test_a_worker_that_needs_a_newer_schema_does_not_start(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle_task(desk)
+    newer = Migration(NEWEST + 1, "keys", "-- step: expand\n-- works with: >= 1\nSELECT 1;")
+    known = (*all_migrations(), newer)
+    monkeypatch.setattr(migrations, "all_migrations", lambda: known)
+    with pytest.raises(SchemaOutdated, match=f"needs {NEWEST + 1:04d}.*taskd db migrate") as error:
+        await desk.start()
+    assert error.value.exit_code == 78
+
+
+def test_of_several_processes_one_that_is_outgrown_counts() -> None:
+    whole = Report(abandoned=1)
+    whole.add(Report(outgrown=True))
+    assert whole.exit_code == 78
