@@ -207,6 +207,11 @@ GRANT SELECT (
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
+-- When keys are over, and of nobody's which: whether somebody forgets them.
+GRANT SELECT (until) ON taskd.job_key TO taskd_observer;
+-- And whether finished jobs found no partition.
+GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
+
 -- How far attempts are, which the worker tells, whoever watches sees.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
 GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;

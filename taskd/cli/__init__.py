@@ -84,6 +84,11 @@ COMMANDS = {
         "Follow what happens to jobs: enqueued, claimed, retried, done, failed, cancelled.",
     ),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
+    "doctor": Lazy(
+        "doctor",
+        "doctor",
+        "Say what is wrong with this database and this set-up, and what mends it.",
+    ),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
     "db": Lazy("db", "db", "Migrate, check and reach the database."),
     "demo": Lazy("demo", "demo", "Watch taskd work, with nothing to set up."),

@@ -1,0 +1,505 @@
+-- What `taskd doctor` looks at. Nothing here writes, takes a lock that anybody waits for, or reads a table of jobs
+-- from end to end: where a statement counts jobs, it counts no further than its limit.
+--
+-- One statement per group, so that one that is refused, or takes too long, hides no other. What the rows mean is decided
+-- in taskd/core/doctor/. Catalogues are open to every role, so those statements work for a login without a single right;
+-- of other users' sessions PostgreSQL then tells the process, the user and the snapshot, but not since when.
+-- Ages are by the database's clock. What mends a fault stands in sql/mends.sql.
+
+-- The server in one row. `hidden`: it does not tell this login about other users' sessions. The reserved connections
+-- are those for superusers and for members of pg_use_reserved_connections. `notify_usage`: the part of the
+-- cluster's queue of notifications that is in use.
+
+-- name: doctor_server()
+-- roles: producer, worker, observer, admin
+SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer / 10000 AS major,
+       pg_is_in_recovery() AS standby, clock_timestamp() AS clock, current_database()::text AS database,
+       session_user::text AS login,
+       NOT pg_has_role(session_user, 'pg_read_all_stats', 'USAGE') AS hidden,
+       (SELECT rolsuper FROM pg_roles WHERE rolname = session_user) AS superuser,
+       current_setting('max_connections')::integer AS allowed,
+       current_setting('superuser_reserved_connections')::integer
+           + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
+       (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used,
+       (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'taskd %')::integer AS ours,
+       (SELECT datconnlimit FROM pg_database WHERE datname = current_database()) AS database_allowed,
+       (SELECT numbackends FROM pg_stat_database WHERE datname = current_database()) AS database_used,
+       (SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user) AS login_allowed,
+       (SELECT count(*) FROM pg_stat_activity WHERE usename = session_user)::integer AS login_used,
+       pg_notification_queue_usage() AS notify_usage,
+       (SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()) AS xid_age,
+       (SELECT mxid_age(datminmxid) FROM pg_database WHERE datname = current_database()) AS mxid_age,
+       date_part('epoch', clock_timestamp() - pg_postmaster_start_time()) AS up_s,
+       EXISTS (SELECT FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+               WHERE n.nspname = 'taskd' AND c.relname = 'migration') AS has_schema;
+
+-- Settings as this session has them, and as they were set for this database or for a login (`scope`: '', 'database',
+-- 'login', 'login in database'), of logins that may use the schema. What taskd sets for each of its own sessions is of interest in the second form alone.
+
+-- name: doctor_settings()
+-- roles: producer, worker, observer, admin
+SELECT '' AS scope, NULL::text AS login, name, setting
+FROM pg_settings
+WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'track_activities', 'track_counts', 'autovacuum',
+               'default_transaction_read_only', 'idle_session_timeout', 'transaction_timeout',
+               'max_locks_per_transaction', 'max_connections', 'max_prepared_transactions')
+UNION ALL
+SELECT concat_ws(' in ', CASE WHEN setrole <> 0 THEN 'login' END, CASE WHEN setdatabase <> 0 THEN 'database' END),
+       CASE WHEN setrole <> 0 THEN pg_get_userbyid(setrole)::text END,
+       split_part(one, '=', 1), substr(one, strpos(one, '=') + 1)
+FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS one
+WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+  AND (setrole = 0 OR setrole IN (
+      SELECT r.oid FROM pg_roles AS r
+      WHERE r.rolname = session_user
+         OR NOT r.rolsuper AND has_schema_privilege(r.oid, (SELECT oid FROM pg_namespace WHERE nspname = 'taskd'), 'USAGE')
+  ));
+
+-- Whatever keeps vacuum from removing what has ended: open transactions of this database, prepared ones, replication slots,
+-- standbys that tell about theirs. `xids`: how many transactions began since; `catalog_xids`: the same for
+-- catalogues alone. `age_s` is NULL where nobody tells since when.
+
+-- name: doctor_snapshots(batch bigint)
+-- roles: producer, worker, observer, admin
+(SELECT 'session' AS kind, pid, NULL::text AS name, usename::text AS login, application_name AS application, state,
+        date_part('epoch', clock_timestamp() - xact_start) AS age_s,
+        date_part('epoch', clock_timestamp() - query_start) AS query_age_s, query_start,
+        greatest(age(backend_xmin), age(backend_xid)) AS xids, NULL::integer AS catalog_xids
+ FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid()
+   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+   -- A vacuum's own snapshot holds no other one back, and autovacuum, which logs in as nobody, ends by itself.
+   AND usesysid IS NOT NULL
+   AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
+ ORDER BY greatest(age(backend_xmin), age(backend_xid)) DESC
+ LIMIT $1)
+UNION ALL
+(SELECT 'prepared', NULL, gid, owner::text, NULL, NULL, date_part('epoch', clock_timestamp() - prepared), NULL, NULL,
+        age(transaction), NULL
+ FROM pg_prepared_xacts WHERE database = current_database()
+ ORDER BY prepared LIMIT $1)
+UNION ALL
+(SELECT 'slot', active_pid, slot_name::text, NULL, plugin::text, CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, NULL, NULL,
+        age(xmin), age(catalog_xmin)
+ FROM pg_replication_slots WHERE xmin IS NOT NULL OR catalog_xmin IS NOT NULL
+ ORDER BY slot_name LIMIT $1)
+UNION ALL
+(SELECT 'standby', pid, client_addr::text, usename::text, application_name, state, NULL, NULL, NULL,
+        age(backend_xmin), NULL
+ FROM pg_stat_replication WHERE backend_xmin IS NOT NULL
+ ORDER BY pid LIMIT $1);
+
+-- Who holds a lock on a table of taskd's that keeps out a vacuum, or more, and how many wait for that table.
+
+-- name: doctor_locks(batch bigint)
+-- roles: producer, worker, observer, admin
+SELECT held.pid, a.usename::text AS login, a.application_name AS application, a.state, c.relname::text AS "table", held.mode,
+       date_part('epoch', clock_timestamp() - a.xact_start) AS age_s,
+       (SELECT count(*) FROM pg_locks AS other
+        WHERE NOT other.granted AND other.locktype = 'relation' AND other.database = held.database
+          AND other.relation = held.relation) AS waiting
+FROM pg_locks AS held
+JOIN pg_class AS c ON c.oid = held.relation
+JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'taskd'
+JOIN pg_stat_activity AS a ON a.pid = held.pid
+WHERE held.granted AND held.locktype = 'relation' AND held.pid <> pg_backend_pid() AND c.relkind IN ('r', 'p')
+  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND held.mode IN ('ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+  AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+ORDER BY a.xact_start
+LIMIT $1;
+
+-- Who may hold back the queue of notifications: it is trimmed up to the slowest session that listens, and one in a
+-- transaction reads nothing. Who listens is told to nobody, so these are the oldest transactions of the cluster.
+
+-- name: doctor_listeners(batch bigint)
+-- roles: producer, worker, observer, admin
+SELECT pid, datname::text AS database, usename::text AS login, application_name AS application, state,
+       date_part('epoch', clock_timestamp() - xact_start) AS age_s
+FROM pg_stat_activity
+WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND xact_start < clock_timestamp() - interval '1 s'
+ORDER BY xact_start
+LIMIT $1;
+
+-- Tables with what the statistics say of them, and when autovacuum would come: `due_at` dead tuples. `idle_s`: since the
+-- last vacuum of any kind, or, if there was none, since the server has started or the schema was made.
+
+-- name: doctor_tables()
+-- roles: producer, worker, observer, admin
+WITH options AS (
+    SELECT c.oid, c.relname::text AS name, c.reltuples, age(c.relfrozenxid) AS xid_age,
+           (SELECT jsonb_object_agg(split_part(o, '=', 1), split_part(o, '=', 2)) FROM unnest(c.reloptions) AS o) AS given
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'taskd'
+    WHERE c.relkind = 'r'
+)
+SELECT o.name AS "table", s.n_live_tup AS live, s.n_dead_tup AS dead,
+       coalesce((o.given ->> 'autovacuum_enabled')::boolean, true) AS enabled,
+       (coalesce((o.given ->> 'autovacuum_vacuum_threshold')::double precision, current_setting('autovacuum_vacuum_threshold')::double precision)
+        + coalesce((o.given ->> 'autovacuum_vacuum_scale_factor')::double precision, current_setting('autovacuum_vacuum_scale_factor')::double precision)
+        * greatest(o.reltuples, 0))::bigint AS due_at,
+       date_part('epoch', clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum)) AS vacuumed_ago_s,
+       date_part('epoch', clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum, pg_postmaster_start_time(),
+                                                       (SELECT stats_reset FROM pg_stat_database WHERE datname = current_database())
+       )) AS idle_s
+FROM options AS o
+JOIN pg_stat_all_tables AS s ON s.relid = o.oid
+ORDER BY s.n_dead_tup DESC, o.name;
+
+-- Every index of taskd's schema: whether it is of use, how large it is, and how many rows its table has.
+
+-- name: doctor_indexes()
+-- roles: producer, worker, observer, admin
+SELECT c.relname::text AS name, t.relname::text AS "table", i.indisvalid AND i.indisready AS valid,
+       c.relkind = 'I' AS partitioned, pg_relation_size(c.oid) AS bytes, coalesce(s.n_live_tup, 0) AS live,
+       EXISTS (SELECT FROM pg_stat_progress_create_index AS p WHERE p.index_relid = c.oid OR p.relid = t.oid) AS building
+FROM pg_index AS i
+JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_class AS t ON t.oid = i.indrelid
+JOIN pg_namespace AS n ON n.oid = t.relnamespace AND n.nspname = 'taskd'
+LEFT JOIN pg_stat_all_tables AS s ON s.relid = t.oid
+ORDER BY c.relname;
+
+-- Which migrations were applied. No row: there is no schema.
+
+-- name: doctor_migrations()
+-- roles: producer, worker, observer, admin
+SELECT number, name, digest FROM taskd.migration ORDER BY number;
+
+-- Every object of the schema, and its definition, in the words of sql/schema.sql; the dated partitions of the history are left
+-- out. Of a function it is a digest of its body beside what stands before it.
+
+-- name: doctor_objects()
+-- roles: producer, worker, observer, admin
+WITH ours AS (
+    SELECT c.* FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'taskd'
+    WHERE c.relname !~ '^job_history_[0-9]{8}'
+)
+SELECT 'function' AS kind, p.proname || '(' || pg_get_function_arguments(p.oid) || ')' AS name,
+       concat_ws(' ', pg_get_function_result(p.oid), CASE p.provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,
+                 CASE WHEN p.prosecdef THEN 'SECURITY DEFINER' END,
+                 (SELECT string_agg(one, '; ' ORDER BY one) FROM unnest(p.proconfig) AS one),
+                 encode(sha256(convert_to(coalesce(pg_get_function_sqlbody(p.oid), p.prosrc), 'UTF8')), 'hex')) AS definition
+FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = 'taskd'
+UNION ALL
+SELECT 'table', relname::text,
+       concat_ws(' ', CASE relpersistence WHEN 'u' THEN 'UNLOGGED' END, CASE WHEN relrowsecurity THEN 'ROW LEVEL SECURITY' END,
+                 (SELECT string_agg(one, ', ' ORDER BY one) FROM unnest(reloptions) AS one))
+FROM ours WHERE relkind IN ('r', 'p')
+UNION ALL
+SELECT 'view', relname::text, pg_get_viewdef(oid) FROM ours WHERE relkind = 'v'
+UNION ALL
+SELECT 'column', c.relname || '.' || a.attname,
+       concat_ws(' ', format_type(a.atttypid, a.atttypmod),
+                 CASE WHEN a.attgenerated <> '' THEN 'GENERATED ALWAYS AS (' || pg_get_expr(d.adbin, d.adrelid) || ') STORED'
+                      ELSE 'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid) END,
+                 CASE WHEN a.attnotnull THEN 'NOT NULL' END)
+FROM ours AS c
+JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum
+WHERE c.relkind IN ('r', 'p')
+UNION ALL
+SELECT 'identity', c.relname || '.' || a.attname, 'GENERATED ' || CASE a.attidentity WHEN 'a' THEN 'ALWAYS' ELSE 'BY DEFAULT' END
+FROM ours AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attidentity <> ''
+UNION ALL
+SELECT 'constraint', c.relname || '.' || k.conname, pg_get_constraintdef(k.oid)
+FROM ours AS c JOIN pg_constraint AS k ON k.conrelid = c.oid AND k.contype <> 'n' AND c.relkind IN ('r', 'p')
+UNION ALL
+SELECT 'index', c.relname::text, pg_get_indexdef(c.oid)
+FROM ours AS c
+WHERE c.relkind IN ('i', 'I') AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conindid = c.oid)
+UNION ALL
+SELECT 'partition', relname::text, pg_get_expr(relpartbound, oid) FROM ours WHERE relispartition AND relkind = 'r'
+UNION ALL
+SELECT 'trigger', c.relname || '.' || t.tgname, pg_get_triggerdef(t.oid)
+FROM ours AS c JOIN pg_trigger AS t ON t.tgrelid = c.oid AND NOT t.tgisinternal
+UNION ALL
+SELECT 'rule', c.relname || '.' || r.rulename, pg_get_ruledef(r.oid)
+FROM ours AS c JOIN pg_rewrite AS r ON r.ev_class = c.oid AND r.rulename <> '_RETURN'
+UNION ALL
+SELECT 'type', t.typname::text, (SELECT string_agg(enumlabel, ', ' ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = t.oid)
+FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace AND n.nspname = 'taskd' WHERE t.typtype = 'e'
+UNION ALL
+SELECT 'domain', t.typname::text,
+       concat_ws(' ', format_type(t.typbasetype, t.typtypmod),
+                 (SELECT string_agg('CONSTRAINT ' || conname || ' ' || pg_get_constraintdef(oid), ' ' ORDER BY conname)
+                  FROM pg_constraint WHERE contypid = t.oid AND contype = 'c'))
+FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace AND n.nspname = 'taskd' WHERE t.typtype = 'd';
+
+-- What the roles of `taskd db roles`, and everybody, may do: with the prefix of these roles, or no row if the schema was not handed
+-- over to them. One row for each right on a table, a column, a function or the schema.
+
+-- name: doctor_grants()
+-- roles: producer, worker, observer, admin
+WITH prefix AS MATERIALIZED (
+    SELECT left(owner.rolname::text, -6) AS prefix, n.oid
+    FROM pg_namespace AS n JOIN pg_roles AS owner ON owner.oid = n.nspowner
+    WHERE n.nspname = 'taskd' AND owner.rolname LIKE '%\_owner'
+      AND (SELECT count(*) FROM pg_roles
+           WHERE rolname IN (left(owner.rolname::text, -6) || '_producer', left(owner.rolname::text, -6) || '_worker',
+                             left(owner.rolname::text, -6) || '_observer', left(owner.rolname::text, -6) || '_admin')) = 4
+), given AS (
+    SELECT 'table' AS kind, c.relname::text AS name, NULL::text AS "column", g.grantee, g.privilege_type, p.prefix
+    FROM prefix AS p JOIN pg_class AS c ON c.relnamespace = p.oid AND c.relkind IN ('r', 'p', 'v')
+    CROSS JOIN LATERAL aclexplode(c.relacl) AS g
+    UNION ALL
+    SELECT 'table', c.relname::text, a.attname::text, g.grantee, g.privilege_type, p.prefix
+    FROM prefix AS p JOIN pg_class AS c ON c.relnamespace = p.oid AND c.relkind IN ('r', 'p', 'v')
+    JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attacl IS NOT NULL
+    CROSS JOIN LATERAL aclexplode(a.attacl) AS g
+    UNION ALL
+    SELECT 'function', f.proname::text, NULL, g.grantee, g.privilege_type, p.prefix
+    FROM prefix AS p JOIN pg_proc AS f ON f.pronamespace = p.oid
+    CROSS JOIN LATERAL aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) AS g
+    UNION ALL
+    SELECT 'schema', n.nspname::text, NULL, g.grantee, g.privilege_type, p.prefix
+    FROM prefix AS p JOIN pg_namespace AS n ON n.oid = p.oid
+    CROSS JOIN LATERAL aclexplode(n.nspacl) AS g
+)
+SELECT DISTINCT prefix, kind, name, "column", privilege_type AS privilege,
+       CASE WHEN grantee = 0 THEN 'public' ELSE substr(pg_get_userbyid(grantee)::text, length(prefix) + 2) END AS grantee
+FROM given
+WHERE grantee = 0 OR pg_get_userbyid(grantee)::text IN (prefix || '_producer', prefix || '_worker', prefix || '_observer', prefix || '_admin');
+
+-- As whom workers are connected now, and what these logins are: by the names that workers give their connections.
+
+-- name: doctor_logins()
+-- roles: producer, worker, observer, admin
+SELECT r.rolname::text AS login, r.rolsuper AS superuser,
+       pg_has_role(r.oid, c.relowner, 'USAGE') AS owner,
+       has_table_privilege(r.oid, c.oid, 'DELETE') AND has_any_column_privilege(r.oid, c.oid, 'UPDATE') AS works
+FROM pg_roles AS r
+CROSS JOIN pg_class AS c
+JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'taskd' AND c.relname = 'job'
+WHERE r.oid IN (SELECT usesysid FROM pg_stat_activity
+                WHERE datname = current_database() AND application_name IN ('taskd claim', 'taskd ack', 'taskd beat'))
+ORDER BY r.rolname;
+
+-- The partitions of the history, by the day after which their rows have expired.
+
+-- name: doctor_partitions()
+-- roles: producer, worker, observer, admin
+SELECT leaf.relname::text AS leaf, to_date(right(leaf.relname, 8), 'YYYYMMDD') AS day,
+       to_date(right(leaf.relname, 8), 'YYYYMMDD') - (now() AT TIME ZONE 'UTC')::date AS in_days
+FROM pg_class AS parent
+JOIN pg_namespace AS n ON n.oid = parent.relnamespace AND n.nspname = 'taskd' AND parent.relname = 'job_history'
+JOIN pg_inherits AS i ON i.inhparent = parent.oid
+JOIN pg_class AS leaf ON leaf.oid = i.inhrelid AND leaf.relname ~ '^job_history_[0-9]{8}$'
+ORDER BY leaf.relname;
+
+-- In how many days finished jobs of the retentions in use expire; as taskd.make_history_partitions() reckons them.
+
+-- name: doctor_retentions()
+-- roles: worker, observer, admin
+SELECT DISTINCT ((now() AT TIME ZONE 'UTC') + make_interval(secs => keep.seconds))::date
+                - (now() AT TIME ZONE 'UTC')::date AS in_days
+FROM (
+    SELECT keep_done_s AS seconds FROM taskd.queue
+    UNION SELECT keep_failed_s FROM taskd.queue
+    UNION SELECT 86400 FROM taskd.queue WHERE least(keep_done_s, keep_failed_s) < 86400
+    UNION VALUES (604800), (2592000)
+) AS keep
+WHERE keep.seconds > 0
+ORDER BY 1;
+
+-- What lies in the default partition, by the day on which it expires, of no more than `batch` rows.
+
+-- name: doctor_default(batch bigint)
+-- roles: observer, admin
+SELECT (expires_at AT TIME ZONE 'UTC')::date AS day, count(*) AS rows, bool_and(expires_at < now()) AS expired
+FROM (SELECT expires_at FROM taskd.job_history_default LIMIT $1) AS found
+GROUP BY 1
+ORDER BY 1;
+
+-- Queues with due jobs: how long the first of them have waited, who serves the queue, and whether it is paused. The queues are
+-- found as in queues_in_need, and no more than `batch` jobs of each are looked at.
+
+-- name: doctor_queues(batch bigint)
+-- roles: worker, observer, admin
+WITH RECURSIVE waiting AS (
+    (SELECT queue::text FROM taskd.job WHERE state = 'queued' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.queue::text FROM taskd.job AS job
+            WHERE job.state = 'queued' AND job.queue > waiting.queue
+            ORDER BY job.queue LIMIT 1)
+    FROM waiting WHERE waiting.queue IS NOT NULL
+), late AS MATERIALIZED (
+    SELECT queue::text AS queue, count(*) AS jobs, min(run_at::timestamptz) AS oldest
+    FROM (SELECT queue, run_at FROM taskd.job
+          WHERE state = 'scheduled' AND crashes = 0 AND run_at <= now() AND NOT parked
+          ORDER BY job.run_at LIMIT $1) AS first
+    GROUP BY queue
+), found AS (
+    SELECT queue FROM waiting WHERE queue IS NOT NULL UNION SELECT queue FROM late
+    UNION SELECT name::text FROM taskd.queue WHERE paused_at IS NOT NULL
+)
+SELECT found.queue, coalesce(first.jobs, 0) AS queued, coalesce(late.jobs, 0) AS due_scheduled,
+       date_part('epoch', clock_timestamp() - least(first.oldest, late.oldest)) AS oldest_s,
+       date_part('epoch', clock_timestamp() - late.oldest) AS unpromoted_s,
+       (SELECT count(*) FROM taskd.worker
+        WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND found.queue = ANY (queues)) AS workers,
+       q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true) AS paused,
+       q.paused_until, date_part('epoch', clock_timestamp() - q.paused_at) AS paused_s
+FROM found
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs, min(run_at::timestamptz) AS oldest
+    FROM (SELECT run_at FROM taskd.job AS job WHERE job.queue = found.queue AND job.state = 'queued'
+          ORDER BY job.priority, job.run_at, job.id LIMIT $1) AS head
+) AS first
+LEFT JOIN late USING (queue)
+LEFT JOIN taskd.queue AS q ON q.name = found.queue
+ORDER BY found.queue;
+
+-- Tasks of waiting jobs that no live worker of their queue knows, and tasks that are paused: among the first jobs of each queue, a
+-- tenth of `batch`, and among `batch` of those that are due within half a minute, to which unknown ones are given back.
+
+-- name: doctor_tasks(batch bigint)
+-- roles: worker, observer, admin
+WITH RECURSIVE waiting AS (
+    (SELECT queue::text FROM taskd.job WHERE state = 'queued' ORDER BY job.queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.queue::text FROM taskd.job AS job
+            WHERE job.state = 'queued' AND job.queue > waiting.queue
+            ORDER BY job.queue LIMIT 1)
+    FROM waiting WHERE waiting.queue IS NOT NULL
+), head AS MATERIALIZED (
+    SELECT waiting.queue, first.task, first.enqueued_at
+    FROM waiting
+    CROSS JOIN LATERAL (
+        SELECT task::text AS task, enqueued_at FROM taskd.job AS job WHERE job.queue = waiting.queue AND job.state = 'queued'
+        ORDER BY job.priority, job.run_at, job.id LIMIT $1::bigint / 10
+    ) AS first
+    WHERE waiting.queue IS NOT NULL
+    UNION ALL
+    (SELECT queue::text, task::text, enqueued_at FROM taskd.job
+     WHERE state = 'scheduled' AND crashes = 0 AND run_at < now() + interval '30 s' ORDER BY job.run_at LIMIT $1)
+), wanted AS (
+    SELECT queue, task, count(*) AS jobs, min(enqueued_at) AS oldest FROM head GROUP BY queue, task
+)
+SELECT wanted.queue, wanted.task, wanted.jobs, date_part('epoch', clock_timestamp() - wanted.oldest) AS oldest_s,
+       served.workers, served.knowing,
+       t.name IS NOT NULL AS published, false AS paused, NULL::double precision AS paused_s
+FROM wanted
+CROSS JOIN LATERAL (
+    SELECT count(*) AS workers, count(*) FILTER (WHERE wanted.task = ANY (w.tasks)) AS knowing
+    FROM taskd.worker AS w
+    WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND wanted.queue = ANY (w.queues)
+) AS served
+LEFT JOIN taskd.task AS t ON t.name = wanted.task
+WHERE served.workers > 0 AND served.knowing = 0
+UNION ALL
+SELECT NULL, name::text, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE parked AND state = 'scheduled' AND task = t.name LIMIT $1) AS parked),
+       NULL, 0, 0, true, true, date_part('epoch', clock_timestamp() - paused_at)
+FROM taskd.task AS t
+WHERE paused_at IS NOT NULL AND paused_until IS NULL;
+
+-- Workers that nobody has buried. `late_s`: how long ago the lease has run out.
+
+-- name: doctor_workers()
+-- roles: worker, observer, admin
+SELECT id::text AS id, host, pid, app, version, queues, draining, date_part('epoch', clock_timestamp() - started_at) AS up_s,
+       date_part('epoch', clock_timestamp() - beat_at) AS beat_s,
+       date_part('epoch', clock_timestamp() - lease_until) AS late_s
+FROM taskd.worker
+WHERE died_at IS NULL
+ORDER BY host, pid;
+
+-- Schedules that are late, or whose last tick failed.
+
+-- name: doctor_schedules(batch bigint)
+-- roles: worker, observer, admin
+SELECT name::text, app, date_part('epoch', clock_timestamp() - next_at) AS late_s, last_error,
+       date_part('epoch', clock_timestamp() - last_error_at) AS error_s, query_user::text
+FROM taskd.schedule
+WHERE (paused_at IS NULL OR paused_until < clock_timestamp())
+  AND (next_at < clock_timestamp() OR last_error IS NOT NULL)
+ORDER BY next_at
+LIMIT $1;
+
+-- Jobs that ought to have moved by now, by why; of each no more than `batch`. `lost`: they run, by their state, and no living worker has
+-- them; `overtime`: they run for longer than they may; `expired`: they wait behind their deadline; `suspect`: their worker died
+-- and nobody tries them again; `unlooked`: nobody has brought them to the gate of their limit; `orphan`: they wait for jobs, and
+-- no dependency says for which.
+
+-- name: doctor_stuck(batch bigint)
+-- roles: observer, admin
+WITH running AS MATERIALIZED (
+    SELECT id, task::text, worker_id, started_at, timeout_s::double precision AS timeout_s
+    FROM taskd.job WHERE worker_id IS NOT NULL LIMIT $1
+), found AS (
+    SELECT 'lost' AS why, r.id, date_part('epoch', clock_timestamp() - coalesce(w.died_at, w.lease_until, r.started_at)) AS late_s
+    FROM running AS r LEFT JOIN taskd.worker AS w ON w.id = r.worker_id
+    WHERE w.id IS NULL OR w.died_at IS NOT NULL
+    UNION ALL
+    SELECT 'overtime', r.id, date_part('epoch', clock_timestamp() - r.started_at) - coalesce(r.timeout_s, t.timeout_s)
+    FROM running AS r LEFT JOIN taskd.task AS t ON t.name = r.task
+    JOIN taskd.worker AS w ON w.id = r.worker_id AND w.died_at IS NULL
+    WHERE r.started_at + make_interval(secs => coalesce(r.timeout_s, t.timeout_s)) < clock_timestamp()
+    UNION ALL
+    (SELECT 'expired', id, date_part('epoch', clock_timestamp() - deadline::timestamptz)
+     FROM taskd.job WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL ORDER BY deadline LIMIT $1)
+    UNION ALL
+    (SELECT 'suspect', id, date_part('epoch', clock_timestamp() - run_at::timestamptz)
+     FROM taskd.job WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() ORDER BY run_at LIMIT $1)
+    UNION ALL
+    (SELECT 'unlooked', id, date_part('epoch', clock_timestamp() - greatest(run_at::timestamptz, enqueued_at))
+     FROM taskd.job
+     WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL ORDER BY limit_name, id LIMIT $1)
+    UNION ALL
+    SELECT 'orphan', j.id, date_part('epoch', clock_timestamp() - j.enqueued_at)
+    FROM (SELECT id, workflow_id, enqueued_at FROM taskd.job
+          WHERE workflow_id IS NOT NULL AND waits_for IS NOT NULL AND state = 'blocked'
+          ORDER BY workflow_id LIMIT $1) AS j
+    WHERE NOT EXISTS (SELECT FROM taskd.dependency AS d
+                      WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted)
+)
+SELECT why, count(*) AS jobs, max(late_s) AS late_s, (array_agg(id ORDER BY late_s DESC, id))[:5] AS ids
+FROM found
+GROUP BY why;
+
+-- Limits that hold up jobs: how many run and how many wait, of no more than `batch` each; and queues whose depth is counted.
+
+-- name: doctor_limits(batch bigint)
+-- roles: worker, observer, admin
+WITH RECURSIVE named AS (
+    (SELECT limit_name FROM taskd.job WHERE limit_name IS NOT NULL AND state = 'blocked' AND waits_for IS NULL AND limit_key IS NOT NULL
+     ORDER BY limit_name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.limit_name FROM taskd.job AS j
+            WHERE j.limit_name > named.limit_name AND j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL AND j.limit_key IS NOT NULL
+            ORDER BY j.limit_name LIMIT 1)
+    FROM named WHERE named.limit_name IS NOT NULL
+)
+SELECT 'limit' AS kind, named.limit_name AS name, r.declared IS NOT NULL OR coalesce(r.by_hand, false) AS known,
+       r.concurrency_in_all AS allowed, r.concurrency, r.rate,
+       (SELECT count(*) FROM (
+           SELECT FROM taskd.job AS j
+           WHERE j.limit_name = named.limit_name AND j.limit_name IS NOT NULL
+             AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+           LIMIT $1) AS held) AS counted,
+       (SELECT count(*) FROM (
+           SELECT FROM taskd.job AS j
+           WHERE j.limit_name = named.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
+           LIMIT $1) AS held) AS blocked,
+       (SELECT date_part('epoch', clock_timestamp() - max(j.at)) FROM (
+           SELECT greatest(b.run_at::timestamptz, b.enqueued_at) AS at FROM taskd.job AS b
+           WHERE b.limit_name = named.limit_name AND b.limit_key IS NOT NULL AND b.state = 'blocked' AND b.waits_for IS NULL
+           LIMIT $1) AS j) AS blocked_s,
+       (SELECT date_part('epoch', clock_timestamp() - min(o.at)) FROM taskd.opening AS o
+        WHERE o.limit_name = named.limit_name) AS opens_late_s,
+       NULL::double precision AS counted_ago_s
+FROM named
+LEFT JOIN taskd.job_limit AS r ON r.name = named.limit_name
+WHERE named.limit_name IS NOT NULL
+UNION ALL
+SELECT 'depth', q.name::text, true, q.depth, NULL, NULL,
+       (SELECT count(*) FROM (SELECT FROM taskd.job AS j WHERE j.queue = q.name AND j.state = 'queued' LIMIT 100000) AS waiting),
+       NULL, NULL, NULL, date_part('epoch', clock_timestamp() - q.depth_at)
+FROM taskd.queue AS q
+WHERE q.max_depth IS NOT NULL;
+
+-- Keys that are held for a while: how many of them hold nothing any more, of no more than `batch`.
+
+-- name: doctor_keys(batch bigint)
+-- roles: worker, observer, admin
+SELECT count(*) AS keys, date_part('epoch', clock_timestamp() - min(until)) AS oldest_s
+FROM (SELECT until FROM taskd.job_key WHERE until <= now() ORDER BY until LIMIT $1) AS over;

@@ -1,0 +1,210 @@
+"""What a check says, and what would mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Row = Mapping[str, Any]
+# What was looked at: rows, by the name of the statement that has fetched them.
+Facts = Mapping[str, Sequence[Row]]
+# Of what holds something up, so many are named; the others are counted.
+NAMED_MAX = 5
+# Jobs are counted so far and no further.
+COUNTED_MAX = 10_000
+
+
+class Level(StrEnum):
+    """How bad it is, the worst first."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    UNKNOWN = "unknown"
+    HINT = "hint"
+    OK = "ok"
+
+    @property
+    def rank(self) -> int:
+        """0 is the worst."""
+        return list(Level).index(self)
+
+
+# What makes the command end with 4.
+FAILED = (Level.ERROR, Level.WARNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """What mends a fault.
+
+    Attributes:
+        kind: `sql`, of sql/mends.sql; `command`, for a shell; `advice`, in words.
+        text: the name of the SQL, the command, or the words.
+        args: the values for the SQL.
+    """
+
+    kind: str
+    text: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sql(name: str, **args: Any) -> Mend:
+    """SQL of sql/mends.sql, with its values."""
+    return Mend("sql", name, args)
+
+
+def command(text: str) -> Mend:
+    """A command for a shell."""
+    return Mend("command", text)
+
+
+def advice(text: str) -> Mend:
+    """Something that only a person can do."""
+    return Mend("advice", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One thing that a check has found."""
+
+    level: Level
+    text: str
+    mends: tuple[Mend, ...] = ()
+
+
+def ok(text: str) -> Said:
+    """All is well, with the figures that say so."""
+    return Said(Level.OK, text)
+
+
+def hint(text: str, *mends: Mend) -> Said:
+    """Nothing is wrong; it could be better."""
+    return Said(Level.HINT, text, mends)
+
+
+def warning(text: str, *mends: Mend) -> Said:
+    """It hurts, or will."""
+    return Said(Level.WARNING, text, mends)
+
+
+def error(text: str, *mends: Mend) -> Said:
+    """Jobs are late, lost or stuck by it, or will be soon."""
+    return Said(Level.ERROR, text, mends)
+
+
+def unknown(text: str, *mends: Mend) -> Said:
+    """It could not be looked at, and why."""
+    return Said(Level.UNKNOWN, text, mends)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: stable; scripts know it.
+        about: what it looks at.
+        why: why it matters, in a sentence.
+        needs: the statements whose rows it decides from.
+        decide: what it says of these rows; nothing means that all is well.
+    """
+
+    name: str
+    about: str
+    why: str
+    needs: tuple[str, ...]
+    decide: Callable[[Facts], Iterable[Said]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check has come to.
+
+    Attributes:
+        level: the worst of what it says.
+        found: what it says, the worst first.
+        mends: what to do, in the same order.
+    """
+
+    check: str
+    level: Level
+    found: tuple[str, ...]
+    why: str
+    mends: tuple[Mend, ...] = ()
+
+
+def judge(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding:
+    """What a check has come to.
+
+    Args:
+        refused: why a statement has brought no rows, by its name.
+    """
+    missing = [refused[name] for name in check.needs if name in refused]
+    said = [unknown(missing[0])] if missing else list(check.decide(facts)) or [ok("nothing")]
+    said.sort(key=lambda each: each.level.rank)
+    worst = said[0].level
+    # Beside a fault, what is well is of no interest.
+    told = [each for each in said if each.level is not Level.OK or worst is Level.OK]
+    mends = tuple(dict.fromkeys(_hashable(m) for each in told for m in each.mends))
+    return Finding(check.name, worst, tuple(each.text for each in told), check.why, _mends(mends))
+
+
+def _hashable(mend: Mend) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    return mend.kind, mend.text, tuple(mend.args.items())
+
+
+def _mends(keys: Iterable[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tuple[Mend, ...]:
+    return tuple(Mend(kind, text, dict(args)) for kind, text, args in keys)
+
+
+# Words and figures.
+
+
+def count(number: int, noun: str) -> str:
+    """`1 job`, `2,000 jobs`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def many(number: int, noun: str) -> str:
+    """The same of what was not counted any further than COUNTED_MAX."""
+    return count(number, noun) + (" or more" if number >= COUNTED_MAX else "")
+
+
+def span(seconds: float) -> str:
+    """`12s`, `3m`, `2h 10m`, `4d 3h`."""
+    whole = max(0, round(seconds))
+    for unit, size, below, part in (
+        ("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1),
+    ):  # fmt: skip
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size}{unit}" + (f" {rest}{below}" if rest else "")
+    return f"{whole}s"
+
+
+def size(number: float) -> str:
+    """`8 kB`, `1.5 GB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1024:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TB"
+
+
+def names(items: Sequence[object]) -> str:
+    """The first few, and how many more."""
+    told = ", ".join(str(each) for each in items[:NAMED_MAX])
+    more = len(items) - NAMED_MAX
+    return told + (f" and {more:,} more" if more > 0 else "")
+
+
+def only(facts: Facts, name: str) -> Row:
+    """The row of a statement that has one."""
+    return facts[name][0]
+
+
+def each_of(rows: Sequence[Row], **values: Any) -> Iterator[Row]:
+    """The rows with these values."""
+    return (row for row in rows if all(row[key] == value for key, value in values.items()))

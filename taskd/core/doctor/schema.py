@@ -1,0 +1,224 @@
+"""The schema: its version, rights, logins, and the partitions of the history."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+
+from taskd.core.doctor import objects as parts
+from taskd.core.doctor.finding import (
+    Facts,
+    Said,
+    advice,
+    command,
+    count,
+    error,
+    hint,
+    many,
+    names,
+    ok,
+    only,
+    sql,
+    unknown,
+    warning,
+)
+
+GRANT = re.compile(
+    r"\bGRANT\s+([^;]*?)\s+ON\s+([^;]*?)\s+TO\s+(taskd_\w+(?:,\s*taskd_\w+)*);", re.DOTALL
+)
+COMMENT = re.compile(r"--.*$", re.MULTILINE)
+TOP_COMMA = re.compile(r",(?![^(]*\))")
+PRIVILEGE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
+# Rows that expired so long ago have been in nobody's way for a day.
+EXPIRED_DAYS = 2
+MIGRATE = command("taskd db migrate")
+NO_SCHEMA = "this database has no schema taskd"
+OTHER_VERSION = "the schema is of another version than this taskd: bring them together first"
+
+Right = tuple[str, str, str | None, str, str]
+
+
+def version(facts: Facts) -> Iterator[Said]:
+    """Whether the schema is the one that this taskd works with."""
+    if not facts["doctor_migrations"]:
+        yield error(NO_SCHEMA, MIGRATE)
+        return
+    known = {row["number"]: row for row in facts["known_migrations"]}
+    done = {row["number"]: row for row in facts["doctor_migrations"]}
+    newest = max(known)
+    lacks = [f"{n:04d}_{known[n]['name']}" for n in sorted(known.keys() - done.keys())]
+    if max(done, default=0) > newest:
+        yield error(
+            f"the schema is at {max(done):04d}, and this taskd knows up to {newest:04d}",
+            advice("Upgrade taskd on this machine: pip install --upgrade taskd"),
+        )
+    elif lacks:
+        yield error(f"the schema lacks {', '.join(lacks)}", MIGRATE)
+    edited = [n for n in known.keys() & done.keys() if known[n]["digest"] != done[n]["digest"]]
+    if edited:
+        told = ", ".join(f"{n:04d}" for n in sorted(edited))
+        yield hint(f"migration {told} was applied in another form than this taskd has it")
+    yield ok(f"it is at {newest:04d}, as this taskd wants it")
+
+
+def _unfit(facts: Facts) -> Iterator[Said]:
+    """Why the schema cannot be held against this version's."""
+    known = {row["number"] for row in facts["known_migrations"]}
+    done = {row["number"] for row in facts["doctor_migrations"]}
+    if not done:
+        yield unknown(NO_SCHEMA)
+    elif known != done:
+        yield unknown(OTHER_VERSION)
+
+
+def objects(facts: Facts) -> Iterator[Said]:
+    """What is missing, or was changed by hand."""
+    unfit = list(_unfit(facts))
+    yield from unfit or parts.compare(only(facts, "schema_text")["text"], facts["doctor_objects"])
+
+
+def extra_objects(facts: Facts) -> Iterator[Said]:
+    """What others have put into the schema."""
+    unfit = list(_unfit(facts))
+    yield from unfit or parts.extras(only(facts, "schema_text")["text"], facts["doctor_objects"])
+
+
+def wanted_grants(text: str) -> set[Right]:
+    """The rights of sql/roles.sql: kind, name, column or None, privilege, role without prefix."""
+    found: set[Right] = set()
+    for grant in GRANT.finditer(COMMENT.sub("", text)):
+        kind, things = _things(grant[2])
+        for privilege in TOP_COMMA.split(grant[1]):
+            told = PRIVILEGE.fullmatch(privilege.strip())
+            assert told is not None, privilege
+            columns: list[str | None] = [None]
+            if told[2]:
+                columns = [each.strip() for each in told[2].split(",")]
+            found |= {
+                (kind, thing, column, told[1], role.strip().removeprefix("taskd_"))
+                for thing in things
+                for column in columns
+                for role in grant[3].split(",")
+            }
+    return found
+
+
+def _things(text: str) -> tuple[str, list[str]]:
+    kind, *more = text.split(None, 1)
+    rest = "".join(more)
+    if kind in ("FUNCTION", "SCHEMA"):
+        found = [re.sub(r"\(.*", "", each, flags=re.DOTALL) for each in TOP_COMMA.split(rest)]
+        return kind.lower(), [each.strip().removeprefix("taskd.") for each in found]
+    return "table", [each.strip().removeprefix("taskd.") for each in text.split(",")]
+
+
+def grants(facts: Facts) -> Iterator[Said]:
+    """Whether each role can what it must, and no more."""
+    rows, unfit = facts["doctor_grants"], list(_unfit(facts))
+    if not rows or unfit:
+        yield from unfit or [ok("the schema is not handed over to roles")]
+        return
+    prefix = rows[0]["prefix"]
+    again = command("taskd db roles" + ("" if prefix == "taskd" else f" --prefix {prefix}"))
+    wanted = wanted_grants(only(facts, "grants_text")["text"])
+    given = {(r["kind"], r["name"], r["column"], r["privilege"], r["grantee"]) for r in rows}
+    for roles, level, word in (
+        (wanted - given, error, "may not"),
+        (given - wanted, warning, "may"),
+    ):
+        for role in sorted({each[4] for each in roles}):
+            those = {each for each in roles if each[4] == role}
+            who = "everybody" if role == "public" else f"{prefix}_{role}"
+            more = "" if level is error else ", which it need not"
+            yield level(f"{who} {word} {_rights(those)}{more}", again)
+    yield ok(f"the roles {prefix}_* have what they need and no more")
+
+
+def _rights(rights: AbstractSet[Right]) -> str:
+    told = {
+        f"{privilege} on {'schema taskd' if kind == 'schema' else 'taskd.' + name}"
+        + (f" ({column})" if column else "")
+        for kind, name, column, privilege, _ in rights
+    }
+    return names(sorted(told))
+
+
+def logins(facts: Facts) -> Iterator[Said]:
+    """As whom workers are connected."""
+    prefix = next((row["prefix"] for row in facts["doctor_grants"]), None)
+    role = f"{prefix}_worker" if prefix else "taskd_worker"
+    own = only(facts, "place")["embedded"]
+    for row in facts["doctor_logins"]:
+        login = row["login"]
+        if own:
+            continue  # the embedded server has one user, and nobody else can reach it
+        if row["superuser"]:
+            yield hint(
+                f"workers connect as {login}, a superuser: a handler may do anything",
+                command("taskd db roles"),
+                sql("let_work", role=role, login=login),
+                sql("no_superuser", login=login),
+            )
+        elif not row["works"]:
+            yield error(
+                f"workers connect as {login}, which may not work on taskd.job",
+                sql("let_work", role=role, login=login),
+            )
+        elif row["owner"] and prefix:
+            yield hint(
+                f"workers connect as {login}, a member of {prefix}_owner: it may change the schema",
+                sql("let_work", role=role, login=login),
+                sql("no_longer_owner", role=f"{prefix}_owner", login=login),
+            )
+    seen = [row["login"] for row in facts["doctor_logins"]]
+    yield ok(f"workers connect as {names(seen)}" if seen else "no worker is connected")
+
+
+def default_partition(facts: Facts) -> Iterator[Said]:
+    """Finished jobs for which there was no partition."""
+    rows = facts["doctor_default"]
+    if rows:
+        total, days = sum(row["rows"] for row in rows), len(rows)
+        yield warning(
+            f"{many(total, 'finished job')} of {count(days, 'day')} in the default "
+            f"partition of taskd.job_history, the first of {rows[0]['day']}",
+            sql("empty_default"),
+        )
+    else:
+        yield ok("it is empty")
+
+
+def partitions_ahead(facts: Facts) -> Iterator[Said]:
+    """Whether jobs that end today and tomorrow have a partition."""
+    there = {row["in_days"] for row in facts["doctor_partitions"]}
+    kept = [row["in_days"] for row in facts["doctor_retentions"]]
+    today = [days for days in kept if days not in there]
+    tomorrow = [days for days in kept if days + 1 not in there]
+    make = sql("make_partitions")
+    if today:
+        yield error(
+            f"finished jobs that are kept for {_days(today)} have no partition",
+            make,
+        )
+    elif tomorrow:
+        yield warning(
+            f"from tomorrow on, finished jobs that are kept for {_days(tomorrow)} have none", make
+        )
+    yield ok(f"{count(len(there), 'partition')}, also for tomorrow")
+
+
+def _days(days: list[int]) -> str:
+    return " and ".join(count(each, "day") for each in days)
+
+
+def expired_partitions(facts: Facts) -> Iterator[Said]:
+    """Partitions that should be gone."""
+    old = [row for row in facts["doctor_partitions"] if row["in_days"] < -EXPIRED_DAYS]
+    if old:
+        yield warning(
+            f"{count(len(old), 'partition')} expired and still there, since {old[0]['day']}: "
+            "a worker drops them, unless somebody reads the history all the time",
+            *(sql("drop_partition", leaf=row["leaf"]) for row in old),
+        )
+    yield ok("what has expired is gone")

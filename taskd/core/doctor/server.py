@@ -1,0 +1,184 @@
+"""The server and the way to it: version, settings, connections, clock, pooler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+
+from taskd.core.doctor.finding import (
+    Facts,
+    Mend,
+    Said,
+    advice,
+    count,
+    error,
+    hint,
+    ok,
+    only,
+    span,
+    sql,
+    warning,
+)
+
+MAJOR_OLDEST = 15
+# As PostgreSQL's versioning policy has them.
+SUPPORTED_UNTIL = {
+    15: date(2027, 11, 11),
+    16: date(2028, 11, 9),
+    17: date(2029, 11, 8),
+    18: date(2030, 11, 14),
+}
+# Certificates and tokens break by minutes; by seconds only logs of two machines are hard to read.
+SKEW_HINT_S, SKEW_WARNING_S = 5.0, 300.0
+FREE_SHARE_MIN = 0.1
+# The server begins to shut itself at 2,100,000,000; autovacuum fights from 200,000,000 on.
+XIDS_WARNING, XIDS_ERROR = 500_000_000, 1_500_000_000
+NOTIFY_WARNING, NOTIFY_ERROR = 0.1, 0.5
+
+
+def primary(facts: Facts) -> Iterator[Said]:
+    """Whether it takes writes at all."""
+    server = only(facts, "doctor_server")
+    if server["standby"]:
+        yield error(
+            "this is a standby: it takes no writes",
+            advice(
+                "Let the DSN name the primary, or all hosts: postgresql://host1,host2/database. "
+                "taskd then goes to the one that takes writes."
+            ),
+        )
+    else:
+        yield ok(f"a primary, up for {span(server['up_s'])}")
+
+
+def version(facts: Facts) -> Iterator[Said]:
+    """Whether taskd and PostgreSQL's own people support it."""
+    server = only(facts, "doctor_server")
+    major, told = server["major"], f"PostgreSQL {server['version'].split()[0]}"
+    ends = SUPPORTED_UNTIL.get(major)
+    if major < MAJOR_OLDEST:
+        yield error(
+            f"{told}; taskd needs {MAJOR_OLDEST} or newer", advice("Upgrade it with pg_upgrade.")
+        )
+    elif ends is None:
+        yield hint(f"{told}: taskd was tried with {MAJOR_OLDEST} to {max(SUPPORTED_UNTIL)}")
+    elif server["clock"].date() > ends:
+        yield warning(
+            f"{told} gets no more fixes since {ends}", advice("Upgrade it with pg_upgrade.")
+        )
+    else:
+        yield ok(f"{told}, supported until {ends}")
+
+
+def connections(facts: Facts) -> Iterator[Said]:
+    """Whether there is room for the workers, and for one more."""
+    server = only(facts, "doctor_server")
+    usable = server["allowed"] - server["reserved"]
+    free = usable - server["used"]
+    figures = (
+        f"{server['used']:,} of {usable:,} connections are in use, {server['ours']:,} by taskd"
+    )
+    more = advice(
+        "Raise max_connections (which needs a restart), run fewer processes, or let a pooler stand "
+        "between. A worker process takes 7 connections, and those for transaction=."
+    )
+    if free <= 0:
+        yield error(f"{figures}: none is left", more)
+    elif free < usable * FREE_SHARE_MIN:
+        yield warning(f"{figures}: {free:,} are left", more)
+    yield from _bounded(
+        server["database_allowed"],
+        server["database_used"],
+        f"the database {server['database']} allows",
+        sql("allow_connections_to_database", database=server["database"]),
+    )
+    if not server["superuser"]:
+        yield from _bounded(
+            server["login_allowed"],
+            server["login_used"],
+            f"the login {server['login']} may have",
+            sql("allow_connections_of_login", login=server["login"]),
+        )
+    yield ok(figures)
+
+
+def _bounded(allowed: int, used: int, who: str, mend: Mend) -> Iterator[Said]:
+    # A worker process takes seven.
+    if allowed >= 0 and allowed - used < 7:
+        yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", mend)
+
+
+def wraparound(facts: Facts) -> Iterator[Said]:
+    """How far the oldest transaction id is behind."""
+    server = only(facts, "doctor_server")
+    age = max(server["xid_age"], server["mxid_age"])
+    text = f"the oldest transaction id of the database is {age:,} behind"
+    if age >= XIDS_WARNING:
+        level = error if age >= XIDS_ERROR else warning
+        yield level(f"{text}; the server takes no more writes at 2,100,000,000", sql("freeze"))
+    else:
+        yield ok(text)
+
+
+def notify_queue(facts: Facts) -> Iterator[Said]:
+    """Whether notifications pile up behind a listener that does not read."""
+    used = only(facts, "doctor_server")["notify_usage"]
+    if used < NOTIFY_WARNING:
+        yield ok(f"{used:.1%} of the queue of notifications is in use")
+        return
+    level = error if used >= NOTIFY_ERROR else warning
+    said = f"{used:.2%} of the queue of notifications is in use: a listener is in a transaction"
+    rows = facts["doctor_listeners"]
+    if not rows:
+        yield level(said, advice("End the session that listens and is idle in a transaction."))
+    for row in rows[:1]:
+        who = f"pid {row['pid']} ({row['application'] or 'no name'}, {row['login']})"
+        yield level(
+            f"{said}. The oldest one is {who}, {row['state']} for {span(row['age_s'])}",
+            sql("end_session", pid=row["pid"]),
+        )
+
+
+def clock(facts: Facts) -> Iterator[Said]:
+    """This machine's clock against the database's."""
+    ahead = only(facts, "place")["ahead_s"]
+    off = abs(ahead)
+    way = "ahead of" if ahead > 0 else "behind"
+    text = f"this machine's clock is {off:.1f} s {way} the database's"
+    mend = advice("Let both machines keep time by NTP (timedatectl shows whether they do).")
+    if off > SKEW_WARNING_S:
+        yield warning(text, mend)
+    elif off > SKEW_HINT_S:
+        yield hint(text, mend)
+    else:
+        yield ok("this machine and the database agree, within what an answer takes")
+
+
+def pooler(facts: Facts) -> Iterator[Said]:
+    """What stands between, and whether notifications are heard."""
+    place = only(facts, "place")
+    listens, said = place["listen_dsn"], place["listen"]
+    through = advice(
+        "Set TASKD_LISTEN_DSN to a DSN that leads to the server itself, for its one connection "
+        "that listens."
+    )
+    if place["statement_pooling"]:
+        yield error(
+            "the pooler lends a session for each statement, so no transaction can begin",
+            advice("Set pool_mode = transaction (or session) for this database in PgBouncer."),
+        )
+    elif listens and said == "pooled":
+        yield warning("listen_dsn leads to a pooler as well, so nothing is heard", through)
+    elif listens and said == "other":
+        yield error("listen_dsn leads to another database than the DSN", through)
+    elif listens and said != "direct":
+        yield warning(f"listen_dsn cannot be used: {said}", through)
+    elif place["pooled"] and not listens:
+        yield warning(
+            "a pooler stands between, so workers hear no notification and look every few seconds",
+            through,
+        )
+    elif place["pooled"]:
+        yield ok("a pooler stands between; notifications come by listen_dsn")
+    else:
+        yield ok("no pooler stands between")

@@ -1,0 +1,150 @@
+"""Settings of the server, of a database and of logins that hurt a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from taskd.core.doctor.finding import (
+    Facts,
+    Mend,
+    Row,
+    Said,
+    advice,
+    error,
+    hint,
+    ok,
+    only,
+    sql,
+    warning,
+)
+
+# A worker's statement may take five seconds, and a handler's transaction much longer.
+TRANSACTION_TIMEOUT_MIN_MS = 60_000
+SHORT_TIMEOUT_MS = 1000
+# A statement that reads all of the history locks each partition and its indexes.
+LOCKS_PER_PARTITION = 4
+
+
+def settings(facts: Facts) -> Iterator[Said]:
+    """Settings that hurt a queue; those that taskd sets for its own sessions do not count."""
+    rows = facts["doctor_settings"]
+    server = only(facts, "doctor_server")
+    database = server["database"]
+    here = {row["name"]: row for row in rows if not row["scope"]}
+    for name, bad, level, text in HURTS:
+        row = here.get(name)
+        if row is not None and bad(row["setting"]):
+            said = {"error": error, "warning": warning, "hint": hint}[level]
+            yield said(f"{name} is {row['setting']}: {text}", _mend(row, rows, server))
+    for row in rows:
+        if row["scope"] and row["name"] in OF_SESSIONS:
+            yield from _of_sessions(row, database)
+    yield from _locks(here, len(facts["doctor_partitions"]))
+    yield ok("none of the server's settings hurts")
+
+
+def _ms(setting: str) -> float:
+    """Of a setting of time, as a role's is written: a bare number is milliseconds."""
+    text = setting.strip().lower()
+    for unit, factor in (
+        ("min", 60_000),
+        ("ms", 1),
+        ("us", 0.001),
+        ("s", 1000),
+        ("h", 3_600_000),
+        ("d", 86_400_000),
+    ):
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    return float(text)
+
+
+# taskd's own sessions say these themselves: what was set for a login or a database counts for
+# sessions of handlers and producers.
+OF_SESSIONS = ("default_transaction_isolation", "statement_timeout", "lock_timeout")
+HURTS: tuple[tuple[str, Any, str, str], ...] = (
+    ("fsync", lambda v: v == "off", "error",
+     "a crash of the machine may destroy the whole database"),
+    ("full_page_writes", lambda v: v == "off", "hint",
+     "unless the file system writes whole pages, a crash may leave halves of them"),
+    ("synchronous_commit", lambda v: v == "off", "warning",
+     "jobs that a crash takes within half a second of their commit are lost"),
+    ("synchronous_commit", lambda v: v == "local", "hint",
+     "jobs whose commit no standby has seen are lost in a failover"),
+    ("default_transaction_read_only", lambda v: v == "on", "error",
+     "sessions begin read-only, so no job can be enqueued, claimed or ended"),
+    ("autovacuum", lambda v: v == "off", "error",
+     "nothing removes what jobs leave behind"),
+    ("track_counts", lambda v: v == "off", "error",
+     "autovacuum does not see what jobs leave behind"),
+    ("track_activities", lambda v: v == "off", "hint",
+     "nobody can see what sessions do, or which one is idle in a transaction"),
+    ("idle_session_timeout", lambda v: float(v) > 0, "warning",
+     "it ends the connection on which a worker listens, again and again"),
+    ("transaction_timeout", lambda v: 0 < float(v) < TRANSACTION_TIMEOUT_MIN_MS, "warning",
+     "it ends transactions of handlers and of upkeep"),
+)  # fmt: skip
+
+
+def _mend(row: Row, rows: Sequence[Row], server: Row) -> Mend:
+    """Where it was set for this database or a login, it is reset there."""
+    database, login = server["database"], server["login"]
+    for each in rows:
+        if each["scope"] and each["name"] == row["name"] and each["login"] in (None, login):
+            return _reset(each, database)
+    value = {"idle_session_timeout": "0", "transaction_timeout": "0"}.get(row["name"])
+    if value is None:
+        value = "off" if row["name"].startswith("default") else "on"
+    return sql("set_server", setting=row["name"], value=value)
+
+
+def _reset(row: Row, database: str) -> Mend:
+    writes = row["name"] == "default_transaction_read_only"
+    name = (LET_WRITE if writes else RESET)[row["scope"]]
+    return sql(name, setting=row["name"], login=row["login"], database=database)
+
+
+RESET = {
+    "database": "reset_database",
+    "login": "reset_login",
+    "login in database": "reset_login_in_database",
+}
+LET_WRITE = {
+    "database": "let_database_write",
+    "login": "let_login_write",
+    "login in database": "let_login_write_in_database",
+}
+
+
+def _of_sessions(row: Row, database: str) -> Iterator[Said]:
+    whose = f"the login {row['login']}" if row["login"] else "this database"
+    name, value = row["name"], row["setting"]
+    if name == "default_transaction_isolation" and value not in (
+        "read committed",
+        "read uncommitted",
+    ):
+        yield hint(
+            f"{name} of {whose} is {value}: each enqueue of theirs rings, and keys conflict with "
+            "errors of serialization",
+            _reset(row, database),
+        )
+    elif name.endswith("_timeout") and 0 < _ms(value) < SHORT_TIMEOUT_MS:
+        yield hint(
+            f"{name} of {whose} is {value}: an enqueue that waits for another is refused",
+            _reset(row, database),
+        )
+
+
+def _locks(here: dict[str, Row], partitions: int) -> Iterator[Said]:
+    known = ("max_locks_per_transaction", "max_connections", "max_prepared_transactions")
+    if not all(name in here for name in known):
+        return
+    each, sessions, prepared = (int(here[name]["setting"]) for name in known)
+    if partitions * LOCKS_PER_PARTITION * 10 > each * (sessions + prepared):
+        yield hint(
+            f"max_locks_per_transaction is {each}, and the history has {partitions:,} partitions: "
+            "ten reports at a time may find no room for their locks",
+            sql("set_server", setting="max_locks_per_transaction", value=str(each * 4)),
+            advice("It takes effect with a restart."),
+        )

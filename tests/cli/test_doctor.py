@@ -1,0 +1,727 @@
+"""`taskd doctor`: faults are made, found, and mended by what is printed; else it is quiet."""
+
+import asyncio
+import json
+import shlex
+import subprocess
+from contextlib import contextmanager
+
+import asyncpg
+import psycopg
+import pytest
+
+from taskd.config import hide_password
+from taskd.core.doctor import jobs, server, storage
+from taskd.core.doctor.checks import CHECKS
+from tests.canary import PASSWORD
+from tests.cli.conftest import Shell
+from tests.cli.test_db import psql
+
+HEALTHY = ("ok", "hint")
+
+
+class Doctor:
+    """Asks for some checks, and does what they say."""
+
+    def __init__(self, shell):
+        self.shell = shell
+
+    def __call__(self, *checks, code=None, **env):
+        """The findings by check."""
+        rows = self.look(*checks, code=code, **env)
+        return {row["check"]: row for row in rows}
+
+    def look(self, *checks, code=None, **env):
+        shell = self.shell
+        environ = {"TASKD_DSN": shell.dsn} | env
+        from taskd.cli import cli
+
+        result = shell.runner.invoke(
+            cli, ["doctor", *checks, "--json"], env=environ, prog_name="taskd"
+        )
+        assert "Traceback" not in result.stderr
+        assert PASSWORD not in result.output
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        bad = any(row["level"] in ("error", "warning") for row in rows)
+        wanted = (4 if bad else 0) if code is None else code
+        assert result.exit_code == wanted, (result.exit_code, result.output)
+        return rows
+
+    def one(self, check, **env):
+        return self(check, **env)[check]
+
+    def mend(self, finding):
+        """Run what is printed, one after the other, as psql and a shell would."""
+        done = 0
+        for mend in finding["mends"]:
+            if mend["kind"] == "sql":
+                self.psql(mend["text"])
+                done += 1
+            elif mend["kind"] == "command":
+                self.shell(*shlex.split(mend["text"])[1:])
+                done += 1
+        assert done
+
+    def psql(self, text):
+        """As somebody who pastes it."""
+        done = subprocess.run(
+            [psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.shell.dsn],
+            input=text, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr)
+
+    def run(self, text):
+        async def run():
+            connection = await asyncpg.connect(self.shell.dsn)
+            try:
+                await connection.execute(text)
+            finally:
+                await connection.close()
+
+        asyncio.run(run())
+
+    def finds_and_mends(self, check, level, *words):
+        """The fault is found at this level, in these words, and is gone after what is printed."""
+        finding = self.one(check)
+        assert finding["level"] == level, finding
+        told = " ".join(finding["found"])
+        assert all(word in told for word in words), told
+        assert finding["why"]
+        self.mend(finding)
+        after = self.one(check)
+        assert after["level"] in HEALTHY, after
+        return finding
+
+
+@pytest.fixture
+def doctor(taskd):
+    return Doctor(taskd)
+
+
+@contextmanager
+def session(dsn, *statements, name="ledger"):
+    """A session that is idle in the transaction in which it ran these."""
+    connection = psycopg.connect(dsn, application_name=name)
+    try:
+        for each in statements:
+            connection.execute(each)
+        yield connection.info.backend_pid
+    finally:
+        connection.close()
+
+
+# A healthy one is quiet; tests/cli/test_doctor_server.py has one with a worker.
+
+
+def test_a_fresh_database_has_no_fault_but_the_test_servers_own(doctor):
+    findings = doctor()
+    assert list(findings) == [check.name for check in CHECKS]
+    loud = {name for name, each in findings.items() if each["level"] != "ok"}
+    # The server of the tests does not wait for its disk.
+    assert loud <= {"server_settings"}
+    assert findings["dsn"]["found"][0].startswith(hide_password(doctor.shell.dsn)[:20])
+
+
+def test_what_is_well_is_shown_when_asked_for(taskd):
+    short = taskd("doctor", "objects", "dsn").stdout
+    assert "2 checks: 2 ok" in short
+    assert "as this version installs them" in short
+    assert "next:" not in short
+
+
+# What holds vacuum back.
+
+
+def test_a_held_snapshot_is_told_with_who_holds_it(doctor, monkeypatch):
+    monkeypatch.setattr(storage, "HELD_WARNING_S", 0.0)
+    taken = "SELECT count(*) FROM taskd.job"
+    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ"
+    with session(doctor.shell.dsn, begin, taken) as pid:
+        doctor.finds_and_mends(
+            "held_snapshots", "warning", f"pid {pid}", "ledger", "idle in transaction"
+        )
+
+
+def test_an_open_transaction_without_a_snapshot_holds_as_well(doctor, monkeypatch):
+    monkeypatch.setattr(storage, "HELD_WARNING_S", 0.0)
+    with session(doctor.shell.dsn, "UPDATE taskd.queue SET name = name WHERE false",
+                 "SELECT pg_current_xact_id()") as pid:  # fmt: skip
+        doctor.finds_and_mends("held_snapshots", "warning", f"pid {pid}")
+
+
+def test_a_young_transaction_is_no_fault(doctor):
+    with session(doctor.shell.dsn, "SELECT pg_current_xact_id()"):
+        assert doctor.one("held_snapshots")["level"] == "ok"
+
+
+def test_a_lock_that_keeps_others_out_is_told(doctor, monkeypatch):
+    monkeypatch.setattr(storage, "LOCK_S", 0.0)
+    with session(doctor.shell.dsn, "LOCK TABLE taskd.job IN SHARE MODE") as pid:
+        doctor.finds_and_mends("table_locks", "warning", f"pid {pid}", "ShareLock on taskd.job")
+
+
+@contextmanager
+def dead_rows(taskd, rows=3000):
+    """Rows that are dead, and a session that keeps autovacuum from them."""
+    with session(taskd.dsn, "LOCK TABLE taskd.job IN SHARE UPDATE EXCLUSIVE MODE") as pid:
+        born = "INSERT INTO taskd.job (queue, task) SELECT 'q', 't' FROM generate_series(1, $1)"
+        taskd.sql(born, rows)
+        taskd.sql("DELETE FROM taskd.job")
+        yield pid
+
+
+def test_dead_tuples_are_counted_and_vacuumed(doctor, monkeypatch):
+    monkeypatch.setattr(storage, "DEAD_MIN", 1000)
+    monkeypatch.setattr(storage, "DEAD_TIMES", 1)
+    monkeypatch.setattr(storage, "LATE_S", 0.0)
+    with dead_rows(doctor.shell):
+        finding = doctor.one("dead_tuples")
+    assert finding["level"] == "warning"
+    assert "taskd.job has 3,000 dead tuples" in finding["found"][0]
+    doctor.mend(finding)
+    assert doctor.one("dead_tuples")["level"] == "ok"
+
+
+def test_a_vacuum_that_does_not_come_is_told_with_who_keeps_it_out(doctor, monkeypatch):
+    monkeypatch.setattr(storage, "UNVACUUMED_S", 0.0)
+    with dead_rows(doctor.shell) as pid:
+        finding = doctor.one("autovacuum")
+    assert finding["level"] == "warning"
+    assert "there was none yet" in finding["found"][0]
+    assert f"pid {pid} holds ShareUpdateExclusiveLock" in finding["mends"][1]["text"]
+    doctor.mend(finding)
+    assert doctor.one("autovacuum")["level"] == "ok"
+
+
+def test_autovacuum_that_is_switched_off_is_told(doctor):
+    doctor.shell.sql("ALTER TABLE taskd.job SET (autovacuum_enabled = off)")
+    finding = doctor.finds_and_mends("autovacuum", "error", "switched off for taskd.job")
+    assert len(finding["found"]) == 1
+
+
+def test_a_bloated_index_is_told_and_rebuilt(doctor, monkeypatch):
+    monkeypatch.setattr(storage, "INDEX_BYTES_MIN", 100_000)
+    with dead_rows(doctor.shell, 20_000):
+        pass
+    finding = doctor.finds_and_mends("index_bloat", "warning", "job_claim")
+    assert any("REINDEX INDEX CONCURRENTLY" in mend["text"] for mend in finding["mends"])
+
+
+def test_indexes_that_are_invalid_are_rebuilt_or_dropped(doctor):
+    taskd = doctor.shell
+    taskd.sql("INSERT INTO taskd.job (queue, task) VALUES ('q', 't'), ('q', 't')")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        taskd.sql("CREATE UNIQUE INDEX CONCURRENTLY twice ON taskd.job (task)")
+    taskd.sql("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'taskd.job_due'::regclass")
+    finding = doctor.finds_and_mends("invalid_indexes", "error", "job_due", "twice")
+    texts = [mend["text"] for mend in finding["mends"]]
+    assert 'REINDEX INDEX CONCURRENTLY taskd."job_due";' in texts
+    assert 'DROP INDEX CONCURRENTLY taskd."twice";' in texts
+
+
+# The schema.
+
+ALTERED = {
+    "function": (
+        "CREATE OR REPLACE FUNCTION taskd.ring(queue text) RETURNS void LANGUAGE sql AS 'SELECT'",
+        "function taskd.ring is not as",
+    ),
+    "function's rights": ("ALTER FUNCTION taskd.ring(text) RESET search_path", "taskd.ring is not"),
+    "function gone": ("DROP FUNCTION taskd.held_up(bigint[])", "taskd.held_up is missing"),
+    "index gone": ("DROP INDEX taskd.job_claim", "index taskd.job_claim is missing"),
+    "index altered": (
+        "DROP INDEX taskd.job_due; CREATE INDEX job_due ON taskd.job (run_at)",
+        "index taskd.job_due is not as",
+    ),
+    "partitioned index": (
+        "DROP INDEX taskd.job_history_workflow",
+        "job_history_workflow is missing",
+    ),
+    "column gone": (
+        "ALTER TABLE taskd.job DROP COLUMN parked CASCADE",
+        "column taskd.job.parked is missing",
+    ),
+    "default": (
+        "ALTER TABLE taskd.job ALTER COLUMN priority SET DEFAULT 7",
+        "job.priority is not as",
+    ),
+    "no default": (
+        "ALTER TABLE taskd.job ALTER COLUMN attempt DROP DEFAULT",
+        "job.attempt is not as",
+    ),
+    "null": ("ALTER TABLE taskd.task ALTER COLUMN app DROP NOT NULL", "task.app is not as"),
+    "check gone": (
+        "ALTER TABLE taskd.job DROP CONSTRAINT job_is_live",
+        "job.job_is_live is missing",
+    ),
+    "check altered": (
+        """ALTER TABLE taskd.queue DROP CONSTRAINT pause_reason_is_bounded,
+           ADD CONSTRAINT pause_reason_is_bounded CHECK (true)""",
+        "queue.pause_reason_is_bounded is not as",
+    ),
+    "key gone": (
+        "ALTER TABLE taskd.bucket DROP CONSTRAINT bucket_pkey",
+        "bucket.bucket_pkey is missing",
+    ),
+    "table gone": ("DROP TABLE taskd.progress", "table taskd.progress is missing"),
+    "view gone": ("DROP VIEW taskd.due", "view taskd.due is missing"),
+    "options": (
+        "ALTER TABLE taskd.job RESET (autovacuum_vacuum_threshold)",
+        "table taskd.job is not as",
+    ),
+    "own options": ("ALTER TABLE taskd.task SET (fillfactor = 50)", "table taskd.task is not as"),
+    "logged": ("ALTER TABLE taskd.attendance SET LOGGED", "table taskd.attendance is not as"),
+    "row security": (
+        "ALTER TABLE taskd.job ENABLE ROW LEVEL SECURITY",
+        "table taskd.job is not as",
+    ),
+    "identity": (
+        "ALTER TABLE taskd.workflow ALTER COLUMN id DROP IDENTITY",
+        "workflow.id is missing",
+    ),
+    "default partition": (
+        "ALTER TABLE taskd.job_history DETACH PARTITION taskd.job_history_default",
+        "partition taskd.job_history_default is missing",
+    ),
+}
+
+
+def test_what_was_changed_by_hand_is_told_and_put_back(doctor):
+    # Many faults in one database: a test for each would take a database each.
+    for name, (statements, words) in ALTERED.items():
+        doctor.run(statements)
+        finding = doctor.one("objects")
+        # An operator may have his reasons to tune autovacuum.
+        level = "hint" if "options" in name else "error"
+        assert finding["level"] == level, statements
+        assert words in " ".join(finding["found"]), finding["found"]
+        for _ in range(3):  # what depends on another one is made after it
+            if finding["level"] == "ok":
+                break
+            doctor.mend(finding)
+            finding = doctor.one("objects")
+        assert finding["level"] == "ok", finding
+    assert doctor.one("invalid_indexes")["level"] == "ok"
+
+
+def test_an_index_of_partitions_that_lacks_a_part_is_made_anew(doctor):
+    doctor.run(
+        "DROP INDEX taskd.job_history_id;"
+        "CREATE INDEX job_history_id ON ONLY taskd.job_history USING btree (id)"
+    )
+    doctor.finds_and_mends("invalid_indexes", "error", "job_history_id")
+    assert doctor.one("objects")["level"] == "ok"
+
+
+def test_a_database_works_again_after_what_is_printed(doctor):
+    taskd = doctor.shell
+    doctor.run(ALTERED["function"][0])
+    doctor.run("DROP INDEX taskd.job_claim; DROP INDEX taskd.job_holds_key")
+    printed = taskd("doctor", "objects", "--sql", code=4).stdout
+    assert printed.startswith("-- objects: the function taskd.ring")
+    doctor.psql(printed)
+    assert doctor.one("objects")["level"] == "ok"
+    assert taskd.enqueue("t", "--queue", "q") > 0
+
+
+def test_what_users_add_is_a_hint(doctor):
+    doctor.run(
+        "CREATE INDEX by_args ON taskd.job USING gin (args);"
+        "CREATE FUNCTION public.watch() RETURNS trigger LANGUAGE plpgsql "
+        "AS 'BEGIN RETURN NEW; END';"
+        "CREATE TRIGGER watched BEFORE INSERT ON taskd.job "
+        "FOR EACH ROW EXECUTE FUNCTION public.watch();"
+        "ALTER TABLE taskd.job ADD COLUMN note text;"
+        "CREATE TABLE taskd.mine (id integer PRIMARY KEY)"
+    )
+    finding = doctor.one("extra_objects")
+    assert finding["level"] == "hint"
+    for name in ("taskd.by_args", "taskd.job.watched", "taskd.job.note", "taskd.mine"):
+        assert name in " ".join(finding["found"])
+    assert len(finding["found"]) == 4
+    assert doctor.one("objects")["level"] == "ok"
+
+
+def test_a_schema_that_is_older_or_newer_is_told(taskd):
+    taskd.sql(
+        "DELETE FROM taskd.migration WHERE number = (SELECT max(number) FROM taskd.migration)"
+    )
+    older = Doctor(taskd)
+    finding = older.one("schema_version")
+    assert finding["level"] == "error"
+    assert finding["mends"] == [{"kind": "command", "text": "taskd db migrate"}]
+    assert older.one("objects")["level"] == "unknown"
+    taskd.sql("INSERT INTO taskd.migration VALUES (9999, 'later', 'x')")
+    assert "9999" in older.one("schema_version")["found"][0]
+
+
+def test_without_a_schema_it_says_so_once_and_how_to_make_it(empty):
+    shown = empty("doctor", code=4).stdout
+    assert shown.count("taskd db migrate") == 1
+    doctor = Doctor(empty)
+    finding = doctor.one("schema_version")
+    assert finding["level"] == "error"
+    doctor.mend(finding)
+    assert doctor.one("schema_version")["level"] == "ok"
+
+
+# Rights.
+
+
+def test_a_role_that_lacks_or_has_too_much_is_told_and_granted_anew(doctor, logins):
+    assert doctor.one("grants")["level"] == "ok"
+    worker, observer = logins.role("worker"), logins.role("observer")
+    doctor.run(f"REVOKE DELETE ON taskd.job FROM {worker}; GRANT SELECT ON taskd.job TO {observer}")
+    finding = doctor.finds_and_mends("grants", "error", f"{worker} may not DELETE on taskd.job")
+    assert any(f"{observer} may SELECT on taskd.job" in text for text in finding["found"])
+
+
+def test_a_function_that_everybody_may_call_is_told(doctor, logins):
+    doctor.run("GRANT EXECUTE ON FUNCTION taskd.truncate_expired_partition() TO PUBLIC")
+    assert "everybody" in doctor.finds_and_mends("grants", "warning")["found"][0]
+
+
+def test_an_observer_may_look_and_is_told_what_it_cannot_see(doctor, logins, home, monkeypatch):
+    reader = Doctor(Shell(logins.dsn("observer")))
+    findings = reader()
+    loud = {name: each for name, each in findings.items() if each["level"] != "ok"}
+    assert loud.keys() <= {"server_settings"}
+    with session(doctor.shell.dsn, "SELECT pg_current_xact_id()"):
+        finding = reader.one("held_snapshots")
+    assert finding["level"] == "unknown"
+    assert "pg_monitor" in finding["mends"][0]["text"]
+    assert "of other users hold a snapshot" in finding["found"][0]
+
+
+def test_a_producer_is_told_once_what_it_may_not_look_at(logins, home):
+    shell = Shell(logins.dsn("producer"))
+    shown = shell("doctor", "stuck_jobs", "limits", "workers").stdout
+    assert shown.count("taskd_observer") == 1
+    findings = Doctor(shell)()
+    assert findings["objects"]["level"] == "ok"
+    assert findings["stuck_jobs"]["level"] == "unknown"
+
+
+def test_the_login_of_workers_is_looked_at(doctor, server, dsn):
+    name = "taskd_test_feeble"
+    server.admin(f"DROP ROLE IF EXISTS {name}", f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
+    try:
+        with session(dsn, "SELECT 1", name="taskd claim"):
+            assert "a superuser" in doctor.one("logins")["found"][0]
+            assert doctor.one("logins")["level"] == "hint"
+        from tests.logins import as_user
+
+        with session(as_user(dsn, name), "SELECT 1", name="taskd claim"):
+            finding = doctor.one("logins")
+            assert finding["level"] == "error"
+            assert name in finding["found"][0]
+    finally:
+        server.admin(f"DROP ROLE {name}")
+
+
+# The history.
+
+
+def test_rows_in_the_default_partition_are_moved(doctor):
+    taskd = doctor.shell
+    taskd.sql("DROP TABLE taskd.job_history_" + day(taskd, 7))
+    taskd.finish(taskd.enqueue("t", "--queue", "q"), "done")
+    old = taskd.enqueue("t", "--queue", "q")
+    taskd.finish(old, "failed")
+    taskd.sql("UPDATE taskd.job_history SET expires_at = now() + interval '7 days'")
+    taskd.sql(
+        "UPDATE taskd.job_history SET expires_at = now() - interval '9 days' WHERE id = $1", old
+    )
+    finding = doctor.finds_and_mends("default_partition", "warning", "2 finished jobs of 2 days")
+    assert "LOCK TABLE" in finding["mends"][0]["text"]
+    assert taskd.sql("SELECT count(*) FROM taskd.job_history")[0][0] == 1
+    assert doctor.one("objects")["level"] == "ok"
+    assert doctor.one("partitions_ahead")["level"] == "ok"
+
+
+def day(taskd, days):
+    text = "SELECT to_char((now() AT TIME ZONE 'UTC')::date + $1::int, 'YYYYMMDD')"
+    return taskd.sql(text, days)[0][0]
+
+
+def test_partitions_that_are_missing_are_made(doctor):
+    taskd = doctor.shell
+    taskd.sql("DROP TABLE taskd.job_history_" + day(taskd, 8))
+    doctor.finds_and_mends("partitions_ahead", "warning", "from tomorrow on", "7 days")
+    taskd.sql("DROP TABLE taskd.job_history_" + day(taskd, 30))
+    doctor.finds_and_mends("partitions_ahead", "error", "30 days have no partition")
+
+
+def test_partitions_that_could_not_be_dropped_are_told(doctor):
+    taskd = doctor.shell
+    leaf = "job_history_" + day(taskd, -5)
+    doctor.run(
+        f"CREATE TABLE taskd.{leaf} (LIKE taskd.job_history INCLUDING ALL);"
+        f"ALTER TABLE taskd.job_history ATTACH PARTITION taskd.{leaf} FOR VALUES"
+        f" FROM ('{leaf[-8:]} 00:00Z') TO ('{leaf[-8:]} 24:00Z')"
+    )
+    doctor.finds_and_mends("expired_partitions", "warning", "1 partition expired")
+
+
+# The server, as far as a database of it can be changed.
+
+
+def test_settings_of_the_database_that_hurt_are_reset(doctor, dsn):
+    name = doctor.shell.sql("SELECT current_database()")[0][0]
+    for setting, value in (
+        ("idle_session_timeout", "'10s'"),
+        ("transaction_timeout", "'2s'"),
+        ("default_transaction_isolation", "'serializable'"),
+        ("statement_timeout", "'100ms'"),
+        ("default_transaction_read_only", "on"),
+    ):
+        if not doctor.shell.sql("SELECT 1 FROM pg_settings WHERE name = $1", setting):
+            continue  # transaction_timeout came with 17
+        doctor.run(f'ALTER DATABASE "{name}" SET {setting} = {value}')
+        finding = doctor.one("server_settings")
+        assert any(setting in text for text in finding["found"]), setting
+        mend = [m for m in finding["mends"] if f"RESET {setting}" in m["text"]]
+        doctor.psql(mend[0]["text"])
+        assert not any(setting in text for text in doctor.one("server_settings")["found"])
+
+
+def test_a_limit_on_connections_is_told_and_lifted(doctor):
+    name = doctor.shell.sql("SELECT current_database()")[0][0]
+    doctor.run(f'ALTER DATABASE "{name}" CONNECTION LIMIT 5')
+    doctor.finds_and_mends("connections", "warning", "allows 5 connections")
+
+
+def test_a_server_that_is_nearly_full_is_told(doctor, monkeypatch):
+    monkeypatch.setattr(server, "FREE_SHARE_MIN", 1.0)
+    finding = doctor.one("connections")
+    assert finding["level"] == "warning"
+    assert "are left" in finding["found"][0]
+
+
+def test_transaction_ids_that_are_behind_are_told(doctor, monkeypatch):
+    monkeypatch.setattr(server, "XIDS_WARNING", 1)
+    finding = doctor.one("wraparound")
+    assert finding["level"] == "warning"
+    before = int("".join(filter(str.isdigit, finding["found"][0].partition(" behind")[0])))
+    doctor.mend(finding)
+    after = doctor.one("wraparound")["found"][0].partition(" behind")[0]
+    assert int("".join(filter(str.isdigit, after))) <= before
+
+
+def test_a_clock_that_is_off_is_told(doctor, monkeypatch):
+    from datetime import timedelta
+
+    from taskd.cli import doctor as command
+
+    real = command.now
+    monkeypatch.setattr(command, "now", lambda: real() + timedelta(seconds=90))
+    assert doctor.one("clock")["level"] == "hint"
+    assert "s ahead of the database's" in doctor.one("clock")["found"][0]
+    monkeypatch.setattr(command, "now", lambda: real() - timedelta(hours=1))
+    assert doctor.one("clock")["level"] == "warning"
+
+
+# Jobs.
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Nothing is given time."""
+    monkeypatch.setattr(jobs, "GRACE_S", 0.0)
+    monkeypatch.setattr(jobs, "STUCK", {why: (text, 0.0) for why, (text, _) in jobs.STUCK.items()})
+
+
+def test_a_queue_without_a_worker_is_told(doctor, late):
+    taskd = doctor.shell
+    taskd.enqueue("t", "--queue", "email")
+    finding = doctor.one("unserved_queues")
+    assert (finding["level"], finding["mends"][0]["text"]) == ("error", "taskd run --queue email")
+    taskd.worker(1, "email")
+    assert doctor.one("unserved_queues")["level"] == "ok"
+
+
+def test_a_queue_whose_worker_may_be_starting_is_a_hint(doctor):
+    doctor.shell.enqueue("t", "--queue", "email")
+    assert doctor.one("unserved_queues")["level"] == "hint"
+
+
+def test_tasks_that_no_worker_knows_are_told(doctor, late):
+    taskd = doctor.shell
+    taskd.worker(1, "email")
+    taskd.enqueue("send_report", "--queue", "email")
+    assert doctor.one("unknown_tasks")["level"] == "ok"
+    taskd.enqueue("strange", "--queue", "email")
+    finding = doctor.one("unknown_tasks")
+    assert finding["level"] == "error"
+    assert "1 job of the task strange" in finding["found"][0]
+
+
+def test_what_was_paused_long_ago_is_told_and_resumed(doctor, monkeypatch):
+    taskd = doctor.shell
+    taskd.publish()
+    taskd("queues", "pause", "email")
+    taskd("tasks", "pause", "send_report")
+    assert doctor.one("paused")["level"] == "ok"
+    monkeypatch.setattr(jobs, "PAUSED_S", 0.0)
+    taskd.enqueue("t", "--queue", "email")
+    finding = doctor.finds_and_mends("paused", "warning", "queue email", "task send_report")
+    assert len(finding["mends"]) == 2
+
+
+def test_workers_that_do_not_beat_or_differ_are_told(doctor):
+    taskd = doctor.shell
+    taskd.worker(1, "email")
+    assert doctor.one("workers")["level"] == "ok"
+    taskd.worker(2, "email")
+    taskd.sql("UPDATE taskd.worker SET version = '0.2' WHERE id = 2")
+    assert doctor.one("workers")["level"] == "hint"
+    taskd.worker(3, "email", lease="-2 minutes")
+    finding = doctor.one("workers")
+    assert finding["level"] == "warning"
+    assert "pid 4242 on host1" in finding["found"][0]
+
+
+def test_schedules_that_are_overdue_or_failed_are_told(doctor):
+    taskd = doctor.shell
+    taskd.publish()
+    taskd("schedules", "set", "nightly", "t", "--queue", "q", "--every", "1h")
+    assert doctor.one("schedules")["level"] == "ok"
+    taskd.sql("UPDATE taskd.schedule SET last_error = 'odd', last_error_at = now()")
+    assert doctor.one("schedules")["level"] == "warning"
+    taskd.sql("UPDATE taskd.schedule SET next_at = now() - interval '1 hour'")
+    finding = doctor.one("schedules")
+    assert finding["level"] == "error"
+    assert "nightly is overdue for 1h" in finding["found"][0]
+
+
+def test_jobs_that_ought_to_have_moved_are_told(doctor, late):
+    taskd = doctor.shell
+    taskd.worker(1, "q")
+    assert doctor.one("stuck_jobs")["level"] == "ok"
+    lost, slow, over = (taskd.enqueue("t", "--queue", "q") for _ in range(3))
+    claimed = (
+        "UPDATE taskd.job SET state = 'running', worker_id = $2, fence = 1, "
+        "started_at = now() - interval '1 h'"
+    )
+    taskd.sql(f"{claimed} WHERE id = $1", lost, 77)
+    taskd.sql(f"{claimed}, timeout_s = 60 WHERE id = $1", slow, 1)
+    taskd.sql("UPDATE taskd.job SET deadline = now() - interval '1 h' WHERE id = $1", over)
+    told = " ".join(doctor.one("stuck_jobs")["found"])
+    for job, words in ((lost, "no living worker"), (slow, "timeout"), (over, "deadline is over")):
+        assert words in told
+        assert str(job) in told
+    taskd.sql("DELETE FROM taskd.job")
+    due = taskd.enqueue("t", "--queue", "q", "--in", "1h")
+    taskd.sql("UPDATE taskd.job SET run_at = now() - interval '1 h' WHERE id = $1", due)
+    assert "not moved to the queued ones" in doctor.one("stuck_jobs")["found"][0]
+
+
+def test_jobs_that_wait_for_nothing_are_told_and_ended(doctor, late):
+    taskd = doctor.shell
+    taskd.sql(
+        "INSERT INTO taskd.job (queue, task, state, workflow_id, waits_for) "
+        "SELECT 'q', 't', 'blocked', n, 1 FROM generate_series(1, 20) AS n"
+    )
+    doctor.finds_and_mends("stuck_jobs", "error", "no dependency says for which")
+    states = taskd.sql("SELECT state::text, count(*) FROM taskd.job_history GROUP BY 1")
+    assert [tuple(row) for row in states] == [("cancelled", 20)]
+
+
+def test_suspects_that_wait_are_told(doctor, late):
+    taskd = doctor.shell
+    job = taskd.enqueue("t", "--queue", "q")
+    taskd.sql("UPDATE taskd.job SET state = 'scheduled', crashes = 1 WHERE id = $1", job)
+    finding = doctor.one("suspects")
+    assert finding["level"] == "warning"
+    assert str(job) in finding["found"][0]
+    assert doctor.one("stuck_jobs")["level"] == "ok"
+
+
+def test_limits_that_nobody_looks_at_are_told(doctor, late):
+    taskd = doctor.shell
+    taskd.sql(
+        "INSERT INTO taskd.job (queue, task, state, limit_name, limit_key) "
+        "VALUES ('q', 't', 'blocked', 'crm', 'a')"
+    )
+    finding = doctor.one("limits")
+    assert finding["level"] == "warning"
+    assert "nobody has said what it allows" in finding["found"][0]
+    doctor.mend(finding)
+    taskd.sql("UPDATE taskd.opening SET at = now() - interval '1 h'")
+    assert "none runs" in doctor.one("limits")["found"][0]
+    taskd("queues", "set", "q", "--max-depth", "100")
+    assert any("depth of the queue q" in text for text in doctor.one("limits")["found"])
+
+
+def test_keys_that_hold_nothing_are_told_and_pruned(doctor):
+    taskd = doctor.shell
+    taskd.sql("INSERT INTO taskd.job_key VALUES ('t', 'k', 1, NULL, now() - interval '2 h')")
+    doctor.finds_and_mends("keys", "hint", "1 unique key")
+    assert not taskd.sql("SELECT FROM taskd.job_key")
+
+
+# Without a database, and in a bad way.
+
+
+def test_a_database_that_does_not_answer_is_told_beside_the_rest(nowhere):
+    doctor = Doctor(nowhere)
+    findings = doctor(code=69, TASKD_DSN="postgresql://ada:hunter2@127.0.0.1:1/none")
+    assert list(findings) == ["settings", "dsn", "embedded", "reach"]
+    assert findings["reach"]["level"] == "error"
+    assert "hunter2" not in str(findings)
+
+
+def test_settings_that_cannot_be_read_are_told(nowhere, home):
+    (home / "taskd.toml").write_text("quees = ['email']\n")
+    findings = Doctor(nowhere)(code=78)
+    assert findings["settings"]["level"] == "error"
+    assert "quees" in findings["settings"]["found"][0]
+
+
+def test_a_variable_that_is_no_setting_is_a_warning(taskd):
+    finding = Doctor(taskd).one("settings", TASKD_CONCURENCY="5")
+    assert finding["level"] == "warning"
+    assert "TASKD_CONCURRENCY" in finding["found"][0]
+
+
+def test_without_a_dsn_the_embedded_server_is_told_of_and_not_started(nowhere, home):
+    doctor = Doctor(nowhere)
+    findings = doctor(TASKD_DATA_DIR=str(home / "data"))
+    assert "reach" not in findings
+    assert "does not run" in findings["embedded"]["found"][0]
+    assert not (home / "data").exists()
+    assert doctor(code=78, TASKD_EMBEDDED="off")["dsn"]["level"] == "error"
+
+
+def test_one_check_that_fails_hides_no_other(doctor):
+    doctor.run("ALTER TABLE taskd.job DROP COLUMN gate CASCADE")
+    findings = doctor()
+    assert findings["stuck_jobs"]["level"] == "unknown"
+    assert "gate" in findings["stuck_jobs"]["found"][0]
+    assert findings["objects"]["level"] == "error"
+    assert findings["keys"]["level"] == "ok"
+
+
+def test_it_changes_nothing(doctor):
+    taskd = doctor.shell
+    taskd.enqueue("t", "--queue", "q")
+    sums = (
+        "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_all_tables "
+        "WHERE schemaname = 'taskd'"
+    )
+    before = taskd.sql(sums)[0][0]
+    doctor()
+    assert taskd.sql(sums)[0][0] == before
+
+
+def test_names_of_others_steer_no_terminal(doctor, monkeypatch):
+    monkeypatch.setattr(storage, "HELD_WARNING_S", 0.0)
+    doctor.run('CREATE INDEX "ev\x1b[31mil\nname" ON taskd.job (id)')
+    shown = doctor.shell("doctor", "extra_objects").stdout
+    assert "\x1b" not in shown
+    assert "evil" not in shown
+
+
+def test_wrong_usage(taskd):
+    assert "nosuch" in taskd("doctor", "nosuch", code=2).stderr
+    taskd("doctor", "--json", "--sql", code=2)
