@@ -211,6 +211,10 @@ GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.op
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
 GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
 
+-- What handlers log may be as personal as arguments are.
+GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
+GRANT SELECT ON taskd.job_log TO taskd_admin;
+
 -- What a job has returned may be personal: a producer may ask for the results of its jobs, and so of all others, when
 -- its login is granted this function by itself (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO shop).
 GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO taskd_admin;

@@ -2661,6 +2661,20 @@ CREATE TABLE taskd.job_limit (
     CONSTRAINT limit_rate_is_bounded CHECK (((rate >= (0.000000001)::double precision) AND (rate <= (1000000)::double precision)))
 );
 
+CREATE TABLE taskd.job_log (
+    job_id bigint NOT NULL,
+    fence bigint NOT NULL,
+    worker_id bigint NOT NULL,
+    written_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    attempt smallint NOT NULL,
+    ended boolean NOT NULL,
+    first smallint NOT NULL,
+    left_out bigint NOT NULL,
+    lines jsonb NOT NULL,
+    CONSTRAINT lines_are_bounded CHECK ((octet_length((lines)::text) <= 131072))
+);
+
 CREATE VIEW taskd.jobs AS
  SELECT job.id,
     (job.queue)::text AS queue,
@@ -2888,6 +2902,9 @@ ALTER TABLE ONLY taskd.job_key
 ALTER TABLE ONLY taskd.job_limit
     ADD CONSTRAINT job_limit_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY taskd.job_log
+    ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id, fence);
+
 ALTER TABLE ONLY taskd.job
     ADD CONSTRAINT job_pkey PRIMARY KEY (id);
 
@@ -2949,6 +2966,8 @@ CASE
     WHEN (gate = 'next'::taskd.gate) THEN ''::text
     ELSE ('='::text || limit_key)
 END), priority, run_at, id) WHERE ((limit_key IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (waits_for IS NULL));
+
+CREATE INDEX job_log_expires ON taskd.job_log USING btree (expires_at);
 
 CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE (parked AND (state = 'scheduled'::taskd.job_state));
 

@@ -23,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 S_co = TypeVar("S_co", covariant=True)
+KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
 class Enqueues(Generic[P]):
@@ -222,6 +223,7 @@ def task(
     upgrade: Mapping[int, Upgrade] | None = None,
     aliases: Sequence[str] = (),
     redact: Sequence[str] = (),
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> Decorator: ...
 
@@ -238,6 +240,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> BatchDecorator: ...
 
@@ -253,6 +256,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> TransactionDecorator: ...
 
@@ -268,6 +272,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> ProcessDecorator: ...
 
@@ -286,8 +291,8 @@ def task(
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
         options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
-            args_version, upgrade, aliases, redact, and one of process, batch (with max_wait_s) and
-            transaction: see taskd.core.task.Task.
+            args_version, upgrade, aliases, redact, keep_logs, and one of process, batch (with
+            max_wait_s) and transaction: see taskd.core.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.

@@ -162,6 +162,7 @@ class Worker:
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
         await schedules.publish(self.parts.upkeep, self._app, self.registry.schedules.values())
         await limits.publish(self.parts.upkeep, self._app, self.registry)
+        self.parts.begin_lines()
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         self.parts.handler_tasks.watch()
@@ -312,6 +313,7 @@ class Worker:
         events.configure(
             settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
         )
+        self.parts.lines.relevel()
         events.worker_reloaded({runner.queue: runner.limit for runner in self.parts.runners})
 
     async def _watch_supervisor(self) -> None:
@@ -398,6 +400,7 @@ class Worker:
         if hasattr(self, "_beat"):
             await self._beat.stop()
         self.parts.handler_tasks.unwatch()
+        self.parts.end_lines()
         await self.parts.processes.close()
         await self.parts.transactions.close()
         await self._resources.close()
