@@ -81,12 +81,11 @@ def level() -> int:
     return _log_level
 
 
-def line(level: str, text: str, fields: Mapping[str, Any], logger: str | None = None) -> None:
+def line(level: str, text: str, fields: Mapping[str, Any]) -> None:
     """Write a line that is no event: of a handler, or a library, that has no log of its own."""
     if _log is not None and LEVELS.get(level, LEVELS["info"]) >= _log_level:
-        named = {} if logger is None else {"logger": logger}
         said = {name: value for name, value in fields.items() if name not in {"event", "level"}}
-        getattr(_log, level if level in LEVELS else "info")(text, **(named | said))
+        getattr(_log, level if level in LEVELS else "info")(text, **said)
 
 
 class _Unbreakable:

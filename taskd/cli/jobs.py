@@ -142,7 +142,7 @@ def _print_job(row: dict[str, Any]) -> None:
     for name, value in row.items():
         if value is None:
             continue
-        if name in ("args", "result"):
+        if name in ("args", "result", "metadata"):
             shown[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
         elif name == "progress":
             shown[name] = _progress(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -49,6 +49,7 @@ class JobOptions(TypedDict, total=False):
     no_key: bool | None
     deadline: datetime | None
     deadline_s: float | None
+    metadata: Mapping[str, Any] | None
 
 
 def given(options: JobOptions) -> dict[str, Any]:

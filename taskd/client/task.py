@@ -93,6 +93,7 @@ class Task(core.Task[P, R], Enqueues[P]):
         no_key: bool | None = None,
         deadline: datetime | None = None,
         deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> WithOptions[P]:
         """The task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
@@ -107,6 +108,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             no_key: it has none, although the task has.
             deadline: no attempt starts after this moment, a datetime with a time zone.
             deadline_s: the same in seconds from now.
+            metadata: what travels with the job beside its arguments, such as tags.
         """
         chosen = JobOptions(
             queue=queue,
@@ -119,6 +121,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             no_key=no_key,
             deadline=deadline,
             deadline_s=deadline_s,
+            metadata=metadata,
         )
         return WithOptions(self, given(chosen))
 

@@ -25,7 +25,7 @@ from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
-from taskd.worker.log_keeper import LogKeeper
+from taskd.worker.log_keeper import LogKeeper, hider
 from taskd.worker.notify import Notifier, Notify
 from taskd.worker.progress import ProgressWriter
 from taskd.worker.promoter import Promoter
@@ -80,7 +80,7 @@ class Assembly:
         keep = KeepLogs(settings.keep_logs)
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
         self.keeper = LogKeeper(self.upkeep, registry, keep, self._runs) if keeps else None
-        self.lines = JobLines(self._works_for, self.keeper)
+        self.lines = JobLines(self._works_for, self.keeper, self._hides)
         self.processes = JobProcesses(settings, settings.app, self.keeper)
         self.transactions = Transactions(database, settings.transaction_connections)
         self._pulse, self._loop = pulse, asyncio.get_running_loop()
@@ -155,6 +155,11 @@ class Assembly:
         """The job on whose behalf the main loop works, asked in its thread."""
         here = threading.get_ident() == self._thread
         return self._pulse.running(self._loop) if here else None
+
+    def _hides(self, job: Job) -> Callable[[str], str] | None:
+        """What hides the arguments of a job that its task redacts, if it does."""
+        task = self.shared.registry.get(job.task)
+        return hider(job, task) if task is not None and task.redact else None
 
     def begin_lines(self) -> None:
         """Name the job in what handlers log, and keep it where that is wanted."""

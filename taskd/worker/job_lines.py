@@ -86,10 +86,17 @@ class JobLines:
     Args:
         whose: the job on whose behalf this thread runs, if it is not one of a pool.
         keeps: takes the lines of jobs; None: nobody keeps any.
+        hides: what takes out of a text what must not be shown of a job's arguments; None: nothing
+            must be. Where taskd writes the lines, it is asked.
     """
 
-    def __init__(self, whose: Callable[[], Job | None], keeps: Keeps | None = None) -> None:
-        self._whose, self._keeps = whose, keeps
+    def __init__(
+        self,
+        whose: Callable[[], Job | None],
+        keeps: Keeps | None = None,
+        hides: Callable[[Job], Callable[[str], str] | None] = lambda _: None,
+    ) -> None:
+        self._whose, self._keeps, self._hides = whose, keeps, hides
         self._filter = _Filter(self)
         self._filtered: list[logging.Handler] = []
         self._own: logging.Handler | None = None
@@ -103,7 +110,7 @@ class JobLines:
     def install(self) -> None:
         """Begin; what the app sets up should be there by now."""
         if events.is_written() and not structlog.is_configured():
-            structlog.configure(processors=[_to_events], wrapper_class=_filtering())
+            structlog.configure(processors=[self._to_events], wrapper_class=_filtering())
             self._adopted = True
         if not isinstance(structlog.get_config()["processors"], list):
             structlog.configure(processors=[*structlog.get_config()["processors"]])
@@ -111,7 +118,7 @@ class JobLines:
         structlog.get_config()["processors"].insert(0, self._processor)
         root = logging.root
         if not root.handlers and (events.is_written() or self._keeps is not None):
-            self._own = _ToEvents() if events.is_written() else logging.NullHandler()
+            self._own = _ToEvents(self._write) if events.is_written() else logging.NullHandler()
             root.addHandler(self._own)
             if events.is_written():
                 self._root_level = root.level
@@ -164,6 +171,30 @@ class JobLines:
         _bind(event, job)
         return event
 
+    def _to_events(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        """The last processor of structlog where the app has set up none."""
+        fields = dict(event)
+        text, error = fields.pop("event", ""), _error(fields.pop("exc_info", None))
+        self._write(LEVELS.get(method, method), str(text), fields, error)
+        raise structlog.DropEvent
+
+    def _write(
+        self, level: str, text: str, fields: dict[str, Any], error: BaseException | None
+    ) -> None:
+        """Write a line as taskd's own are, without what the job's task hides."""
+        if error is not None:
+            given = (type(error), error, error.__traceback__)
+            fields["exception"] = logging.Formatter().formatException(given)
+        job = self.job()
+        hide = None if job is None else self._hides(job)
+        if hide is not None:
+            text = hide(text)
+            fields = {
+                name: value if name in BOUND else hide(value if type(value) is str else repr(value))
+                for name, value in fields.items()
+            }
+        events.line(level, text, fields)
+
     def record(self, record: logging.LogRecord) -> None:
         """A line of the standard library passes a handler, the first of perhaps several."""
         said = record.__dict__
@@ -201,32 +232,25 @@ class _Filter(logging.Filter):
 class _ToEvents(logging.Handler):
     """Writes records as taskd's own lines are written."""
 
+    def __init__(self, write: Callable[[str, str, dict[str, Any], BaseException | None], None]):
+        super().__init__()
+        self._write = write
+
     def emit(self, record: logging.LogRecord) -> None:
         fields = {
             name: value
             for name, value in record.__dict__.items()
             if name not in PLAIN and name != MARK
         }
-        if record.exc_info and record.exc_info[0] is not None:
-            fields["exception"] = logging.Formatter().formatException(record.exc_info)
-        events.line(_level_of(record.levelno), _message(record), fields, logger=record.name)
+        level = _level_of(record.levelno)
+        self._write(
+            level, _message(record), {"logger": record.name} | fields, _error(record.exc_info)
+        )
 
 
 def _filtering() -> Any:
     """Loggers that let through what taskd's own lines would."""
     return structlog.make_filtering_bound_logger(events.level())
-
-
-def _to_events(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
-    """The last processor of structlog where the app has set up none."""
-    fields = dict(event)
-    text = fields.pop("event", "")
-    error = _error(fields.pop("exc_info", None))
-    if error is not None:
-        given = (type(error), error, error.__traceback__)
-        fields["exception"] = logging.Formatter().formatException(given)
-    events.line(LEVELS.get(method, method), str(text), fields)
-    raise structlog.DropEvent
 
 
 def _bind(line: MutableMapping[str, Any], job: Job) -> None:

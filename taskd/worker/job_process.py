@@ -31,6 +31,7 @@ from taskd.core.process import Answer, MustEnd
 from taskd.core.task import Task
 from taskd.worker.job_lines import JobLines
 from taskd.worker.log_keeper import hider
+from taskd.worker.traces import go_on
 
 PR_SET_PDEATHSIG = 1
 READY, BEGUN = b"ready\n", b"begun\n"
@@ -82,7 +83,8 @@ class JobProcess:
         # One attempt at a time: whatever is logged here is said by its job, in any thread.
         self._job: Job | None = None
         self._kept = Kept()
-        self._lines = JobLines(lambda: self._job, self._kept)
+        self._hide: Callable[[str], str] | None = None
+        self._lines = JobLines(lambda: self._job, self._kept, lambda _: self._hide)
 
     def serve(self) -> None:
         """Boot, then run attempts until the worker hangs up."""
@@ -121,8 +123,10 @@ class JobProcess:
             if task is None:
                 raise LookupError(f"there is no task {request.module}.{request.name} here")  # noqa: TRY301
             arguments = task.decode(request.job.args, request.job.args_version)
-            self._kept.begin(hider(request.job, task) if request.keep else None)
+            self._hide = hider(request.job, task) if task.redact or request.keep else None
+            self._kept.begin(self._hide if request.keep else None)
             self._job = request.job
+            go_on(request.job)
             self._running = True
             self._say(BEGUN)
             value = task.handler(**arguments)

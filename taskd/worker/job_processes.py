@@ -34,6 +34,7 @@ from taskd.core.task import Task
 from taskd.errors import ConfigError
 from taskd.worker.job_process import BEGUN, READY, Boot, Request, find_task, plain
 from taskd.worker.log_keeper import LogKeeper
+from taskd.worker.traces import carried_on
 from taskd.worker.turn import Turn
 
 # As a module with -m it would be there twice, and Python would warn of that.
@@ -176,7 +177,8 @@ class JobProcesses:
             ProcessDied, ProcessNotStarted: an ordinary failure of this attempt.
         """
         keep = self._keeper is not None and self._keeper.keeps(task.name) is not KeepLogs.OFF
-        request = Request(task.handler.__module__, task.handler.__qualname__, job, keep)
+        told = carried_on(job)
+        request = Request(task.handler.__module__, task.handler.__qualname__, told, keep)
         line = msgspec.json.encode(request)
         for start in range(1, STARTS_MAX + 1):
             process = await self._taken()

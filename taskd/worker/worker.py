@@ -19,6 +19,7 @@ from taskd.errors import ConfigError, TaskdError
 from taskd.store import limits, migrations, schedules, workers
 from taskd.store.database import Database
 from taskd.store.translate import NoRoom
+from taskd.worker import traces
 from taskd.worker.app import queue_limits
 from taskd.worker.assembly import Assembly
 from taskd.worker.job_processes import check_found
@@ -94,6 +95,7 @@ class Worker:
         self._stop_changed = asyncio.Event()
         self._reborn: asyncio.Task[None] | None = None
         self._resources = Resources(registry)
+        self._traces: traces.Traces | None = None
 
     # Life.
 
@@ -165,6 +167,9 @@ class Worker:
         self.parts.begin_lines()
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
+        self._traces = traces.begin()
+        if self._traces is not None:
+            self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
         await self._register()
         await self.parts.sweeper.look()  # before the first claim: what is paused is not run
@@ -401,6 +406,8 @@ class Worker:
             await self._beat.stop()
         self.parts.handler_tasks.unwatch()
         self.parts.end_lines()
+        if self._traces is not None:
+            self._traces.close()
         await self.parts.processes.close()
         await self.parts.transactions.close()
         await self._resources.close()

@@ -173,9 +173,9 @@ async def test_what_an_app_has_not_set_up_is_written_as_our_own_lines_are(
     monkeypatch.setattr(events, "_log_level", 99)
     events.configure("json", "info", stream=stream)
 
-    @desk.task()
-    async def speaks() -> None:
-        structlog.get_logger().info("structured", amount=3, level="odd", event_id=1)
+    @desk.task(redact=["card"])
+    async def speaks(card: str) -> None:
+        structlog.get_logger().info("structured", amount=3, level="odd", card=card)
         structlog.get_logger().debug("not this")
         logging.getLogger("lib").info("plain %s postgresql://me:secret@db/x", 1)
         logging.getLogger("lib").debug("nor this")
@@ -184,15 +184,16 @@ async def test_what_an_app_has_not_set_up_is_written_as_our_own_lines_are(
         except ValueError:
             log.exception("caught")
 
-    [job_id] = await desk.enqueue(speaks.job())
+    [job_id] = await desk.enqueue(speaks.job("4242424242424242"))
     started = await desk.start()
     await desk.settled(job_id)
     await started.stop()
+    assert "4242" not in stream.getvalue()
     assert logging.root.handlers == []
     assert not structlog.is_configured()
     said = [json.loads(line) for line in stream.getvalue().splitlines()]
     lines = {each["event"]: each for each in said if each.get("task") == "speaks"}
-    assert lines["structured"]["amount"] == 3
+    assert (lines["structured"]["amount"], lines["structured"]["card"]) == ("3", "***")
     assert lines["structured"]["job_id"] == job_id
     assert lines["plain 1 postgresql://me:***@db/x"]["logger"] == "lib"
     assert lines["caught"]["level"] == "error"
