@@ -131,7 +131,8 @@ class Lines:
 
     def __init__(self) -> None:
         self._first: list[bytes] = []
-        self._last: deque[bytes] = deque()
+        # Most attempts never get so far, and an empty deque takes more than their few lines.
+        self._last: deque[bytes] | None = None
         self._first_bytes = self._bytes = 0
         self.left_out = 0
 
@@ -139,13 +140,15 @@ class Lines:
         """Keep one more, in place of an older one if need be."""
         size = len(line)
         if (
-            not self._last
+            self._last is None
             and len(self._first) < FIRST_MAX
             and self._first_bytes + size <= FIRST_BYTES_MAX
         ):
             self._first.append(line)
             self._first_bytes += size
             return
+        if self._last is None:
+            self._last = deque()
         self._last.append(line)
         self._bytes += size
         while len(self._last) > LAST_MAX or self._bytes > LAST_BYTES_MAX:
@@ -164,8 +167,8 @@ class Lines:
 
     def each(self) -> list[str]:
         """All of them, each as JSON."""
-        return [line.decode() for line in (*self._first, *self._last)]
+        return [line.decode() for line in (*self._first, *(self._last or ()))]
 
     def to_json(self) -> str:
         """All of them, a JSON array."""
-        return "[" + b",".join((*self._first, *self._last)).decode() + "]"
+        return "[" + b",".join((*self._first, *(self._last or ()))).decode() + "]"

@@ -29,9 +29,10 @@ from taskd.core.job import Job
 
 LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "warning"}
 # Of a record of the standard library; what else it has was said by who logs.
-PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 MARK = "_taskd_seen"
 BOUND = ("job_id", "task", "queue", "attempt")
+PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
+UNSAID = PLAIN.union(BOUND)
 
 _here = threading.local()
 
@@ -202,17 +203,15 @@ class JobLines:
         if job is None:
             return
         if self._keeps is not None:
-            fields = {
-                name: value for name, value in said.items() if name not in PLAIN and name != MARK
-            }
+            fields = {name: value for name, value in said.items() if name not in UNSAID}
             text: object = record.msg
             if isinstance(text, dict):  # of structlog, on its way to a formatter
-                fields |= {name: each for name, each in text.items() if name != "event"}
+                told = {"event", *BOUND}
+                fields |= {name: each for name, each in text.items() if name not in told}
                 text = text.get("event", "")
             else:
                 text = _message(record)
             level = _level_of(record.levelno)
-            fields = {name: each for name, each in fields.items() if name not in BOUND}
             error = _error(record.exc_info)
             self._keeps.line(job, record.created, level, text, record.name, fields, error)
         said[MARK] = True
@@ -237,11 +236,7 @@ class _ToEvents(logging.Handler):
         self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields = {
-            name: value
-            for name, value in record.__dict__.items()
-            if name not in PLAIN and name != MARK
-        }
+        fields = {name: value for name, value in record.__dict__.items() if name not in PLAIN}
         level = _level_of(record.levelno)
         self._write(
             level, _message(record), {"logger": record.name} | fields, _error(record.exc_info)

@@ -8,7 +8,10 @@ starts; otherwise no attempt knows of this.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,6 +33,8 @@ ENDS = {
     "job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed", "job.released",
     "job.abandoned",
 }  # fmt: skip
+# How long a stop waits for spans to be exported.
+FLUSH_S = 2.0
 Around = Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 
 
@@ -44,12 +49,19 @@ class Traces:
         self._spans: dict[int, Any] = {}
         self._deafen = events.subscribe(self._heard)
 
-    def close(self) -> None:
-        """No attempt ends here any more; what is left ends without an outcome."""
+    async def close(self) -> None:
+        """No attempt ends here any more; what is left ends without an outcome.
+
+        What waits to be exported is sent: a process whose handlers have left threads behind ends
+        without asking anybody.
+        """
         self._deafen()
         for span in self._spans.values():
             span.end()
         self._spans.clear()
+        flush = getattr(self._trace.get_tracer_provider(), "force_flush", None)
+        if flush is not None:
+            await _flushed(flush)
 
     def with_spans(self, registry: Registry) -> Registry:
         """The registry with tasks whose attempts have spans, around all middleware."""
@@ -147,6 +159,23 @@ def begin() -> Traces | None:
     """Spans for the attempts of a worker that starts; None: the app has set no provider."""
     found = tracer()
     return None if found is None else Traces(found)
+
+
+async def _flushed(flush: Callable[[int], Any]) -> None:
+    """Wait for a flush, which may block, for a while."""
+    loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+    def send() -> None:
+        with suppress(Exception):
+            flush(int(FLUSH_S * 1000))
+        with suppress(RuntimeError):  # the loop may have ended
+            loop.call_soon_threadsafe(sent.set)
+
+    # No thread of a pool: nobody must have to wait for an exporter that hangs.
+    threading.Thread(target=send, name="taskd-flush", daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await sent.wait()
 
 
 class Firing:

@@ -174,6 +174,7 @@ class Worker:
         await self._register()
         await self.parts.sweeper.look()  # before the first claim: what is paused is not run
         self._beat = BeatThread(self.database, self._lease, self._pulse, self._buried)
+        self._pulse.ticked = time.monotonic()  # nobody has looked after it so far
         self._beat.start()
         self.parts.supervisor.start()
         self._watchers = [asyncio.create_task(self._watch_supervisor(), name="watch-supervisor")]
@@ -407,7 +408,7 @@ class Worker:
         self.parts.handler_tasks.unwatch()
         self.parts.end_lines()
         if self._traces is not None:
-            self._traces.close()
+            await self._traces.close()
         await self.parts.processes.close()
         await self.parts.transactions.close()
         await self._resources.close()
