@@ -78,9 +78,9 @@ GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer,
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
-                           text[], integer[], integer[], bigint[], text[], bigint, boolean),
+                           text[], integer[], integer[], bigint[], text[], bigint, boolean, text[]),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
-                        double precision, timestamptz, double precision, text)
+                        double precision, timestamptz, double precision, text, jsonb)
     TO taskd_producer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.held_up(bigint[]) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION
@@ -96,7 +96,8 @@ GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 -- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraints of
 -- the table leave those that wait only. What they may read tells which ids there are.
 GRANT INSERT (
-    queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+    queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
+    metadata
 )
     ON taskd.job TO taskd_producer;
 GRANT SELECT (id) ON taskd.job TO taskd_producer;
@@ -104,16 +105,16 @@ GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                  double precision, boolean),
+                  double precision, boolean, jsonb),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb, boolean),
+                      double precision, integer, boolean, text, jsonb, boolean, jsonb),
     taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.fitting_key(text), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
-                         boolean, boolean, text, jsonb, boolean),
+                         boolean, boolean, text, jsonb, boolean, jsonb),
     taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
-                               text[], double precision[], text[], double precision[], bigint[], boolean),
+                               text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
     taskd.refuse(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
@@ -174,10 +175,10 @@ GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
     taskd.next_of_every(timestamptz, double precision, timestamptz),
-    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean),
+    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb),
     taskd.query_args(text, timestamptz)
     TO taskd_worker, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
 GRANT SELECT, DELETE, UPDATE (
     next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason
@@ -216,6 +217,10 @@ GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
 GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
 
+-- What handlers log may be as personal as arguments are.
+GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
+GRANT SELECT ON taskd.job_log TO taskd_admin;
+
 -- What a job has returned may be personal: a producer may ask for the results of its jobs, and so of all others, when
 -- its login is granted this function by itself (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO shop).
 GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO taskd_admin;
@@ -241,14 +246,14 @@ GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb, boolean),
+                      double precision, integer, boolean, text, jsonb, boolean, jsonb),
     taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.fitting_key(text), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
-                         boolean, boolean, text, jsonb, boolean),
+                         boolean, boolean, text, jsonb, boolean, jsonb),
     taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
-                               text[], double precision[], text[], double precision[], bigint[], boolean),
+                               text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
     taskd.lock_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
     taskd.refuse(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),

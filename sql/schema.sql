@@ -28,6 +28,10 @@ CREATE TYPE taskd.key_scope AS ENUM (
     'live'
 );
 
+CREATE DOMAIN taskd.metadata AS jsonb
+	CONSTRAINT metadata_fits_8_kib CHECK ((octet_length((VALUE)::text) <= 8192))
+	CONSTRAINT metadata_is_an_object CHECK ((jsonb_typeof(VALUE) = 'object'::text));
+
 CREATE DOMAIN taskd.moment AS timestamp with time zone
 	CONSTRAINT moment_is_finite CHECK (((VALUE >= '0002-01-01 00:00:00+00'::timestamp with time zone) AND (VALUE < '9000-01-01 00:00:00+00'::timestamp with time zone)));
 
@@ -352,14 +356,14 @@ BEGIN
     END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
-        limit_name, limit_key
+        limit_name, limit_key, metadata
     )
     SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
            taskd.state_when_due(t.limit_name, due), due,
            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
-                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END, step -> 'metadata'
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO born;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
@@ -630,6 +634,7 @@ CREATE TABLE taskd.job (
     limit_name text,
     limit_key text,
     schedule text,
+    metadata taskd.metadata,
     CONSTRAINT job_is_live CHECK (((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state])) OR ((state = 'blocked'::taskd.job_state) AND ((waits_for IS NOT NULL) OR (limit_name IS NOT NULL))))),
     CONSTRAINT job_running_is_owned CHECK (((state = 'running'::taskd.job_state) = (worker_id IS NOT NULL))),
     CONSTRAINT job_suspect_is_not_queued CHECK (((state <> 'queued'::taskd.job_state) OR (crashes = 0)))
@@ -760,7 +765,7 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
             id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
             state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
             key_scope, unique_key, version,
-            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
         )
         SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
                now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
@@ -768,14 +773,14 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
                ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
                ended.key_scope, ended.unique_key, ended.version,
                ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
-               ended.limit_name, ended.limit_key
+               ended.limit_name, ended.limit_key, ended.metadata
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     )
     SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
-CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, no_key boolean DEFAULT false) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, no_key boolean DEFAULT false, metadata jsonb DEFAULT NULL::jsonb) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -811,16 +816,17 @@ BEGIN
                 task, args, taskd.key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
                 rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
                 (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
-                args_version, true, false, limit_name, limit_values
+                args_version, true, false, limit_name, limit_values, false, metadata
             )).job_id;
         END IF;
     END IF;
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
+        metadata
     ) VALUES (
         queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
         coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
-        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END
+        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END, metadata
     )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
@@ -844,11 +850,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, no_key boolean DEFAULT false) RETURNS bigint
+CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, no_key boolean DEFAULT false, metadata jsonb DEFAULT NULL::jsonb) RETURNS bigint
     LANGUAGE sql
-    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL::integer, false, no_key => no_key);
+    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL::integer, false, no_key => no_key, metadata => metadata);
 
-CREATE FUNCTION taskd.enqueue_after(task text, args jsonb DEFAULT '{}'::jsonb, after bigint[] DEFAULT '{}'::bigint[], on_failed text DEFAULT 'cancel'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, node text DEFAULT NULL::text) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_after(task text, args jsonb DEFAULT '{}'::jsonb, after bigint[] DEFAULT '{}'::bigint[], on_failed text DEFAULT 'cancel'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, node text DEFAULT NULL::text, metadata jsonb DEFAULT NULL::jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -894,12 +900,12 @@ BEGIN
         ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
         ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
-        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true
+        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true, ARRAY[metadata::text]
     ))[2];
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, in_batch boolean DEFAULT false, OUT job_id bigint, OUT outcome text) RETURNS record
+CREATE FUNCTION taskd.enqueue_unique(task text, args jsonb, unique_key text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, key_scope text DEFAULT 'live'::text, for_s double precision DEFAULT NULL::double precision, on_conflict text DEFAULT 'skip'::text, debounce_max_s double precision DEFAULT NULL::double precision, version bigint DEFAULT NULL::bigint, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, args_version integer DEFAULT NULL::integer, checked boolean DEFAULT false, alone boolean DEFAULT false, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, in_batch boolean DEFAULT false, metadata jsonb DEFAULT NULL::jsonb, OUT job_id bigint, OUT outcome text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -960,12 +966,12 @@ BEGIN
         IF NOT FOUND AND mine IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version, deadline, args_version, limit_name, limit_key
+                version, deadline, args_version, limit_name, limit_key, metadata
             )
             SELECT goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                    taskd.state_when_due(goes_by, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
                    enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
-                   ends_at, form, goes_by, goes_as
+                   ends_at, form, goes_by, goes_as, enqueue_unique.metadata
             WHERE coalesce(
                 (SELECT taskd.has_room(q.name, q.max_depth, 1)
                  FROM taskd.queue AS q WHERE q.name = goes_to AND q.max_depth IS NOT NULL AND due <= now()),
@@ -1017,7 +1023,7 @@ BEGIN
                 'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
                 'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form,
-                'limit_name', goes_by, 'limit_key', goes_as
+                'limit_name', goes_by, 'limit_key', goes_as, 'metadata', enqueue_unique.metadata
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -1048,7 +1054,7 @@ BEGIN
             -- Who says no version takes none away, and not the newer one that is to follow.
             version = coalesce(enqueue_unique.version, j.version),
             follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
-            deadline = ends_at, args_version = form, parked = false
+            deadline = ends_at, args_version = form, parked = false, metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
@@ -1068,7 +1074,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_unique_batch(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean) RETURNS TABLE(n bigint, job_id bigint, outcome text)
+CREATE FUNCTION taskd.enqueue_unique_batch(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean, metadatas text[]) RETURNS TABLE(n bigint, job_id bigint, outcome text)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1089,10 +1095,10 @@ BEGIN
                 SELECT a.*
                 FROM unnest(tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines, deadlines_s,
                             args_versions, limit_names, limit_values, unique_keys, key_scopes, fors_s, on_conflicts,
-                            debounces_max_s, versions)
+                            debounces_max_s, versions, metadatas)
                     WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
                                           deadline_s, args_version, limit_name, limit_values, unique_key, key_scope, for_s,
-                                          on_conflict, debounce_max_s, version, n)
+                                          on_conflict, debounce_max_s, version, metadata, n)
                 ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
             ) AS asked
             CROSS JOIN LATERAL (
@@ -1102,14 +1108,14 @@ BEGIN
                     asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
                     asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
                     asked.version, asked.deadline, asked.deadline_s, asked.args_version, true, alone, asked.limit_name,
-                    asked.limit_values::jsonb, cardinality(tasks) > 1
+                    asked.limit_values::jsonb, cardinality(tasks) > 1, asked.metadata::jsonb
                 ) AS made
                 WHERE asked.unique_key IS NOT NULL
                 UNION ALL
                 SELECT asked.n, taskd.enqueue_one(
                     asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
                     asked.timeout_s, asked.deadline, asked.deadline_s, asked.args_version, true, asked.limit_name,
-                    asked.limit_values::jsonb
+                    asked.limit_values::jsonb, false, asked.metadata::jsonb
                 ), 'enqueued'
                 WHERE asked.unique_key IS NULL
             ) AS done;
@@ -1123,7 +1129,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint, locked boolean DEFAULT false) RETURNS bigint[]
+CREATE FUNCTION taskd.enqueue_workflow(name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamp with time zone[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamp with time zone[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], workflow_id bigint DEFAULT NULL::bigint, locked boolean DEFAULT false, metadatas text[] DEFAULT NULL::text[]) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1164,21 +1170,21 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS job (
             task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
-            node, waits_for, limit_name, limit_key
+            node, waits_for, limit_name, limit_key, metadata
         )
         SELECT new.task, new.queue, new.args::jsonb, new.priority,
                CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(new.limit_name, new.due) END,
                new.due, new.max_attempts, new.timeout_s,
                coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
                waits.parents, new.limit_name,
-               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END
+               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END, new.metadata::jsonb
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
             FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
                         timeouts_s, deadlines, deadlines_s, args_versions, limit_names, enqueue_workflow.limit_values,
-                        nodes)
+                        nodes, metadatas)
                 WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
-                                      deadline_s, args_version, limit_name, limit_values, node, n)
+                                      deadline_s, args_version, limit_name, limit_values, node, metadata, n)
         ) AS new
         LEFT JOIN waits ON waits.place = new.n
         ORDER BY new.n
@@ -1210,7 +1216,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.fire_schedule(schedule text, revision bigint, next_at timestamp with time zone, ticks timestamp with time zone[], following timestamp with time zone, OUT outcome text, OUT jobs bigint, OUT error text) RETURNS record
+CREATE FUNCTION taskd.fire_schedule(schedule text, revision bigint, next_at timestamp with time zone, ticks timestamp with time zone[], following timestamp with time zone, metadata jsonb DEFAULT NULL::jsonb, OUT outcome text, OUT jobs bigint, OUT error text) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1235,7 +1241,7 @@ BEGIN
         FOREACH one IN ARRAY ticks LOOP
             SELECT * INTO made
             FROM taskd.make_scheduled_jobs(
-                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
+                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false, metadata
             );
             outcome := made.outcome;
             jobs := jobs + coalesce(cardinality(made.ids), 0);
@@ -1279,14 +1285,14 @@ DECLARE
 BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
-        deadline, args_version, limit_name, limit_key
+        deadline, args_version, limit_name, limit_key, metadata
     ) VALUES (
         follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
         taskd.state_when_due(follower ->> 'limit_name', due), due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
         'live', follow.unique_key, (follower ->> 'version')::bigint,
         (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
-        follower ->> 'limit_name', follower ->> 'limit_key'
+        follower ->> 'limit_name', follower ->> 'limit_key', nullif(follower -> 'metadata', 'null')
     )
     RETURNING j.id INTO born;
     UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;
@@ -1653,7 +1659,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]) RETURNS record
+CREATE FUNCTION taskd.make_scheduled_jobs(schedule text, tick timestamp with time zone, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL::jsonb, OUT outcome text, OUT ids bigint[]) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1700,14 +1706,14 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS j (
             queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
-            args_version, limit_name, limit_key
+            args_version, limit_name, limit_key, metadata
         )
         SELECT def.queue, def.task, args, def.priority,
                CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
                def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
-                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END, metadata
         FROM asked
         ORDER BY n
         RETURNING j.id
@@ -2092,7 +2098,7 @@ BEGIN
         INSERT INTO taskd.job AS j (
             id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
             max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
-            args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+            args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
         ) OVERRIDING SYSTEM VALUE
         SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
                CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
@@ -2104,7 +2110,7 @@ BEGIN
                -- Somebody may have begun to wait for it when it was in the history.
                coalesce(past.workflow_id,
                         (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
-               past.node, past.limit_name, past.limit_key
+               past.node, past.limit_name, past.limit_key, past.metadata
         FROM past
         LEFT JOIN taskd.task AS task ON task.name = past.task
         CROSS JOIN LATERAL (
@@ -2238,7 +2244,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it as Europe/Berlin; SELECT name FROM pg_timezone_names;';
     END IF;
     IF query IS NOT NULL AND NOT has_function_privilege(
-        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz)', 'EXECUTE'
+        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb)', 'EXECUTE'
     ) THEN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
@@ -2587,6 +2593,7 @@ CREATE TABLE taskd.job_history (
     limit_name text,
     limit_key text,
     schedule text,
+    metadata jsonb,
     CONSTRAINT job_history_is_finished CHECK ((state = ANY (ARRAY['done'::taskd.job_state, 'failed'::taskd.job_state, 'cancelled'::taskd.job_state])))
 )
 PARTITION BY RANGE (expires_at);
@@ -2624,6 +2631,7 @@ CREATE TABLE taskd.job_history_default (
     limit_name text,
     limit_key text,
     schedule text,
+    metadata jsonb,
     CONSTRAINT job_history_is_finished CHECK ((state = ANY (ARRAY['done'::taskd.job_state, 'failed'::taskd.job_state, 'cancelled'::taskd.job_state])))
 );
 
@@ -2661,6 +2669,20 @@ CREATE TABLE taskd.job_limit (
     CONSTRAINT limit_rate_is_bounded CHECK (((rate >= (0.000000001)::double precision) AND (rate <= (1000000)::double precision)))
 );
 
+CREATE TABLE taskd.job_log (
+    job_id bigint NOT NULL,
+    fence bigint NOT NULL,
+    worker_id bigint NOT NULL,
+    written_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    attempt smallint NOT NULL,
+    ended boolean NOT NULL,
+    first smallint NOT NULL,
+    left_out bigint NOT NULL,
+    lines jsonb NOT NULL,
+    CONSTRAINT lines_are_bounded CHECK ((octet_length((lines)::text) <= 131072))
+);
+
 CREATE VIEW taskd.jobs AS
  SELECT job.id,
     (job.queue)::text AS queue,
@@ -2693,7 +2715,8 @@ CREATE VIEW taskd.jobs AS
     job.workflow_id,
     job.node,
     job.limit_name,
-    job.limit_key
+    job.limit_key,
+    (job.metadata)::jsonb AS metadata
    FROM taskd.job
 UNION ALL
  SELECT job_history.id,
@@ -2727,7 +2750,8 @@ UNION ALL
     job_history.workflow_id,
     job_history.node,
     job_history.limit_name,
-    job_history.limit_key
+    job_history.limit_key,
+    job_history.metadata
    FROM taskd.job_history;
 
 CREATE TABLE taskd.migration (
@@ -2891,6 +2915,9 @@ ALTER TABLE ONLY taskd.job_key
 ALTER TABLE ONLY taskd.job_limit
     ADD CONSTRAINT job_limit_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY taskd.job_log
+    ADD CONSTRAINT job_log_pkey PRIMARY KEY (job_id, fence);
+
 ALTER TABLE ONLY taskd.job
     ADD CONSTRAINT job_pkey PRIMARY KEY (id);
 
@@ -2952,6 +2979,8 @@ CASE
     WHEN (gate = 'next'::taskd.gate) THEN ''::text
     ELSE ('='::text || limit_key)
 END), priority, run_at, id) WHERE ((limit_key IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (waits_for IS NULL));
+
+CREATE INDEX job_log_expires ON taskd.job_log USING btree (expires_at);
 
 CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE (parked AND (state = 'scheduled'::taskd.job_state));
 

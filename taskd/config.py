@@ -224,6 +224,12 @@ class Settings:
         "Successes logged one by one per second; the others are counted in one line.",
         _whole(0, 100_000),
     )
+    keep_logs: str = setting(
+        "off",
+        "Of which attempts what their handlers log is kept with the job: off, failed or all; "
+        "a task may say otherwise.",
+        _one_of("off", "failed", "all"),
+    )
     log_level: str = setting("info", "debug, info, warning or error.", _one_of(*LOG_LEVELS))
     log_format: str = setting(
         "auto",

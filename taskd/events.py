@@ -71,6 +71,23 @@ def bind(**fields: Any) -> None:
     _log = _log if _log is None else _log.bind(**fields)
 
 
+def is_written() -> bool:
+    """Whether events go to a stream, as in `taskd run`."""
+    return _log is not None
+
+
+def level() -> int:
+    """The level from which lines are written, as the standard library numbers it."""
+    return _log_level
+
+
+def line(level: str, text: str, fields: Mapping[str, Any]) -> None:
+    """Write a line that is no event: of a handler, or a library, that has no log of its own."""
+    if _log is not None and LEVELS.get(level, LEVELS["info"]) >= _log_level:
+        said = {name: value for name, value in fields.items() if name not in {"event", "level"}}
+        getattr(_log, level if level in LEVELS else "info")(text, **said)
+
+
 class _Unbreakable:
     """A stream whose reader may go away: a log that cannot be written must not stop the work."""
 
@@ -264,6 +281,11 @@ def jobs_unparked(queues: Mapping[str, int]) -> None:
 def jobs_expired(tasks: Mapping[str, int]) -> None:
     """The deadlines of waiting jobs were over: they failed as `expired`."""
     _emit("jobs.expired", "error", count=sum(tasks.values()), tasks=dict(tasks))
+
+
+def logs_dropped(count: int, error: str) -> None:
+    """What so many attempts have logged could not be kept; their outcomes were."""
+    _emit("logs.dropped", "warning", count=count, error=error)
 
 
 def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:

@@ -22,6 +22,10 @@ CREATE DOMAIN taskd.payload AS jsonb
     CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT payload_fits_256_kib CHECK (octet_length(VALUE::text) <= 262144);
 -- Python knows no year before 1, nor after 9999, in whatever time zone: one such row, and no list of jobs could be read.
+-- What travels with a job beside its arguments: the context of a trace (W3C), and tags of its owner.
+CREATE DOMAIN taskd.metadata AS jsonb
+    CONSTRAINT metadata_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
+    CONSTRAINT metadata_fits_8_kib CHECK (octet_length(VALUE::text) <= 8192);
 CREATE DOMAIN taskd.moment AS timestamptz
     CONSTRAINT moment_is_finite CHECK (VALUE >= '0002-01-01 00:00:00+00' AND VALUE < '9000-01-01 00:00:00+00');
 CREATE DOMAIN taskd.attempts AS smallint
@@ -81,6 +85,7 @@ CREATE TABLE taskd.job (
     limit_name text,                        -- the limit that it counts for, and the key (tenant, host) within it
     limit_key text,
     schedule text,                          -- the schedule that made it
+    metadata taskd.metadata,                -- the context of its trace, tags; for no decision here
     -- Blocked: it waits for other jobs, or for its limit. Whoever may only enqueue cannot write what it waits for, and so
     -- can block no job but by a limit.
     CONSTRAINT job_is_live CHECK (
@@ -158,6 +163,7 @@ CREATE TABLE taskd.job_history (
     limit_name text,
     limit_key text,
     schedule text,
+    metadata jsonb,
     CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled'))
 ) PARTITION BY RANGE (expires_at);
 
@@ -277,13 +283,13 @@ CREATE VIEW taskd.jobs AS
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
            cancel_reason IS NOT NULL AS cancel_asked, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
            args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
-           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb
     FROM taskd.job
     UNION ALL
     SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
            fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
            errors, result, key_scope::text, unique_key, version,
-           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     FROM taskd.job_history;
 
 -- Partition upkeep needs names made of dates, so it is a function and not a statement; it runs with
@@ -592,7 +598,8 @@ CREATE FUNCTION taskd.enqueue_one(
     checked boolean,
     limit_name text DEFAULT NULL,
     limit_values jsonb DEFAULT NULL,
-    no_key boolean DEFAULT false
+    no_key boolean DEFAULT false,
+    metadata jsonb DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -629,16 +636,17 @@ BEGIN
                 task, args, taskd.key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
                 rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
                 (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
-                args_version, true, false, limit_name, limit_values
+                args_version, true, false, limit_name, limit_values, false, metadata
             )).job_id;
         END IF;
     END IF;
     INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
+        metadata
     ) VALUES (
         queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
         coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
-        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END
+        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END, metadata
     )
     RETURNING j.id INTO job_id;
     -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that.
@@ -681,12 +689,13 @@ CREATE FUNCTION taskd.enqueue(
     timeout_s double precision DEFAULT NULL,
     deadline timestamptz DEFAULT NULL,
     deadline_s double precision DEFAULT NULL,
-    no_key boolean DEFAULT false
+    no_key boolean DEFAULT false,
+    metadata jsonb DEFAULT NULL             -- '{"traceparent": "00-..."}' has the job go on with a trace
 ) RETURNS bigint
 LANGUAGE sql
 RETURN taskd.enqueue_one(
     task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false,
-    no_key => no_key
+    no_key => no_key, metadata => metadata
 );
 
 -- Enqueues a job that holds a unique key, or finds out who holds it: the job that does, and what happened: `enqueued`,
@@ -730,6 +739,7 @@ CREATE FUNCTION taskd.enqueue_unique(
     limit_name text DEFAULT NULL,
     limit_values jsonb DEFAULT NULL,
     in_batch boolean DEFAULT false,
+    metadata jsonb DEFAULT NULL,
     OUT job_id bigint,
     OUT outcome text
 )
@@ -794,12 +804,12 @@ BEGIN
         IF NOT FOUND AND mine IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version, deadline, args_version, limit_name, limit_key
+                version, deadline, args_version, limit_name, limit_key, metadata
             )
             SELECT goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                    taskd.state_when_due(goes_by, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
                    enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
-                   ends_at, form, goes_by, goes_as
+                   ends_at, form, goes_by, goes_as, enqueue_unique.metadata
             WHERE coalesce(
                 (SELECT taskd.has_room(q.name, q.max_depth, 1)
                  FROM taskd.queue AS q WHERE q.name = goes_to AND q.max_depth IS NOT NULL AND due <= now()),
@@ -851,7 +861,7 @@ BEGIN
                 'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
                 'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form,
-                'limit_name', goes_by, 'limit_key', goes_as
+                'limit_name', goes_by, 'limit_key', goes_as, 'metadata', enqueue_unique.metadata
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -882,7 +892,7 @@ BEGIN
             -- Who says no version takes none away, and not the newer one that is to follow.
             version = coalesce(enqueue_unique.version, j.version),
             follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
-            deadline = ends_at, args_version = form, parked = false
+            deadline = ends_at, args_version = form, parked = false, metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
@@ -954,7 +964,8 @@ CREATE FUNCTION taskd.enqueue_unique_batch(
     tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[],
     max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[],
     args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[],
-    fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean
+    fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean,
+    metadatas text[]
 ) RETURNS TABLE (n bigint, job_id bigint, outcome text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -976,10 +987,10 @@ BEGIN
                 SELECT a.*
                 FROM unnest(tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines, deadlines_s,
                             args_versions, limit_names, limit_values, unique_keys, key_scopes, fors_s, on_conflicts,
-                            debounces_max_s, versions)
+                            debounces_max_s, versions, metadatas)
                     WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
                                           deadline_s, args_version, limit_name, limit_values, unique_key, key_scope, for_s,
-                                          on_conflict, debounce_max_s, version, n)
+                                          on_conflict, debounce_max_s, version, metadata, n)
                 ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
             ) AS asked
             CROSS JOIN LATERAL (
@@ -989,14 +1000,14 @@ BEGIN
                     asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
                     asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
                     asked.version, asked.deadline, asked.deadline_s, asked.args_version, true, alone, asked.limit_name,
-                    asked.limit_values::jsonb, cardinality(tasks) > 1
+                    asked.limit_values::jsonb, cardinality(tasks) > 1, asked.metadata::jsonb
                 ) AS made
                 WHERE asked.unique_key IS NOT NULL
                 UNION ALL
                 SELECT asked.n, taskd.enqueue_one(
                     asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
                     asked.timeout_s, asked.deadline, asked.deadline_s, asked.args_version, true, asked.limit_name,
-                    asked.limit_values::jsonb
+                    asked.limit_values::jsonb, false, asked.metadata::jsonb
                 ), 'enqueued'
                 WHERE asked.unique_key IS NULL
             ) AS done;
@@ -1024,14 +1035,14 @@ DECLARE
 BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
-        deadline, args_version, limit_name, limit_key
+        deadline, args_version, limit_name, limit_key, metadata
     ) VALUES (
         follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
         taskd.state_when_due(follower ->> 'limit_name', due), due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
         'live', follow.unique_key, (follower ->> 'version')::bigint,
         (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
-        follower ->> 'limit_name', follower ->> 'limit_key'
+        follower ->> 'limit_name', follower ->> 'limit_key', nullif(follower -> 'metadata', 'null')
     )
     RETURNING j.id INTO born;
     UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;

@@ -144,7 +144,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it as Europe/Berlin; SELECT name FROM pg_timezone_names;';
     END IF;
     IF query IS NOT NULL AND NOT has_function_privilege(
-        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz)', 'EXECUTE'
+        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb)', 'EXECUTE'
     ) THEN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
@@ -278,7 +278,7 @@ $$;
 -- `run_at` is put off by a share of the jitter, unless at_once, that the tick and the place among its jobs decide, so
 -- that it is the same again.
 CREATE FUNCTION taskd.make_scheduled_jobs(
-    schedule text, tick timestamptz, argses jsonb[], at_once boolean, OUT outcome text, OUT ids bigint[]
+    schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]
 )
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -327,14 +327,14 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS j (
             queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
-            args_version, limit_name, limit_key
+            args_version, limit_name, limit_key, metadata
         )
         SELECT def.queue, def.task, args, def.priority,
                CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
                def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
-                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END, metadata
         FROM asked
         ORDER BY n
         RETURNING j.id
@@ -376,7 +376,7 @@ $$;
 -- a moment later (a deadlock, no room, a lock) is raised, and the tick stays due.
 CREATE FUNCTION taskd.fire_schedule(
     schedule text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz,
-    OUT outcome text, OUT jobs bigint, OUT error text
+    metadata jsonb DEFAULT NULL, OUT outcome text, OUT jobs bigint, OUT error text
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -402,7 +402,7 @@ BEGIN
         FOREACH one IN ARRAY ticks LOOP
             SELECT * INTO made
             FROM taskd.make_scheduled_jobs(
-                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false
+                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false, metadata
             );
             outcome := made.outcome;
             jobs := jobs + coalesce(cardinality(made.ids), 0);
@@ -458,8 +458,8 @@ REVOKE ALL ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
     taskd.cancel_scheduled_jobs(text),
-    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean),
+    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb),
     taskd.query_args(text, timestamptz),
-    taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz),
+    taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb),
     taskd.run_schedule(text)
     FROM PUBLIC;

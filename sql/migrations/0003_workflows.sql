@@ -137,7 +137,7 @@ AS $$
             id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
             state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
             key_scope, unique_key, version,
-            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
         )
         SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
                now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
@@ -145,7 +145,7 @@ AS $$
                ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
                ended.key_scope, ended.unique_key, ended.version,
                ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
-               ended.limit_name, ended.limit_key
+               ended.limit_name, ended.limit_key, ended.metadata
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     )
@@ -367,7 +367,8 @@ CREATE FUNCTION taskd.enqueue_workflow(
     parent_ids bigint[],
     on_failed text[],
     workflow_id bigint DEFAULT NULL,
-    locked boolean DEFAULT false            -- the caller holds the parents already
+    locked boolean DEFAULT false,           -- the caller holds the parents already
+    metadatas text[] DEFAULT NULL
 ) RETURNS bigint[]
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -410,21 +411,21 @@ BEGIN
     ), born AS (
         INSERT INTO taskd.job AS job (
             task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
-            node, waits_for, limit_name, limit_key
+            node, waits_for, limit_name, limit_key, metadata
         )
         SELECT new.task, new.queue, new.args::jsonb, new.priority,
                CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(new.limit_name, new.due) END,
                new.due, new.max_attempts, new.timeout_s,
                coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
                waits.parents, new.limit_name,
-               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END
+               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END, new.metadata::jsonb
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
             FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
                         timeouts_s, deadlines, deadlines_s, args_versions, limit_names, enqueue_workflow.limit_values,
-                        nodes)
+                        nodes, metadatas)
                 WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
-                                      deadline_s, args_version, limit_name, limit_values, node, n)
+                                      deadline_s, args_version, limit_name, limit_values, node, metadata, n)
         ) AS new
         LEFT JOIN waits ON waits.place = new.n
         ORDER BY new.n
@@ -475,7 +476,8 @@ CREATE FUNCTION taskd.enqueue_after(
     timeout_s double precision DEFAULT NULL,
     deadline timestamptz DEFAULT NULL,
     deadline_s double precision DEFAULT NULL,
-    node text DEFAULT NULL
+    node text DEFAULT NULL,
+    metadata jsonb DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -523,7 +525,7 @@ BEGIN
         ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
         ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
-        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true
+        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true, ARRAY[metadata::text]
     ))[2];
 END
 $$;
@@ -587,7 +589,8 @@ BEGIN
 END
 $$;
 
--- The job of the next stage, born where that of the stage before ends; its id, NULL when the run ends. It is called when all
+-- The job of the next stage, born where that of the stage before ends, with the metadata of that one, which the caller puts
+-- into the step; its id, NULL when the run ends. It is called when all
 -- jobs are locked: it waits for nobody but whoever is just cancelling the workflow, who waits for no job.
 CREATE FUNCTION taskd.advance(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
 LANGUAGE plpgsql
@@ -612,14 +615,14 @@ BEGIN
     END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
-        limit_name, limit_key
+        limit_name, limit_key, metadata
     )
     SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
            taskd.state_when_due(t.limit_name, due), due,
            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
-                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END, step -> 'metadata'
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO born;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
@@ -766,7 +769,7 @@ BEGIN
         INSERT INTO taskd.job AS j (
             id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
             max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
-            args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+            args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
         ) OVERRIDING SYSTEM VALUE
         SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
                CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
@@ -778,7 +781,7 @@ BEGIN
                -- Somebody may have begun to wait for it when it was in the history.
                coalesce(past.workflow_id,
                         (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
-               past.node, past.limit_name, past.limit_key
+               past.node, past.limit_name, past.limit_key, past.metadata
         FROM past
         LEFT JOIN taskd.task AS task ON task.name = past.task
         CROSS JOIN LATERAL (
@@ -883,9 +886,9 @@ REVOKE ALL ON FUNCTION
     taskd.lock_jobs(bigint[]), taskd.lock_parents(bigint[]),
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
-                           text[], integer[], integer[], bigint[], text[], bigint, boolean),
+                           text[], integer[], integer[], bigint[], text[], bigint, boolean, text[]),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
-                        double precision, timestamptz, double precision, text),
+                        double precision, timestamptz, double precision, text, jsonb),
     taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.retry(bigint[], timestamptz), taskd.cancelled_with(bigint[]),
     taskd.prune_workflows()

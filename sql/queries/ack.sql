@@ -35,7 +35,7 @@ WITH keep AS MATERIALIZED (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT id, worker_id, enqueued_at, run_at, started_at, clock_timestamp(),
            coalesce(now() + make_interval(secs => CASE
@@ -44,7 +44,7 @@ WITH keep AS MATERIALIZED (
                     (SELECT now() + interval '604800 s')),
            timeout_s, fence, 'done', priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
            key_scope, unique_key, version,
-           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     FROM ended
     WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0 OR workflow_id IS NOT NULL
 ), more AS MATERIALIZED (
@@ -126,14 +126,14 @@ WITH held AS MATERIALIZED (
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, held.result, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
-              job.limit_name, job.limit_key, job.follower, job.awaited, held.step
+              job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited, held.step
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason,
         errors, result,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => keep.seconds), ended.timeout_s, ended.fence,
@@ -142,7 +142,7 @@ WITH held AS MATERIALIZED (
            ended.errors, ended.result::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
-           ended.limit_name, ended.limit_key
+           ended.limit_name, ended.limit_key, ended.metadata
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     CROSS JOIN LATERAL (
@@ -171,7 +171,7 @@ WITH held AS MATERIALIZED (
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), advanced AS (
-    SELECT taskd.advance(id, workflow_id, step)
+    SELECT taskd.advance(id, workflow_id, step || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END)
     FROM ended
     WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
 ), told AS (
@@ -249,7 +249,7 @@ WITH ended AS (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors, result,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => greatest(coalesce(queue.keep_done_s, 604800),
@@ -258,7 +258,7 @@ WITH ended AS (
            ended.interrupts, ended.queue, ended.task, ended.args, ended.errors, $4::text::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
-           ended.limit_name, ended.limit_key
+           ended.limit_name, ended.limit_key, ended.metadata
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_done_s, 604800) > 0 OR ended.workflow_id IS NOT NULL
@@ -267,7 +267,11 @@ WITH ended AS (
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), advanced AS (
-    SELECT taskd.advance(id, workflow_id, taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb))
+    SELECT taskd.advance(
+               id, workflow_id,
+               taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb)
+               || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END
+           )
     FROM ended
     WHERE (workflow_id IS NOT NULL OR $5 IS NOT NULL) AND (SELECT count(*) FROM unblocked) >= 0
 ), told AS (

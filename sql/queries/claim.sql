@@ -55,7 +55,7 @@ RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.ma
           job.timeout_s::double precision, job.priority, job.crashes,
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
           date_part('epoch', job.run_at) AS due_at_s,
-          job.workflow_id, job.args_version, job.deadline < job.started_at AS late;
+          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::text AS metadata;
 
 -- Scouting: which of these queues have something to claim, asked for all that sleep at once. It sees jobs that others
 -- have locked, which a claim steps over. LIMIT leaves the planner no join to choose: each queue is one descent of the
@@ -120,5 +120,5 @@ RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.ma
           job.timeout_s::double precision, job.priority, job.crashes,
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
           date_part('epoch', job.run_at) AS due_at_s,
-          job.workflow_id, job.args_version, job.deadline < job.started_at AS late,
+          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::text AS metadata,
           job.queue::text AS queue;

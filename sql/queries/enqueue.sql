@@ -8,16 +8,16 @@
 -- transaction's xid. Ids are drawn in the order of the arrays. Arrays of options that no job of the batch has
 -- come empty, and unnest() makes NULLs of them.
 
--- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[])
+-- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[])
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked
 WITH asked AS (
     SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
     FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[],
                 $6::double precision[], $7::smallint[], $8::double precision[], $9::timestamptz[],
-                $10::double precision[], $11::smallint[], $12::text[], $13::text[])
+                $10::double precision[], $11::smallint[], $12::text[], $13::text[], $14::text[])
         WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
-                              deadline_s, args_version, limit_name, limit_values, n)
+                              deadline_s, args_version, limit_name, limit_values, metadata, n)
 ), room AS (
     SELECT taskd.has_room(name, max_depth, wanted)
     FROM taskd.queue
@@ -25,11 +25,12 @@ WITH asked AS (
     WHERE max_depth IS NOT NULL AND wanted > 0
 ), born AS (
     INSERT INTO taskd.job (
-        task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key
+        task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
+        metadata
     )
     SELECT task, queue, args::jsonb, priority, taskd.state_when_due(limit_name, due),
            due, max_attempts, timeout_s, coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
-           limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values::jsonb) END
+           limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values::jsonb) END, metadata::jsonb
     FROM asked
     WHERE (SELECT count(*) FROM room) >= 0
     ORDER BY n
@@ -43,20 +44,20 @@ SELECT id FROM born, (SELECT count(*) FROM rung) AS r;
 
 -- One job alone, as most are enqueued: the same by a function that the server keeps ready.
 
--- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text)
+-- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text, metadata text)
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked
 SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8, $9, $10, $11::smallint, true,
-                         $12, $13::text::jsonb) AS id;
+                         $12, $13::text::jsonb, false, $14::text::jsonb) AS id;
 
 -- Jobs of which some hold a unique key (see the function). `n` is a job's place in the arrays.
 
--- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
+-- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked, queued -> scheduled, scheduled -> queued, blocked -> scheduled, scheduled -> blocked, queued -> blocked, blocked -> queued
 SELECT n, job_id AS id, outcome
 FROM taskd.enqueue_unique_batch(
     $1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[], $7::smallint[],
     $8::double precision[], $9::timestamptz[], $10::double precision[], $11::smallint[], $12::text[], $13::text[],
-    $14::text[], $15::text[], $16::double precision[], $17::text[], $18::double precision[], $19::bigint[], $20
+    $15::text[], $16::text[], $17::double precision[], $18::text[], $19::double precision[], $20::bigint[], $21, $14::text[]
 );

@@ -193,13 +193,13 @@ WITH RECURSIVE owner AS (
               job.crashes + 1 AS crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
-              job.limit_name, job.limit_key, job.follower, job.awaited
+              job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
@@ -209,7 +209,7 @@ WITH RECURSIVE owner AS (
            ended.reason, ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
-           ended.limit_name, ended.limit_key
+           ended.limit_name, ended.limit_key, ended.metadata
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL

@@ -18,7 +18,7 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::text, (job).attempt,
        (job).timeout_s::double precision, (job).priority, (job).crashes,
        date_part('epoch', (job).started_at - (job).run_at) AS wait_s,
        date_part('epoch', (job).run_at) AS due_at_s,
-       (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, opens_s
+       (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::text AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4);
 
 -- What the code of an app says about its limits, and which task has which. What an operator has set stays. A limit

@@ -91,10 +91,10 @@ FROM (SELECT clock_timestamp() AS now) AS clock, (
 WHERE schedule.next_at IS NULL OR schedule.next_at <= clock.now
 ORDER BY schedule.next_at NULLS FIRST;
 
--- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz)
+-- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz, metadata text)
 -- roles: worker
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
-SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5);
+SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5, $6::text::jsonb);
 
 -- A schedule whose next tick nobody can tell (it was made by SQL with a cron that is none) pauses, and says why.
 

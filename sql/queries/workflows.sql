@@ -6,13 +6,13 @@
 -- All jobs of a workflow, or the first one of a pipeline: the id of the workflow, then theirs in their order. One statement
 -- whatever their number, so all of them are born or none; see the function for what the arrays of dependencies say.
 
--- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
+-- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
 -- roles: producer, admin
 -- moves: - -> blocked, - -> queued, - -> scheduled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 SELECT taskd.enqueue_workflow(
     $1, $2, $3::text::jsonb, $4::text[], $5::text[], $6::text[], $7::smallint[], $8::timestamptz[], $9::double precision[],
     $10::smallint[], $11::double precision[], $12::timestamptz[], $13::double precision[], $14::smallint[], $15::text[],
-    $16::text[], $17::text[], $18::integer[], $19::integer[], $20::bigint[], $21::text[]
+    $16::text[], $18::text[], $19::integer[], $20::integer[], $21::bigint[], $22::text[], metadatas => $17::text[]
 ) AS ids;
 
 -- What the jobs before this one have returned, for its handler; nothing of it when that is too much.

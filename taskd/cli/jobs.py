@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskd.cli.job_logs import print_attempt
 from taskd.cli.jobs_change import cancel, retry, set_, unknown_jobs
 from taskd.cli.output import (
     Row,
@@ -31,6 +32,9 @@ from taskd.cli.session import (
 )
 from taskd.core.job import JobState
 from taskd.errors import JobNotFound
+
+if TYPE_CHECKING:
+    from taskd.store.database import Lane
 
 LIST_MAX = 10_000
 STATES = click.Choice([state.value for state in JobState])
@@ -102,22 +106,32 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
 @jobs.command()
 @click.argument("job_id", metavar="ID", type=JOB_ID)
 @click.option("--unredacted", is_flag=True, help="Show the arguments that its task hides, too.")
+@click.option("--logs", is_flag=True, help="Show what its handler has logged, if that is kept.")
 @json_option
 @pass_session
-def show(session: Session, job_id: int, unredacted: bool, as_json: bool) -> None:
+def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: bool) -> None:
     """Show everything about a job: arguments, times, every error with its traceback.
 
     Arguments that the task redacts are shown as ***.
     """
+    from taskd.store import logs as stored_logs
     from taskd.store import reports
 
-    row = session.ask(lambda lane: reports.show_job(lane, job_id, unredacted=unredacted))
+    async def ask(lane: Lane) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+        row = await reports.show_job(lane, job_id, unredacted=unredacted)
+        return row, await stored_logs.of_job(lane, job_id) if logs and row else []
+
+    row, attempts = session.ask(ask)
     if row is None:
         raise JobNotFound(unknown_jobs([job_id]))
     if as_json:
-        print_json(row)
-    else:
-        _print_job(row)
+        print_json(row | {"logs": attempts} if logs else row)
+        return
+    _print_job(row)
+    for each in attempts:
+        print_attempt(each)
+    if logs and not attempts:
+        session.say("nothing is kept of what it has logged; see the setting keep_logs")
 
 
 def _print_job(row: dict[str, Any]) -> None:
@@ -128,7 +142,7 @@ def _print_job(row: dict[str, Any]) -> None:
     for name, value in row.items():
         if value is None:
             continue
-        if name in ("args", "result"):
+        if name in ("args", "result", "metadata"):
             shown[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
         elif name == "progress":
             shown[name] = _progress(value)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Self
 
+from taskd.client import traces
 from taskd.client.producing import BATCH_CHARACTERS, BATCH_JOBS, BuiltIns, produce
 from taskd.client.target import Target
 from taskd.core.checks import check_int, check_seconds
@@ -128,7 +129,7 @@ class Buffered:
         if not self._waiting:
             self._first_at = time.monotonic()
             self._wakeup.set()
-        self._waiting.append(Taken(job, receipt))
+        self._waiting.append(Taken(traces.taken(job), receipt))
         self._bytes += size
         if len(self._waiting) == BATCH_JOBS:
             self._wakeup.set()

@@ -14,11 +14,11 @@ from typing import Any, Self, TypeVar, Unpack
 import msgspec
 
 from taskd import config
-from taskd.client import changing
+from taskd.client import changing, traces
 from taskd.client.background import BackgroundLoop
 from taskd.client.buffered import Buffered
 from taskd.client.options import JobOptions, given
-from taskd.client.producing import BuiltIns, no_built_ins, produce
+from taskd.client.producing import BuiltIns, no_built_ins
 from taskd.client.schedules import Schedules
 from taskd.client.target import Target, open_target
 from taskd.client.waiting import Waiting
@@ -151,7 +151,7 @@ class Client:
             SchemaMissing: the database has no schema taskd.
             TypeError: conn is no connection that taskd knows.
         """
-        return self._mine(await produce(await self._on(conn), [job], self._built_ins))[0]
+        return self._mine(await traces.produce(await self._on(conn), [job], self._built_ins))[0]
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.
@@ -164,7 +164,7 @@ class Client:
         Raises:
             As enqueue().
         """
-        return self._mine(await produce(await self._on(conn), jobs, self._built_ins))
+        return self._mine(await traces.produce(await self._on(conn), jobs, self._built_ins))
 
     async def enqueue_named(
         self,
@@ -184,7 +184,7 @@ class Client:
             args: its arguments by name; anything that has a JSON form.
             conn: the caller's connection.
             options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, no_key,
-                deadline, deadline_s, as in NewJob.
+                deadline, deadline_s, metadata, as in NewJob.
 
         Raises:
             As enqueue().
@@ -209,7 +209,7 @@ class Client:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
         """
         if conn is not None:
-            return self._mine(finished(produce(fetches_sync(conn), jobs, self._built_ins)))
+            return self._mine(finished(traces.produce(fetches_sync(conn), jobs, self._built_ins)))
         self._refuse_in_loop("enqueue() or enqueue_many()")
         return self._in_background(self.enqueue_many(jobs))
 

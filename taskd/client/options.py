@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -21,6 +22,7 @@ class JobOptions(TypedDict, total=False):
     no_key: bool | None
     deadline: datetime | None
     deadline_s: float | None
+    metadata: Mapping[str, Any] | None
 
 
 def given(options: JobOptions) -> dict[str, Any]:

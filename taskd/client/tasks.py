@@ -23,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 S_co = TypeVar("S_co", covariant=True)
+KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
 class Enqueues(Generic[P]):
@@ -92,6 +93,7 @@ class Task(core.Task[P, R], Enqueues[P]):
         no_key: bool | None = None,
         deadline: datetime | None = None,
         deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> WithOptions[P]:
         """The task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
@@ -106,6 +108,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             no_key: it has none, although the task has.
             deadline: no attempt starts after this moment, a datetime with a time zone.
             deadline_s: the same in seconds from now.
+            metadata: what travels with the job beside its arguments, such as tags.
         """
         chosen = JobOptions(
             queue=queue,
@@ -118,6 +121,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             no_key=no_key,
             deadline=deadline,
             deadline_s=deadline_s,
+            metadata=metadata,
         )
         return WithOptions(self, given(chosen))
 
@@ -222,6 +226,7 @@ def task(
     upgrade: Mapping[int, Upgrade] | None = None,
     aliases: Sequence[str] = (),
     redact: Sequence[str] = (),
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> Decorator: ...
 
@@ -238,6 +243,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> BatchDecorator: ...
 
@@ -253,6 +259,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> TransactionDecorator: ...
 
@@ -268,6 +275,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> ProcessDecorator: ...
 
@@ -286,8 +294,8 @@ def task(
             parameter `ctx` receives the attempt's Context and is no argument of the job.
         registry: where the task is registered.
         options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
-            args_version, upgrade, aliases, redact, and one of process, batch (with max_wait_s) and
-            transaction: see taskd.core.task.Task.
+            args_version, upgrade, aliases, redact, keep_logs, and one of process, batch (with
+            max_wait_s) and transaction: see taskd.core.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.

@@ -6,10 +6,12 @@ import inspect
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from taskd.client import traces
 from taskd.client.client import Client
 from taskd.client.default import default_client
 from taskd.client.producing import BuiltIns, placed
@@ -64,7 +66,7 @@ def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, St
         parts = [node.job for node in plan.nodes]
         asked = [job if job.checked else replace(job, no_key=True) for job in parts]
         jobs = await placed(on, asked, built_ins)
-        workflow_id, *ids = await stored.start(on, plan, jobs)
+        workflow_id, *ids = await traces.traced(partial(stored.start, on, plan), jobs)
         names = [node.name for node in plan.nodes]
         return Started(workflow_id, dict(zip(names, ids, strict=True)))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -21,8 +22,10 @@ MAX_ATTEMPTS_LIMIT = 1000
 TIMEOUT_S_MAX = 30 * 86400.0
 DELAY_S_MAX = 10 * 365 * 86400.0
 ARGS_VERSION_MAX = 32767
+METADATA_BYTES_MAX = 8 * 1024
 PRIORITY_DEFAULT = 100
 PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
+ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
 
 # A queue's name is part of its NOTIFY channel, which PostgreSQL cuts at 63 bytes.
@@ -132,7 +135,7 @@ def check_payload(task: str, args: str) -> str:
             "Store the data elsewhere and pass a reference to it."
         )
     # An odd run of backslashes before `u0000` is an escape; an even one is text.
-    if "\\u0000" in args and re.search(r"(?<!\\)(?:\\\\)*\\u0000", args):
+    if "\\u0000" in args and ESCAPED_NUL.search(args):
         raise InvalidArgs(
             f"task {task}: the arguments hold the character U+0000, which PostgreSQL cannot store"
         )
@@ -154,6 +157,29 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
     # A year near datetime's own ends overflows when it is moved to UTC.
     if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
         raise InvalidJob(f"{name} {shown(moment)} is not between the years 2 and 8999")
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> str:
+    """The JSON text of what travels with a job beside its arguments.
+
+    Raises:
+        InvalidJob: it is no mapping of names, has no JSON form, takes over 8 KiB, or holds U+0000.
+    """
+    try:
+        payload = msgspec.json.encode(metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidJob(f"metadata: {error}") from None
+    if not payload.startswith(b"{"):
+        raise InvalidJob(f"metadata is a mapping by name, not a {type(metadata).__name__}")
+    # As PostgreSQL writes it, with a space behind each comma and colon.
+    if len(payload) + payload.count(b",") + payload.count(b":") > METADATA_BYTES_MAX:
+        raise InvalidJob(
+            f"metadata takes {len(payload):,} bytes; the limit is {METADATA_BYTES_MAX:,}. "
+            "What a handler works on belongs into the arguments."
+        )
+    if b"\\u0000" in payload and ESCAPED_NUL.search(payload.decode()):
+        raise InvalidJob("metadata holds the character U+0000, which PostgreSQL cannot store")
+    return payload.decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +206,8 @@ class NewJob:
         args_version: the form of its arguments, as the task's option has it; None: the first one,
             or, of arguments that are not checked yet, that of the published task.
         limit: the limit that it counts for, and the values that make its key within it.
+        metadata: what travels with the job beside its arguments, by name: tags, the context of a
+            trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 
     Raises:
         InvalidJob: an option is outside its limits.
@@ -201,6 +229,7 @@ class NewJob:
     deadline_s: float | None = None
     args_version: int | None = None
     limit: LimitOf | None = None
+    metadata: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_task_name(self.task)
@@ -222,6 +251,8 @@ class NewJob:
             check_moment("deadline", self.deadline, self.deadline_s, "deadline_s")
         if self.args_version is not None:
             check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
+        if self.metadata is not None:
+            check_metadata(self.metadata)
         if self.unique is not None:
             object.__setattr__(self, "unique", self._keyed(self.unique))
 
@@ -253,6 +284,7 @@ class Job(msgspec.Struct, gc=False):
         workflow_id: the workflow that it is part of, if it is.
         args_version: the form of its arguments; None: the first.
         late: its deadline was over when it was claimed; None: it has none.
+        metadata: JSON text; None: it has none.
     """
 
     id: int
@@ -269,5 +301,6 @@ class Job(msgspec.Struct, gc=False):
     workflow_id: int | None = None
     args_version: int | None = None
     late: bool | None = None
+    metadata: str | None = None
     queue: str = ""
     worker_id: int = 0

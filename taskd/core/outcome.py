@@ -354,7 +354,7 @@ def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
     # By its type: what isinstance() asks as well, its __class__, is the handler's to answer.
     said = issubclass(type(error), Verdict)
     decision = error if said else _rule(job, task, error)
-    hide = _hider(job, task)
+    hide = hider(job, task)
     described = failure.describe(error, hide)
     match decision:
         case Cancel(reason=reason):
@@ -372,7 +372,7 @@ def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
             return _again(job, task, described)
 
 
-def _hider(job: Job, task: Task[..., Any] | None) -> Callable[[str], str]:
+def hider(job: Job, task: Task[..., Any] | None) -> Callable[[str], str]:
     """What takes out of a text, which is kept and logged, the values that the task hides."""
     if task is None or not task.redact:
         return str

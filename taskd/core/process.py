@@ -70,10 +70,14 @@ class Answer(msgspec.Struct, gc=False):
     Attributes:
         ack: the outcome.
         decided: the handler returned, or raised a verdict.
+        lines: what it has logged, each line as JSON, if that is kept.
+        left_out: how many lines were left out of them.
     """
 
     ack: Ack
     decided: bool
+    lines: list[str] = []
+    left_out: int = 0
 
 
 def value_of(settled: Settled) -> Any:

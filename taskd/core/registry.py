@@ -83,7 +83,9 @@ class Registry:
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
         """One with these tasks in place of its own, and all else as it is."""
         made = copy.copy(self)
-        made._tasks = {task.name: task for task in tasks}  # noqa: SLF001 - one of ours
+        made._tasks = {  # noqa: SLF001 - one of ours
+            name: task for task in tasks for name in (task.name, *task.aliases)
+        }
         return made
 
     def get(self, name: str) -> Task[..., Any] | None:

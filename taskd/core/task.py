@@ -30,6 +30,7 @@ from taskd.core.job import (
 )
 from taskd.core.kind import Kind, isolation_of, kind_of
 from taskd.core.limit import Limit, LimitOf, limit_of
+from taskd.core.lines import keep_logs_of
 from taskd.core.outcome import Snooze, Verdict
 from taskd.core.unique import Unique, plain
 from taskd.errors import InvalidArgs
@@ -74,6 +75,8 @@ class Task(Generic[P, R]):
         aliases: its former names; jobs that bear one are run, too.
         redact: arguments that are shown as `***` by the command line and in errors; with
             `upgrade` also those that only older forms have.
+        keep_logs: of which attempts the lines that the handler logs are kept with the job: `off`,
+            `failed` or `all`; None: the worker's setting decides.
 
     Attributes:
         around: in a worker, what the middleware makes of an attempt; see with_middleware().
@@ -86,7 +89,7 @@ class Task(Generic[P, R]):
             not what `process`, `batch` or `transaction` need; `backoff` or `on_error` hold
             something else than policies and verdicts.
         InvalidJob: name or queue outside their limits.
-        ValueError: attempts, timeout, versions, batch or isolation outside their limits.
+        ValueError: attempts, timeout, versions, batch, isolation or keep_logs outside their limits.
     """
 
     around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
@@ -111,6 +114,7 @@ class Task(Generic[P, R]):
         upgrade: Mapping[int, Upgrade] | None = None,
         aliases: Sequence[str] = (),
         redact: Sequence[str] = (),
+        keep_logs: str | None = None,
     ) -> None:
         _check_handler(handler)
         self.handler = handler
@@ -138,6 +142,7 @@ class Task(Generic[P, R]):
         self.form = Form(self.name, args_version, upgrade or {})
         self.aliases = check_aliases(self.name, aliases)
         self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
+        self.keep_logs = keep_logs_of(self.name, keep_logs)
         self.limit = limit
         _check_limit(self.name, limit, self._fields)
         self.limit_defaults = _defaults(self.args_type, limit.arguments if limit else ())

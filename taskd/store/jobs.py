@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
@@ -95,6 +97,7 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         _rare([job.args_version for job in jobs]),
         _rare([job.limit and job.limit.name for job in jobs]),
         _rare([job.limit and job.limit.values for job in jobs]),
+        _rare([metadata_text(job) for job in jobs]),
     )
 
 
@@ -107,8 +110,13 @@ def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
     return (
         job.task, job.queue, job.args, job.priority, job.run_at, _float(job.delay_s),
         job.max_attempts, _float(job.timeout_s), job.deadline, _float(job.deadline_s),
-        job.args_version, *(job.limit or (None, None)),
+        job.args_version, *(job.limit or (None, None)), metadata_text(job),
     )  # fmt: skip
+
+
+def metadata_text(job: NewJob) -> str | None:
+    """What travels with a job, as JSON."""
+    return None if job.metadata is None else msgspec.json.encode(job.metadata).decode()
 
 
 def _float(seconds: float | None) -> float | None:

@@ -57,7 +57,7 @@ async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row
     for row in _rows(await on.fetch("show_job", job_id, unredacted)):
         decoded = {
             name: msgspec.json.decode(row[name]) if row[name] is not None else None
-            for name in ("args", "errors", "result", "progress")
+            for name in ("args", "errors", "result", "progress", "metadata")
         }
         return row | decoded
     return None

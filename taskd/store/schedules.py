@@ -134,14 +134,18 @@ async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]
 
 
 async def fire(
-    on: Fetches, read: DueSchedule, ticks: Sequence[datetime], next_at: datetime
+    on: Fetches,
+    read: DueSchedule,
+    ticks: Sequence[datetime],
+    next_at: datetime,
+    metadata: str | None = None,
 ) -> Fired:
     """Make the jobs of these ticks and move the next one, if nobody has done so since it was read.
 
     Raises:
         StoreUnavailable: not now; the ticks stay due.
     """
-    args = (read.name, read.revision, read.next_at, list(ticks), next_at)
+    args = (read.name, read.revision, read.next_at, list(ticks), next_at, metadata)
     return Fired(*(await on.fetch("fire_schedule", *args))[0])
 
 

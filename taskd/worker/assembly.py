@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from taskd.config import Settings
 from taskd.core.job import Job
+from taskd.core.lines import KeepLogs
 from taskd.core.registry import Registry
 from taskd.store.database import Database, Lane
 from taskd.store.transactions import Transactions
@@ -19,10 +20,12 @@ from taskd.worker.context import Reads
 from taskd.worker.controls import Calls, Controls
 from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
+from taskd.worker.job_lines import JobLines, JobThreads, own_threads
 from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
+from taskd.worker.log_keeper import LogKeeper, hider
 from taskd.worker.notify import Notifier, Notify
 from taskd.worker.progress import ProgressWriter
 from taskd.worker.promoter import Promoter
@@ -68,13 +71,20 @@ class Assembly:
         notify: Notify,
     ) -> None:
         self.claims = Lane(database, "claim", **PLANS)
+        self._deafen: Callable[[], None] = lambda: None
         self.acks = Lane(database, "ack", **PLANS)
         self.upkeep = Lane(database, "upkeep", **PLANS)
         self.lanes = (self.claims, self.acks, self.upkeep)
         self.acker = Acker(self.acks)
-        self.threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="taskd-job")
-        self.processes = JobProcesses(settings, settings.app)
+        self.threads = JobThreads(self._works_for, settings.threads, "taskd-job")
+        keep = KeepLogs(settings.keep_logs)
+        keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
+        self.keeper = LogKeeper(self.upkeep, registry, keep, self._runs) if keeps else None
+        self.lines = JobLines(self._works_for, self.keeper, self._hides)
+        self.processes = JobProcesses(settings, settings.app, self.keeper)
         self.transactions = Transactions(database, settings.transaction_connections)
+        self._pulse, self._loop = pulse, asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         settler = Settler(self.acker)
         self.counts = settler.counts
         self.shared = Shared(
@@ -127,6 +137,7 @@ class Assembly:
             self.reconciler,
             self.scout,
             self.progress,
+            *([self.keeper] if self.keeper else []),
             historian,
         ]
         return [
@@ -139,6 +150,28 @@ class Assembly:
     def _runs(self, job: Job) -> bool:
         """Whether an attempt of this very claim waits for something here."""
         return any(runner.runs(job) for runner in self.runners)
+
+    def _works_for(self) -> Job | None:
+        """The job on whose behalf the main loop works, asked in its thread."""
+        here = threading.get_ident() == self._thread
+        return self._pulse.running(self._loop) if here else None
+
+    def _hides(self, job: Job) -> Callable[[str], str] | None:
+        """What hides the arguments of a job that its task redacts, if it does."""
+        task = self.shared.registry.get(job.task)
+        return hider(job, task) if task is not None and task.redact else None
+
+    def begin_lines(self) -> None:
+        """Name the job in what handlers log, and keep it where that is wanted."""
+        own_threads(self._loop, self._works_for)
+        self.lines.install()
+        if self.keeper is not None:
+            self._deafen = self.keeper.begin(self._loop.call_soon_threadsafe)
+
+    def end_lines(self) -> None:
+        """The opposite."""
+        self.lines.remove()
+        self._deafen()
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
         """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""

@@ -70,6 +70,11 @@ class AttemptContext:
         self.completed = self.committed = False
 
     @property
+    def job(self) -> Job:
+        """The claimed job; for taskd itself."""
+        return self._job
+
+    @property
     def job_id(self) -> int:
         """The job's id."""
         return self._job.id

@@ -19,6 +19,7 @@ from taskd.store.database import Database, Lane
 from taskd.store.schedules import DueSchedule, TicksIn
 from taskd.store.translate import HeldUp
 from taskd.worker.service import Loop
+from taskd.worker.traces import Firing
 
 BATCH = 100
 # How long one query of a schedule may take, its jobs included.
@@ -108,13 +109,15 @@ async def fire(lane: Lane, read: DueSchedule) -> bool:
         if await schedules.stall(lane, read, str(error)):
             events.schedule_stalled(read.name, str(error))
         return True
-    fired = await schedules.fire(lane, read, found.ticks, found.next_at)
+    firing = Firing(read.name if found.ticks else None)
+    fired = await schedules.fire(lane, read, found.ticks, found.next_at, firing.metadata)
     if fired.outcome is None:
         return False
     if found.missed:
         events.schedule_missed(read.name, read.next_at, len(found.ticks))
     if fired.outcome == "fired":
         late_s = (read.now - found.ticks[-1]).total_seconds()
+        firing.end(fired.jobs)
         events.schedule_fired(read.name, found.ticks[-1], fired.jobs, late_s)
     elif fired.outcome == "skipped":
         events.schedule_skipped(read.name, found.ticks[-1])

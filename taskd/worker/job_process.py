@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,13 @@ from taskd.config import Settings
 from taskd.core import outcome
 from taskd.core.failure import describe
 from taskd.core.job import Job
+from taskd.core.lines import Lines, line_of
 from taskd.core.outcome import Ack, Raised, Returned, Verdict
 from taskd.core.process import Answer, MustEnd
 from taskd.core.task import Task
+from taskd.worker.job_lines import JobLines
+from taskd.worker.log_keeper import hider
+from taskd.worker.traces import go_on
 
 PR_SET_PDEATHSIG = 1
 READY, BEGUN = b"ready\n", b"begun\n"
@@ -47,11 +52,12 @@ class Boot(msgspec.Struct):
 
 
 class Request(msgspec.Struct, gc=False):
-    """An attempt to run: where its task is, and its job."""
+    """An attempt to run: where its task is, its job, and whether what it logs is kept."""
 
     module: str
     name: str
     job: Job
+    keep: bool = False
 
 
 def plain(value: Any) -> str:
@@ -74,6 +80,11 @@ class JobProcess:
     def __init__(self, connection: socket.socket) -> None:
         self._stream = connection.makefile("rwb")
         self._running = False
+        # One attempt at a time: whatever is logged here is said by its job, in any thread.
+        self._job: Job | None = None
+        self._kept = Kept()
+        self._hide: Callable[[str], str] | None = None
+        self._lines = JobLines(lambda: self._job, self._kept, lambda _: self._hide)
 
     def serve(self) -> None:
         """Boot, then run attempts until the worker hangs up."""
@@ -86,6 +97,7 @@ class JobProcess:
         except BaseException as error:  # noqa: BLE001 - whatever the app's modules raise, its worker says it
             self._say(describe(error).to_json().encode() + b"\n")
             return
+        self._lines.install()
         self._say(READY)
         while line := self._stream.readline():
             request = msgspec.json.decode(line, type=Request)
@@ -111,14 +123,54 @@ class JobProcess:
             if task is None:
                 raise LookupError(f"there is no task {request.module}.{request.name} here")  # noqa: TRY301
             arguments = task.decode(request.job.args, request.job.args_version)
+            self._hide = hider(request.job, task) if task.redact or request.keep else None
+            self._kept.begin(self._hide if request.keep else None)
+            self._job = request.job
+            go_on(request.job)
             self._running = True
             self._say(BEGUN)
             value = task.handler(**arguments)
             self._running = False
         except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
             self._running = False
-            return _answer(request.job, task, Raised(error))
-        return _answer(request.job, task, Returned(value))
+            return self._answered(_answer(request.job, task, Raised(error)))
+        return self._answered(_answer(request.job, task, Returned(value)))
+
+    def _answered(self, answer: Answer) -> Answer:
+        self._job = None
+        answer.lines, answer.left_out = self._kept.end()
+        return answer
+
+
+class Kept:
+    """The lines of the attempt that runs, for its worker to keep."""
+
+    def __init__(self) -> None:
+        self._hide: Callable[[str], str] | None = None
+        self._kept = Lines()
+
+    def begin(self, hide: Callable[[str], str] | None) -> None:
+        """An attempt begins; None: its lines are not kept."""
+        self._hide, self._kept = hide, Lines()
+
+    def line(
+        self,
+        job: Job,
+        at_s: float,
+        level: str,
+        text: object,
+        logger: str,
+        fields: Mapping[str, Any],
+        error: BaseException | None,
+    ) -> None:
+        """The handler has logged this."""
+        if self._hide is not None:
+            self._kept.add(line_of(at_s, level, text, logger, fields, error, self._hide))
+
+    def end(self) -> tuple[list[str], int]:
+        """The attempt has ended: what is kept of its lines, and how many were left out."""
+        kept, self._kept, self._hide = self._kept, Lines(), None
+        return kept.each(), kept.left_out
 
 
 def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) -> Answer:

@@ -26,12 +26,15 @@ from taskd.config import Settings
 from taskd.core.failure import Failure
 from taskd.core.job import Job
 from taskd.core.kind import Kind
+from taskd.core.lines import KeepLogs
 from taskd.core.outcome import Settled
 from taskd.core.process import Answer, ProcessDied, ProcessNotStarted, ended, value_of
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.errors import ConfigError
 from taskd.worker.job_process import BEGUN, READY, Boot, Request, find_task, plain
+from taskd.worker.log_keeper import LogKeeper
+from taskd.worker.traces import carried_on
 from taskd.worker.turn import Turn
 
 # As a module with -m it would be there twice, and Python would warn of that.
@@ -149,15 +152,18 @@ class JobProcesses:
 
     Args:
         app: the module that each process imports first.
+        keeper: takes the lines that handlers log, at the end of each attempt.
 
     Attributes:
         slots: so many processes at most.
     """
 
-    def __init__(self, settings: Settings, app: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, app: str | None = None, keeper: LogKeeper | None = None
+    ) -> None:
         self.slots = process_slots(settings)
         self._jobs_max = settings.process_jobs_max
-        self._settings, self._app = settings, app
+        self._settings, self._app, self._keeper = settings, app, keeper
         self._idle: list[JobProcess] = []
         self._all: set[JobProcess] = set()
         self._places = self.slots
@@ -170,7 +176,9 @@ class JobProcesses:
         Raises:
             ProcessDied, ProcessNotStarted: an ordinary failure of this attempt.
         """
-        request = Request(task.handler.__module__, task.handler.__qualname__, job)
+        keep = self._keeper is not None and self._keeper.keeps(task.name) is not KeepLogs.OFF
+        told = carried_on(job)
+        request = Request(task.handler.__module__, task.handler.__qualname__, told, keep)
         line = msgspec.json.encode(request)
         for start in range(1, STARTS_MAX + 1):
             process = await self._taken()
@@ -185,6 +193,8 @@ class JobProcesses:
             finally:
                 call.has(None)
                 self._give(process)
+            if self._keeper is not None and answer.lines:
+                self._keeper.add_all(job, answer.lines, answer.left_out)
             return Settled(answer.ack, answer.decided)
         raise AssertionError("the last start raises")
 

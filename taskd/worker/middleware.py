@@ -18,11 +18,11 @@ def with_middleware(registry: Registry) -> Registry:
     tasks = []
     for task in registry:
         chain = [each.around for each in registry.middleware if each.fits(task.name)]
-        tasks.append(_inside(task, partial(through, chain)) if chain else task)
+        tasks.append(inside(task, partial(through, chain)) if chain else task)
     return registry.with_tasks(tasks)
 
 
-def _inside(task: Task[..., Any], around: Any) -> Task[..., Any]:
+def inside(task: Task[..., Any], around: Any) -> Task[..., Any]:
     """A copy of the task whose attempts have a context and run inside of the middleware."""
     inside = copy.copy(task)
     inside.around = around

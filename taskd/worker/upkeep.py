@@ -12,7 +12,7 @@ from taskd import events
 from taskd.core.job import JobState
 from taskd.core.outcome import Ack
 from taskd.errors import StoreUnavailable
-from taskd.store import control, history, jobs, limits, results, workers, workflows
+from taskd.store import control, history, jobs, limits, logs, results, workers, workflows
 from taskd.store.database import Database, Lane
 from taskd.store.jobs import DueIn
 from taskd.store.schedules import TicksIn
@@ -275,6 +275,7 @@ class Historian(Loop):
             await history.prune_keys(lane)
             await workflows.prune(lane)
             await results.prune_progress(lane)
+            await logs.prune(lane)
             await limits.prune_buckets(lane)
             await workers.forget(lane, FORGET_WORKERS_AFTER_S)
         except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on

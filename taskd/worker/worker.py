@@ -19,6 +19,7 @@ from taskd.errors import ConfigError, TaskdError
 from taskd.store import limits, migrations, schedules, workers
 from taskd.store.database import Database
 from taskd.store.translate import NoRoom
+from taskd.worker import traces
 from taskd.worker.app import queue_limits
 from taskd.worker.assembly import Assembly
 from taskd.worker.job_processes import check_found
@@ -94,6 +95,7 @@ class Worker:
         self._stop_changed = asyncio.Event()
         self._reborn: asyncio.Task[None] | None = None
         self._resources = Resources(registry)
+        self._traces: traces.Traces | None = None
 
     # Life.
 
@@ -162,14 +164,19 @@ class Worker:
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
         await schedules.publish(self.parts.upkeep, self._app, self.registry.schedules.values())
         await limits.publish(self.parts.upkeep, self._app, self.registry)
+        self.parts.begin_lines()
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
+        self._traces = traces.begin()
+        if self._traces is not None:
+            self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
         await self._register()
         await self.parts.sweeper.look()  # before the first claim: what is paused is not run
         self._beat = BeatThread(
             self.database, self._lease, self._pulse, self._buried, self._works_with
         )
+        self._pulse.ticked = time.monotonic()  # nobody has looked after it so far
         self._beat.start()
         self.parts.supervisor.start()
         self._watchers = [asyncio.create_task(self._watch_supervisor(), name="watch-supervisor")]
@@ -324,6 +331,7 @@ class Worker:
         events.configure(
             settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
         )
+        self.parts.lines.relevel()
         events.worker_reloaded({runner.queue: runner.limit for runner in self.parts.runners})
 
     async def _watch_supervisor(self) -> None:
@@ -410,6 +418,9 @@ class Worker:
         if hasattr(self, "_beat"):
             await self._beat.stop()
         self.parts.handler_tasks.unwatch()
+        self.parts.end_lines()
+        if self._traces is not None:
+            await self._traces.close()
         await self.parts.processes.close()
         await self.parts.transactions.close()
         await self._resources.close()

@@ -153,3 +153,35 @@ def test_cancel_of_what_cannot_be_cancelled(some):
 def test_ids_fit_into_a_pipe(some):
     found = some("jobs", "list", "--state", "failed", "--ids").stdout.split()
     assert some("jobs", "retry", *found).stdout.split() == found
+
+
+def test_show_prints_what_was_logged_by_attempt(some):
+    lines = [
+        {
+            "at": "2026-01-01T00:00:00.5+00:00",
+            "level": "info",
+            "text": "a\x1b[2J",
+            "logger": "shop",
+        },
+        {"at": "", "level": "error", "text": "odd", "fields": {"n": "a b"}, "traceback": "Trace\n"},
+    ]
+    some.sql(
+        "INSERT INTO taskd.job_log (job_id, fence, worker_id, expires_at, attempt, ended, first, "
+        "left_out, lines) SELECT 6, fence, 12, now() + interval '1 h', fence, fence = 1, 1, 7, "
+        "$1::text::jsonb FROM generate_series(0, 1) AS fence",
+        json.dumps(lines),
+    )
+    shown = some("jobs", "show", 6, "--logs").stdout
+    assert "log of attempt 0 on worker 12, which still runs" in shown
+    assert "log of attempt 1 on worker 12\n" in shown
+    assert "info    a?[2J logger=shop\n[7 lines left out]\n error   odd n='a b'\nTrace\n" in (
+        shown.replace("\N{REPLACEMENT CHARACTER}", "?").replace("\\x1b", "?")
+    )
+    assert "\x1b[2J" not in shown
+    [told] = some.json("jobs", "show", 6, "--logs")
+    assert [each["lines"] for each in told["logs"]] == [lines, lines]
+    assert "logs" not in some.json("jobs", "show", 6)[0]
+
+
+def test_show_says_when_nothing_was_kept(some):
+    assert "keep_logs" in some("jobs", "show", 3, "--logs").stderr

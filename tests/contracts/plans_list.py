@@ -94,6 +94,16 @@ PINS = (
     Pin("tell_progress", (IDS, ONES, ONES, ONES, ["a"] * len(IDS)), ""),
     Pin("forget_progress", (IDS, ONES), "progress_pkey progress_pkey"),
     Pin("prune_progress", (), "job_pkey progress_pkey progress_pkey"),
+    Pin(
+        "write_logs",
+        (
+            *(ONES, IDS, ONES, ONES, ["q1"] * len(IDS), ["t"] * len(IDS), ["t"] * len(IDS)),
+            *(ONES, ONES, ["[]"] * len(IDS)),
+        ),
+        "job_log_pkey queue_pkey tid job_log",
+    ),
+    Pin("forget_logs", (IDS, ONES), "job_log_pkey"),
+    Pin("prune_logs", (1000,), "job_log_expires tid job_log"),
     Pin("prune_keys", (1000,), "job_key_until tid job_key"),
     Pin("prune_buckets", (), "bucket_pkey job_limit_pkey"),
 )

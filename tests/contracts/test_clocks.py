@@ -13,9 +13,15 @@ WALL = {
     "datetime": {"now", "utcnow", "today"},
     "date": {"today"},
 }
-# A mail has a Date; a signed request says when it was signed, and an answer may name a date;
-# doctor holds this clock against the database's.
-TELLS_OTHERS = {"tasks/mail.py", "tasks/http_request.py", "cli/doctor.py"}
+# A mail has a Date; a signed request says when it was signed, and an answer may name a date; doctor
+# holds this clock against the database's. A line of a log has the time of its host, as all lines of
+# that host have.
+TELLS_OTHERS = {
+    "tasks/mail.py",
+    "tasks/http_request.py",
+    "cli/doctor.py",
+    "worker/job_lines.py",
+}
 
 
 def reads(tree: ast.AST) -> Iterator[int]:

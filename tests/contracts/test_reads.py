@@ -30,7 +30,7 @@ OF_WORKERS: dict[str, tuple[Any, ...]] = {
     "claim_limited_jobs": (crowd.ME, "limited", 10, 1),
     "count_depths": (),
     # Its tick, and the one that follows.
-    "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE),
+    "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),
     "parent_results": (9_500_000, 100_000),
     "prune_workflows": (),
     "prune_default_partition": (10,),

@@ -15,7 +15,7 @@ from tests.logins import Logins
 # hand can end them, and what only reads need not be kept from those who may read all of it.
 BESIDES = {
     "producer": {"demo_live", "bench_left", "find_bounds"},
-    "worker": {"demo_left", "find_bounds", "find_live_jobs", "tasks_of_jobs"},
+    "worker": {"demo_left", "find_bounds", "find_live_jobs", "tasks_of_jobs", "job_logs"},
     "observer": {"check_acks", "find_bounds"},
     "admin": {"check_acks", "locked_jobs", "ack_done", "expire_jobs"},
 }

@@ -531,6 +531,6 @@ async def test_an_error_quotes_no_row(sql: Any, lane: Lane) -> None:
 
 async def test_a_value_that_cannot_be_sent_is_not_quoted(lane: Lane) -> None:
     with pytest.raises(ValueRefused) as caught:
-        await lane.fetch("enqueue_jobs", ["t"], ["q"], ['{"iban": "DE02\ud800"}'], *[[None]] * 10)
+        await lane.fetch("enqueue_jobs", ["t"], ["q"], ['{"iban": "DE02\ud800"}'], *[[None]] * 11)
     assert "query argument $3" in str(caught.value)
     assert "DE02" not in str(caught.value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 
 import msgspec
@@ -37,6 +38,23 @@ async def goes_on(ctx: Context) -> None:
     await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "done")
 
 
+@task(queue="mixed", backoff=app.SOON, keep_logs="all")
+async def tells(ctx: Context) -> None:
+    """Logs something, and goes on for a while."""
+    await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    log.warning("begun")
+    await asyncio.sleep(0.2)
+    log.warning("ended")
+    await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+@task(queue="mixed", backoff=app.SOON, keep_logs="failed")
+async def tells_of_failures(ctx: Context) -> None:
+    """The same, of which nothing is kept when it has ended well."""
+    await tells.handler(ctx)
+
+
+log = logging.getLogger("points")
 line = pipeline("line", stage("one", app.member), stage("two", app.member))
 
 

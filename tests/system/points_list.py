@@ -236,6 +236,11 @@ _OFTEN = {
     "taskd.worker.attendance.LOOK_AT_PRODUCERS_EVERY_S": 0.0,
 }
 
+_LOGS = {
+    "taskd.worker.log_keeper.WRITE_EVERY_S": 0.02,
+    "taskd.worker.log_keeper.RUNNING_EVERY_S": 0.05,
+}
+
 SCENES: dict[str, Scene] = {
     "usual": Scene(),
     "beside a dead worker": Scene(prepare=_neighbour_dies),
@@ -253,6 +258,9 @@ SCENES: dict[str, Scene] = {
     "locked rows": Scene(preludes=(Strike("ack_done", "before", "held"),)),
     "slow jobs": Scene(lambda: [app.waits.job(ms=1000) for _ in range(3)]),
     "progress": Scene(lambda: [points_app.goes_on.job() for _ in range(2)]),
+    "logs": Scene(
+        lambda: [points_app.tells.job(), points_app.tells_of_failures.job()], tuned=_LOGS
+    ),
     "results": Scene(lambda: [FAN_IN]),
     "ticking": Scene(list, ticks=1),
     "ticking by a query": Scene(list, ticks=3),
@@ -273,6 +281,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         *("look_around", "beat", "listen", "scout_queues", "next_due", "draw_xid", "have_ended"),
         *("make_history_partitions", "truncate_expired_partition", "prune_default_partition"),
         *("prune_keys", "prune_workflows", "prune_progress", "prune_buckets", "forget_workers"),
+        "prune_logs",
         *("due_schedules", "next_ticks"),
     ),
     "beside a dead worker": ("bury_workers", "rescue_jobs", "claim_suspect"),
@@ -290,6 +299,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "locked rows": ("locked_jobs",),
     "slow jobs": ("running_jobs",),
     "progress": ("tell_progress", "forget_progress"),
+    "logs": ("write_logs", "forget_logs"),
     "results": ("parent_results",),
     "ticking": (*TICKS_AT_START, "fire_schedule"),
     "ticking by a query": ("due_schedules", "fire_schedule"),

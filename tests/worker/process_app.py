@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,14 @@ def steps(to: str, n: int) -> Any:
 @task(process=True, registry=REGISTRY, max_attempts=1)
 def last(n: int) -> int:
     return n
+
+
+@task(process=True, registry=REGISTRY, keep_logs="all", redact=["token"])
+def logs_a_lot(token: str) -> None:
+    log = logging.getLogger("shop")
+    log.warning("token %s", token)
+    for n in range(1000):
+        log.warning("line %d", n)
+    thread = threading.Thread(target=log.warning, args=("in a thread",))
+    thread.start()
+    thread.join()

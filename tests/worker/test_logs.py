@@ -1,0 +1,396 @@
+"""What handlers log: each line names its job, and is kept with the attempt where that is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from taskd import events
+from taskd.core.backoff import Fixed
+from taskd.core.outcome import Snooze
+from taskd.store import logs
+from taskd.worker import log_keeper
+from tests.worker import process_app
+from tests.worker.conftest import Desk, until
+
+log = logging.getLogger("shop")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_keeper, "WRITE_EVERY_S", 0.01)
+    monkeypatch.setattr(log_keeper, "RUNNING_EVERY_S", 0.05)
+
+
+@pytest.fixture
+def written() -> Iterator[list[dict[str, Any]]]:
+    """The records of the logger `shop`, with what was bound to them."""
+    records: list[dict[str, Any]] = []
+
+    class Collects(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said = vars(record)
+            bound = {name: said.get(name) for name in ("job_id", "task", "queue", "attempt")}
+            records.append({"text": record.getMessage()} | bound)
+
+    handler = Collects()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield records
+    log.removeHandler(handler)
+    log.setLevel(logging.NOTSET)
+
+
+def says(text: str) -> None:
+    log.info(text)
+
+
+async def test_a_line_names_its_job_wherever_it_is_written(
+    desk: Desk, written: list[dict[str, Any]]
+) -> None:
+    @desk.task()
+    async def at_once() -> None:
+        log.info("at once")
+
+    @desk.task(queue="mail")
+    async def everywhere() -> None:
+        await asyncio.to_thread(says, "in a thread")
+        log.info("later")
+        await asyncio.gather(child(), child())
+
+    async def child() -> None:
+        await asyncio.sleep(0)
+        log.info("child")
+        await asyncio.get_running_loop().run_in_executor(None, says, "executor")
+
+    @desk.task()
+    def plain() -> None:
+        log.info("plain")
+
+    ids = await desk.enqueue(at_once.job(), everywhere.job(), plain.job())
+    await desk.start()
+    await desk.settled(*ids)
+    log.info("outside")
+    named = {each["text"]: (each["job_id"], each["task"], each["queue"]) for each in written}
+    assert named == {
+        "at once": (ids[0], "at_once", "default"),
+        "in a thread": (ids[1], "everywhere", "mail"),
+        "later": (ids[1], "everywhere", "mail"),
+        "child": (ids[1], "everywhere", "mail"),
+        "executor": (ids[1], "everywhere", "mail"),
+        "plain": (ids[2], "plain", "default"),
+        "outside": (None, None, None),
+    }
+    assert {each["attempt"] for each in written if each["job_id"]} == {1}
+
+
+async def test_jobs_that_run_at_the_same_time_name_themselves(
+    desk: Desk, written: list[dict[str, Any]]
+) -> None:
+    @desk.task()
+    async def counts(n: int) -> None:
+        for step in range(5):
+            log.info("%d.%d", n, step)
+            await asyncio.sleep(0)
+            await asyncio.to_thread(says, f"{n}.thread")
+
+    ids = await desk.enqueue(*(counts.job(n) for n in range(10)))
+    await desk.start()
+    await desk.settled(*ids)
+    assert len(written) == 100
+    assert {(each["text"][0], each["job_id"]) for each in written} == {
+        (str(n), job_id) for n, job_id in enumerate(ids)
+    }
+
+
+async def test_a_line_keeps_what_it_says_by_itself(
+    desk: Desk, written: list[dict[str, Any]]
+) -> None:
+    @desk.task()
+    async def has_own() -> None:
+        log.info("own", extra={"task": "mine", "queue": 7})
+
+    [job_id] = await desk.enqueue(has_own.job())
+    await desk.start()
+    await desk.settled(job_id)
+    assert [(each["task"], each["queue"], each["job_id"]) for each in written] == [
+        ("mine", 7, job_id)
+    ]
+
+
+async def test_structlog_names_the_job_as_an_app_has_set_it_up(desk: Desk) -> None:
+    lines: list[Any] = []
+
+    def collect(_logger: Any, method: str, event: dict[str, Any]) -> Any:
+        lines.append(dict(event))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[collect], cache_logger_on_first_use=True)
+    logger = structlog.get_logger()
+    logger.info("before")  # it is cached by now
+
+    @desk.task()
+    async def speaks() -> None:
+        await asyncio.sleep(0)
+        logger.info("paid", amount=3)
+
+    try:
+        [job_id] = await desk.enqueue(speaks.job())
+        started = await desk.start()
+        await desk.settled(job_id)
+        await started.stop()
+        logger.info("after")
+    finally:
+        structlog.reset_defaults()
+    assert lines == [
+        {"event": "before"},
+        {
+            "event": "paid",
+            "amount": 3,
+            "job_id": job_id,
+            "task": "speaks",
+            "queue": "default",
+            "attempt": 1,
+        },
+        {"event": "after"},
+    ]
+
+
+async def test_what_an_app_has_not_set_up_is_written_as_our_own_lines_are(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    monkeypatch.setattr(events, "_log", None)
+    monkeypatch.setattr(events, "_log_level", 99)
+    events.configure("json", "info", stream=stream)
+
+    @desk.task(redact=["card"])
+    async def speaks(card: str) -> None:
+        structlog.get_logger().info("structured", amount=3, level="odd", card=card)
+        structlog.get_logger().debug("not this")
+        logging.getLogger("lib").info("plain %s postgresql://me:secret@db/x", 1)
+        logging.getLogger("lib").debug("nor this")
+        try:
+            raise ValueError("odd")
+        except ValueError:
+            log.exception("caught")
+
+    [job_id] = await desk.enqueue(speaks.job("4242424242424242"))
+    started = await desk.start()
+    await desk.settled(job_id)
+    await started.stop()
+    assert "4242" not in stream.getvalue()
+    assert logging.root.handlers == []
+    assert not structlog.is_configured()
+    said = [json.loads(line) for line in stream.getvalue().splitlines()]
+    lines = {each["event"]: each for each in said if each.get("task") == "speaks"}
+    assert (lines["structured"]["amount"], lines["structured"]["card"]) == ("3", "***")
+    assert lines["structured"]["job_id"] == job_id
+    assert lines["plain 1 postgresql://me:***@db/x"]["logger"] == "lib"
+    assert lines["caught"]["level"] == "error"
+    assert "ValueError: odd" in lines["caught"]["exception"]
+    assert set(lines) == {
+        "structured", "plain 1 postgresql://me:***@db/x", "caught", "job.done",
+    }  # fmt: skip
+
+
+async def test_lines_are_kept_of_those_who_say_so(desk: Desk, written: Any) -> None:
+    @desk.task(keep_logs="all", redact=["token"])
+    async def keeps(token: str) -> None:
+        log.info("with %s", token, extra={"said": token, "n": 3})
+        await asyncio.sleep(0)
+        log.warning("then")
+
+    @desk.task()
+    async def keeps_none() -> None:
+        log.info("gone")
+
+    first, second = await desk.enqueue(keeps.job("hunter22"), keeps_none.job())
+    started = await desk.start()
+    await desk.settled(first, second)
+    await started.stop()
+    [attempt] = await logs.of_job(desk.lane, first)
+    assert (attempt["attempt"], attempt["fence"], attempt["ended"]) == (1, 1, True)
+    assert [(each["level"], each["text"]) for each in attempt["lines"]] == [
+        ("info", "with ***"),
+        ("warning", "then"),
+    ]
+    assert attempt["lines"][0]["fields"] == {"said": "***", "n": "3"}
+    assert attempt["lines"][0]["logger"] == "shop"
+    assert await logs.of_job(desk.lane, second) == []
+    [row] = await desk.sql.fetch("SELECT expires_at - written_at AS kept FROM taskd.job_log")
+    assert 6.9 < row["kept"].total_seconds() / 86400 < 7.1
+
+
+async def test_of_those_that_failed_lines_are_kept_whatever_came_of_them_later(
+    desk: Desk, written: Any
+) -> None:
+    @desk.task(backoff=Fixed(0.01))
+    async def flaky(ctx: Any) -> None:
+        log.info("claim %d", ctx.fence)
+        if ctx.fence == 1:
+            raise Snooze(0.01)
+        if ctx.fence == 2:
+            raise RuntimeError("odd")
+
+    @desk.task(keep_logs="off", max_attempts=1)
+    async def never() -> None:
+        log.info("no")
+        raise RuntimeError
+
+    first, second = await desk.enqueue(flaky.job(), never.job())
+    started = await desk.start(keep_logs="failed")
+    await desk.settled(first, second)
+    await started.stop()
+    kept = await logs.of_job(desk.lane, first)
+    assert [[line["text"] for line in each["lines"]] for each in kept] == [["claim 2"]]
+    assert await logs.of_job(desk.lane, second) == []
+
+
+@pytest.mark.parametrize("keep", ["all", "failed"])
+async def test_lines_of_an_attempt_are_there_while_it_runs(
+    desk: Desk, written: Any, keep: str
+) -> None:
+    go_on = asyncio.Event()
+
+    @desk.task(keep_logs=keep)
+    async def works() -> None:
+        log.info("begun")
+        await go_on.wait()
+        log.info("ended")
+
+    [job_id] = await desk.enqueue(works.job())
+    started = await desk.start()
+    [attempt] = await until(lambda: logs.of_job(desk.lane, job_id))
+    assert attempt["runs"]
+    assert [line["text"] for line in attempt["lines"]] == ["begun"]
+    go_on.set()
+    await desk.settled(job_id)
+    await started.stop()
+    kept = await logs.of_job(desk.lane, job_id)
+    assert [line["text"] for each in kept for line in each["lines"]] == (
+        ["begun", "ended"] if keep == "all" else []
+    )
+
+
+async def test_the_lines_of_a_process_come_with_its_answer(desk: Desk) -> None:
+    for task in (process_app.logs_a_lot,):
+        desk.registry.add(task)
+    [job_id] = await desk.enqueue(process_app.logs_a_lot.job("hunter22"))
+    started = await desk.start(app="tests.worker.process_app")
+    await desk.settled(job_id)
+    await started.stop()
+    [attempt] = await logs.of_job(desk.lane, job_id)
+    texts = [line["text"] for line in attempt["lines"]]
+    assert texts[:2] == ["token ***", "line 0"]
+    assert texts[-1] == "in a thread"
+    assert (len(texts), attempt["first"], attempt["left_out"]) == (200, 50, 802)
+
+
+async def test_a_flood_keeps_its_first_and_last_lines(desk: Desk, written: Any) -> None:
+    @desk.task(keep_logs="all")
+    async def floods() -> None:
+        for n in range(1000):
+            log.info("%d %s", n, "x" * 10)
+        log.info("y" * 1_000_000)
+
+    [job_id] = await desk.enqueue(floods.job())
+    started = await desk.start()
+    await desk.settled(job_id)
+    await started.stop()
+    [attempt] = await logs.of_job(desk.lane, job_id)
+    texts = [line["text"] for line in attempt["lines"]]
+    assert texts[0].startswith("0 ")
+    assert texts[49].startswith("49 ")
+    assert texts[-2].startswith("999 ")
+    assert len(texts[-1]) < 2100
+    assert attempt["left_out"] == 801
+
+
+async def test_what_cannot_be_written_is_dropped_and_no_outcome_waits_for_it(
+    desk: Desk, written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.sql.execute("ALTER TABLE taskd.job_log RENAME TO elsewhere")
+
+    @desk.task(keep_logs="all")
+    async def speaks() -> None:
+        log.info("said")
+
+    [job_id] = await desk.enqueue(speaks.job())
+    started = await desk.start()
+    await desk.settled(job_id)
+    await desk.heard.wait("logs.dropped")
+    assert await started.stop() == 0
+    assert not desk.heard.of("service.crashed")
+
+
+async def test_odd_lines_harm_nobody(desk: Desk) -> None:
+    class Odd:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    @desk.task(keep_logs="all")
+    async def odd() -> None:
+        odd_log.warning("nul \x00 and \ud800", extra={"value": Odd(), "deep": {"a": [1, 2]}})
+        odd_log.warning("%d", "no number")
+
+    odd_log = logging.getLogger("odd")
+    logging_raises, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        [job_id] = await desk.enqueue(odd.job())
+        started = await desk.start()
+        [row] = await desk.settled(job_id)
+        await started.stop()
+    finally:
+        logging.raiseExceptions = logging_raises
+    assert row["state"] == "done"
+    [attempt] = await logs.of_job(desk.lane, job_id)
+    assert len(attempt["lines"]) == 2
+
+
+async def test_of_a_job_that_runs_for_ever_some_attempts_stay(desk: Desk) -> None:
+    for fence in range(1, 41):
+        told = logs.AttemptLines(1, 7, fence, 1, "default", False, True, 0, 0, "[]")
+        await logs.write(desk.lane, [told])
+    kept = [each["fence"] for each in await logs.of_job(desk.lane, 7)]
+    assert kept == [1, *range(22, 41)]
+
+
+async def test_lines_go_when_their_time_is_over(desk: Desk) -> None:
+    rows = [(1, n, 1, 1, "default", False, True, 0, 0, "[]") for n in (1, 2)]
+    await logs.write(desk.lane, [logs.AttemptLines(*row) for row in rows])
+    await desk.sql.execute("UPDATE taskd.job_log SET expires_at = now() WHERE job_id = 1")
+    assert await logs.of_job(desk.lane, 1) == []
+    assert await logs.prune(desk.lane) == 1
+    assert await desk.sql.fetchval("SELECT count(*) FROM taskd.job_log") == 1
+
+
+async def test_a_queue_that_keeps_no_jobs_keeps_no_lines(desk: Desk) -> None:
+    await desk.sql.execute(
+        "INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s) VALUES ('brief', 0, 3600)"
+    )
+    rows = [
+        (1, 1, 1, 1, "brief", False, True, 0, 0, "[]"),
+        (1, 2, 1, 1, "brief", True, True, 0, 0, "[]"),
+    ]
+    await logs.write(desk.lane, [logs.AttemptLines(*row) for row in rows])
+    assert await desk.sql.fetchval("SELECT array_agg(job_id) FROM taskd.job_log") == [2]
+
+
+async def test_what_an_attempt_says_after_its_end_does_not_replace_it(desk: Desk) -> None:
+    said = logs.AttemptLines(1, 1, 1, 1, "default", False, True, 1, 0, '[{"text": "in time"}]')
+    await logs.write(desk.lane, [said])
+    await logs.write(desk.lane, [said._replace(lines='[{"text": "late"}]')])
+    [attempt] = await logs.of_job(desk.lane, 1)
+    assert attempt["lines"] == [{"text": "in time"}]
