@@ -398,6 +398,17 @@ def service_crashed(service: str, error: BaseException, crashes: int, delay_s: f
     )
 
 
+def http_listening(address: str) -> None:
+    """HTTP requests are answered at this address."""
+    _emit("http.listening", "info", address=address)
+
+
+def request_failed(method: str, path: str, error: BaseException) -> None:
+    """An HTTP request could not be answered, by a mistake in this code; it got a 500."""
+    said = f"{type(error).__name__}: {error}"
+    _emit("request.failed", "error", method=method, path=path[:200], error=said)
+
+
 def task_replaced(name: str, by: str) -> None:
     """A task of the app replaces a built-in one of the same name."""
     _emit("task.replaced", "info", task=name, by=by)
