@@ -20,8 +20,8 @@ from taskd.worker.context import Reads
 from taskd.worker.controls import Calls, Controls
 from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
-from taskd.worker.job_lines import JobLines, JobThreads, own_threads
 from taskd.worker.health import Health
+from taskd.worker.job_lines import JobLines, JobThreads, own_threads
 from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
