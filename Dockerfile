@@ -18,7 +18,8 @@ COPY taskd taskd
 # The environment that is kept holds no pip and no build backend, only taskd and what it needs.
 RUN tools/bin/hatchling build -t wheel -d dist \
     && python -m venv --without-pip /opt/taskd \
-    && tools/bin/pip --python /opt/taskd/bin/python install --no-index --find-links /wheels dist/*.whl
+    && tools/bin/pip --python /opt/taskd/bin/python install --no-index --find-links /wheels \
+        "$(echo dist/*.whl)[web]"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="taskd" \

@@ -78,6 +78,16 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
     return parse
 
 
+def _address(value: Any) -> str:
+    text = str(value).strip()
+    if text == "off":
+        return text
+    match = re.fullmatch(r"(?:(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]@]*):)?(\d{1,5})", text)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError(f"{text!r} is neither off, a port such as 9090, nor host:port")
+    return f"{match[1] or '127.0.0.1'}:{int(match[2])}"
+
+
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(str(part).strip() for part in parts if str(part).strip())
@@ -235,6 +245,11 @@ class Settings:
         "auto",
         "auto: readable on a terminal, JSON otherwise; or console, or json.",
         _one_of("auto", "console", "json"),
+    )
+    http: str = setting(
+        "off",
+        "Where a worker serves /livez, /readyz and /metrics: `host:port`, or a port of 127.0.0.1.",
+        _address,
     )
     smtp_host: str | None = setting(None, "The mail server; turns the task send_email on.", str)
     smtp_port: int | None = setting(

@@ -83,6 +83,11 @@ COMMANDS = {
         "tail",
         "Follow what happens to jobs: enqueued, claimed, retried, done, failed, cancelled.",
     ),
+    "metrics": Lazy(
+        "metrics",
+        "metrics",
+        "List the metrics of `taskd run --http`; print alert rules and a dashboard for them.",
+    ),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
     "doctor": Lazy(
         "doctor",

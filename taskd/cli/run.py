@@ -20,7 +20,8 @@ from taskd.cli.session import QUEUE, OfSetting, Session, pass_session
 if TYPE_CHECKING:
     from taskd.client import Target
     from taskd.config import Settings
-    from taskd.worker import Notify, Place, Report
+    from taskd.web.endpoint import Endpoint
+    from taskd.worker import Notify, Place, Processes, Report, Worker
 
 LEFT_WORDS = {
     "future": "scheduled for later",
@@ -90,6 +91,13 @@ def _check_queues(
     type=OfSetting("drain_s"),
     metavar="TIME",
     help="How long a stop lets running attempts end.",
+)
+@click.option(
+    "--http",
+    type=OfSetting("http"),
+    metavar="[HOST:]PORT",
+    help="Serve /livez, /readyz and /metrics there; without a host, on 127.0.0.1. Needs the extra "
+    "`web`.",
 )
 @click.option(
     "--until-empty",
@@ -196,13 +204,14 @@ async def _run_here(
     from taskd import aclose_default, configure, tasks
     from taskd.client import open_target
     from taskd.core.registry import Registry
-    from taskd.worker import Worker
+    from taskd.worker import Answerer, Worker
     from taskd.worker.app import BUILT_IN_APP, load_app, queue_limits, with_built_ins
 
     # Handlers that enqueue mean this worker's database, also when a flag named it.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
+    _check_http(settings)
     queue_limits(settings, registry)  # what is wrong with them is said before a database starts
     target = await open_target(settings)
     worker = Worker(
@@ -217,11 +226,36 @@ async def _run_here(
         place=place,
         last=True,
     )
+    endpoint: Endpoint | None = None
     try:
+        if settings.http != "off":
+            worker.begin_counting()
+            # One of several is asked by its parent.
+            if place.alone:
+                worker.beside.append(endpoint := _endpoint(worker, target, settings.http))
+            else:
+                worker.beside.append(Answerer(place.asked, worker.snapshot))
         return worker.report, await worker.run()
     finally:
         await aclose_default()
         _leave(target)
+        if endpoint is not None:
+            endpoint.close()
+
+
+def _check_http(settings: Settings) -> None:
+    """What is wrong with it is said before a database starts."""
+    if settings.http != "off":
+        from taskd.web import check_installed
+
+        check_installed("--http")
+        import taskd.web.endpoint  # noqa: F401 - it takes a while, and no loop has begun to tick
+
+
+def _endpoint(of: Worker | Processes, target: Target, address: str) -> Endpoint:
+    from taskd.web.endpoint import Endpoint
+
+    return Endpoint(of, target.database, address)
 
 
 async def _run_processes(
@@ -229,17 +263,23 @@ async def _run_processes(
 ) -> tuple[Report, int]:
     """Be the parent of several workers; the sum of their reports and the exit code."""
     from taskd.client import open_target
-    from taskd.worker.processes import Processes
+    from taskd.worker import Processes
 
+    _check_http(settings)
     # The same command once more, whatever Python and its options were: the last flag wins.
     command = [sys.executable, *sys.orig_argv[1:], "--processes", "1"]
     target = await open_target(settings)
     processes = Processes(settings, command, notify=notify, reload=reload)
+    endpoint: Endpoint | None = None
     try:
+        if settings.http != "off":
+            processes.beside.append(endpoint := _endpoint(processes, target, settings.http))
         return processes.report, await processes.run(target.database)
     finally:
         _ignore_stops()
         _leave(target)
+        if endpoint is not None:
+            endpoint.close()
 
 
 def _ignore_stops() -> None:

@@ -50,6 +50,7 @@ class Acker:
 
     Attributes:
         on_written: called when outcomes were written.
+        tried_at: when it last sent a statement (time.monotonic).
     """
 
     name = "acker"
@@ -70,6 +71,7 @@ class Acker:
         self._wrote_at = 0.0
         self._backoff = Backoff(base_s=0.05)
         self._outage_began: float | None = None
+        self.tried_at = 0.0
         self.on_written: list[Callable[[], None]] = []
 
     def done(self, job: Job) -> None:
@@ -254,6 +256,7 @@ class Acker:
         """
         silences = 0
         while True:
+            self.tried_at = time.monotonic()
             try:
                 answer = await write(self._lane, *args)
             except (HeldUp, ValueRefused):

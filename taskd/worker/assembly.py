@@ -20,6 +20,7 @@ from taskd.worker.context import Reads
 from taskd.worker.controls import Calls, Controls
 from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
+from taskd.worker.health import Health
 from taskd.worker.job_lines import JobLines, JobThreads, own_threads
 from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
@@ -124,8 +125,9 @@ class Assembly:
         )
         self._add_listening(settings, database)
         beside: list[Service] = [Ticker(self.runners, lease, pulse, self.handler_tasks)]
+        self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.scout)
         if notify.active:
-            beside.append(Notifier(notify, self.runners, self.counts, lease))
+            beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
         self.supervisor = Supervisor(self._tiers(beside, Historian(database)))
 
     def _tiers(self, beside: list[Service], historian: Historian) -> list[list[Service]]:

@@ -51,6 +51,10 @@ class Consumer:
         on_doubt: called when the reply to a claim was lost: it may have been committed.
         on_vain_ring: called when a ring brought no job: it may have told of one that will be due.
         on_change: called when the queue is attended from now on, or no longer (attendance.py).
+
+    Attributes:
+        delayed: the last claim did not work.
+        turned_at: when it last came to the head of its loop; None: it sleeps until it is called.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class Consumer:
         self.runner = runner
         self.wakeup = Wakeup()
         self.quiet = False
+        self.turned_at: float | None = time.monotonic()
+        self.delayed = False
         self.attendance = Attendance(claims, runner.queue, shared.lease, on_change)
         self._claims, self._acker, self._shared = claims, acker, shared
         self._scout, self._on_doubt, self._on_vain_ring = scout, on_doubt, on_vain_ring
@@ -76,7 +82,6 @@ class Consumer:
         self._stopping = False
         self._stopped = Wakeup()
         self._backoff = Backoff()
-        self._delayed = False
         self._began = 0.0
         self._rate = 0.0
         self._mean_s = 0.0
@@ -92,6 +97,7 @@ class Consumer:
         self._poll_s, vain_claims, full, rang = POLL_UNSURE_S, 0, False, False
         self.attendance.slept()
         while not self._stopping:
+            self.turned_at = time.monotonic()
             batch = await self._wanted()
             if batch <= 0:
                 await self.attendance.cannot_claim()
@@ -112,6 +118,7 @@ class Consumer:
             self._poll_s = POLL_UNSURE_S if jobs else self._scout.later(self._poll_s)
             if rang and not jobs:
                 self._on_vain_ring()
+            self.turned_at = None
             rang = await self._rung()
             if rang:
                 self._poll_s = POLL_UNSURE_S
@@ -166,17 +173,22 @@ class Consumer:
         if not self.attendance.attending:
             await self._keep_distance()
         if self.wakeup.is_set():
+            events.queue_woken(self.runner.queue, "ring")
             return True
         pause_s = self.attendance.pause_s(self._reading.at_most(math.inf, time.monotonic()))
         if self._opens_s is not None:
             pause_s = min(pause_s, max(self._opens_s, CLAIM_EVERY_S))
         if self.attendance.attending:
-            return await self.wakeup.wait(pause_s)
+            rang = await self.wakeup.wait(pause_s)
+            events.queue_woken(self.runner.queue, "ring" if rang else "time")
+            return rang
         with self._scout.watching(self.runner.queue, self.wakeup, self._poll_s) as sleeper:
             rang = await self.wakeup.wait(None if pause_s == math.inf else pause_s)
         self._poll_s = sleeper.poll_s
         self.attendance.slept()
-        return rang and not sleeper.woken
+        source = "scout" if sleeper.woken else "ring" if rang else "time"
+        events.queue_woken(self.runner.queue, source)
+        return source == "ring"
 
     async def _keep_distance(self) -> None:
         wait_s = self._began + CLAIM_EVERY_S - time.monotonic()
@@ -222,8 +234,8 @@ class Consumer:
             if isinstance(error, HeldUp | Silence):
                 # Arguments of 256 KB, a thousand times, may be too much for one statement.
                 self._batch_max = max(1, batch // 2)
-            if not self._delayed:
-                self._delayed = True
+            if not self.delayed:
+                self.delayed = True
                 events.claims_delayed(self.runner.queue, str(error))
             # It may have been committed: the reconciler looks for rows that nobody received.
             self._on_doubt()
@@ -235,12 +247,12 @@ class Consumer:
             self._on_doubt()
             raise
         self._backoff.reset()
-        self._delayed = False
+        self.delayed = False
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)
         took_s = time.monotonic() - began
         self._reading.claimed(read, jobs, began + took_s, took_s)
         self.attendance.claimed(len(jobs), batch)
-        events.queue_claimed(self.runner.queue, len(jobs), batch, took_s)
+        events.queue_claimed(self.runner.queue, jobs, batch, took_s)
         if read.only_urgent and len(jobs) < batch:
             jobs += await self._claim(batch - len(jobs))
         return jobs

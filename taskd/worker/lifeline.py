@@ -28,11 +28,13 @@ class Place:
 
     Attributes:
         lifeline: the reading end of a pipe that the parent holds open for as long as it lives.
+        asked: a socket over which the parent asks for metrics (asked.py); -1: it never does.
     """
 
     number: int = 1
     of: int = 1
     lifeline: int = -1
+    asked: int = -1
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> Place:
@@ -42,7 +44,7 @@ class Place:
 
     def environment(self) -> dict[str, str]:
         """What tells a child its place."""
-        return {VARIABLE: f"{self.number} {self.of} {self.lifeline}"}
+        return {VARIABLE: f"{self.number} {self.of} {self.lifeline} {self.asked}"}
 
     @property
     def alone(self) -> bool:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from taskd.worker.health import Condition, Health
 from taskd.worker.lease import Lease
 from taskd.worker.runner import Runner
 from taskd.worker.service import Loop
@@ -39,12 +40,15 @@ class Status:
     Attributes:
         jobs: attempts by how they ended.
         silent_s: seconds since the database last answered; 0: it does answer.
+        stuck, unready: as health.Condition has them.
     """
 
     queues: str = ""
     running: int = 0
     jobs: dict[str, int] = field(default_factory=dict)
     silent_s: int = 0
+    stuck: str = ""
+    unready: str = ""
 
     def __str__(self) -> str:
         text = f"{self.queues}: {self.running:,} running"
@@ -192,10 +196,16 @@ class Notifier(Loop):
     name = "notifier"
 
     def __init__(
-        self, notify: Notify, runners: Sequence[Runner], jobs: Mapping[str, int], lease: Lease
+        self,
+        notify: Notify,
+        runners: Sequence[Runner],
+        jobs: Mapping[str, int],
+        lease: Lease,
+        health: Health,
     ) -> None:
         super().__init__(notify.every_s)
         self._notify, self._runners, self._jobs, self._lease = notify, runners, jobs, lease
+        self._health = health
 
     async def tick(self) -> float:
         """Say how things are."""
@@ -212,7 +222,9 @@ class Notifier(Loop):
         if not self._lease.outage and silent_s < self._lease.lease_s / 3:
             silent_s = 0.0
         running = sum(runner.running for runner in self._runners)
-        return Status(queues, running, dict(self._jobs), int(silent_s))
+        # A supervisor other than a parent goes by the ticks alone.
+        how = self._health.look() if self._notify.to_parent else Condition()
+        return Status(queues, running, dict(self._jobs), int(silent_s), how.stuck, how.unready)
 
 
 class Ear:

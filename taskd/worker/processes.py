@@ -24,14 +24,21 @@ from taskd.config import Settings
 from taskd.errors import ConfigError
 from taskd.store import migrations
 from taskd.store.database import Database
+from taskd.worker.asked import Asker
+from taskd.worker.health import BLOCKED_S, Condition
 from taskd.worker.lifeline import EXIT_ABANDONED, Place, longest_stop_s
-from taskd.worker.notify import Ear, Notify, Status
+from taskd.worker.notify import STATUS_EVERY_S, Ear, Notify, Status
 from taskd.worker.report import Report
+from taskd.worker.service import Service
+from taskd.worker.snapshot import Snapshot
+from taskd.worker.supervisor import Supervisor
 
 # Until a crashed child is replaced: doubling, and short again after a minute of life.
 DELAY_S = 1.0
 DELAY_S_MAX = 30.0
 STEADY_S = 60.0
+
+BESIDE_S = 2.0
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR2)
@@ -55,11 +62,16 @@ class Child:
         begun: it was ready once.
         ticked: since the parent last told its watchdog; None: it has not begun to tick.
         report: its drain report, the receipt of an orderly end.
+        asker: asks it for metrics; None: nobody wants them.
     """
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, number: int, process: asyncio.subprocess.Process, asker: Asker | None
+    ) -> None:
         self.number = number
         self.process = process
+        self.asker = asker
+        self._heard_at = time.monotonic()
         self.heard = self.ready = self.begun = False
         self.ticked: bool | None = None
         self.status = Status()
@@ -69,6 +81,7 @@ class Child:
 
     def hear(self, said: dict[str, str]) -> None:
         """Take a datagram in."""
+        self._heard_at = time.monotonic()
         if not self.heard:
             self.heard = True
             for number in self._owed:
@@ -92,6 +105,16 @@ class Child:
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
+    def condition(self) -> Condition:
+        """How it is; one that was ready says so once a second, unless its loop is blocked."""
+        me = f"process {self.number} (pid {self.process.pid}): "
+        silent_s = time.monotonic() - self._heard_at
+        stuck = self.status.stuck
+        if self.begun and silent_s > BLOCKED_S:
+            stuck = f"its loop has not turned for {silent_s:.0f} s"
+        unready = stuck or (self.status.unready if self.begun else "it starts")
+        return Condition(me + stuck if stuck else "", me + unready if unready else "")
+
     @property
     def age_s(self) -> float:
         """Seconds since it was started."""
@@ -109,6 +132,7 @@ class Processes:
 
     Attributes:
         report: the sum of the children's, once run() has returned.
+        beside: services that run from before the start until the last child has ended.
     """
 
     def __init__(
@@ -129,6 +153,30 @@ class Processes:
         self._begun = self._said_ready = self._was_ready = self._quiet = False
         self._go_ahead = asyncio.Event()
         self._stop_asked = asyncio.Event()
+        self.beside: list[Service] = []
+        self._asks = settings.http != "off"
+
+    def condition(self) -> Condition:
+        """How all of them are, for probes: the first that is not well speaks for them."""
+        told = [child.condition() for child in self._children.values()]
+        stuck = next((each.stuck for each in told if each.stuck), "")
+        if self._stop_asked.is_set():
+            return Condition(stuck, "it stops")
+        missing = sorted(
+            {*range(1, self._settings.processes + 1)}
+            - {child.number for child in self._children.values()}
+        )
+        unready = next((each.unready for each in told if each.unready), "")
+        if not unready and missing:
+            unready = f"process {missing[0]} does not run"
+        return Condition(stuck, unready)
+
+    async def snapshots(self) -> list[Snapshot]:
+        """What the children have counted; those that do not answer are left out."""
+        askers = [child.asker for child in self._children.values() if child.asker is not None]
+        answers = await asyncio.gather(*(asker.ask() for asker in askers))
+        found = [answer for answer in answers if answer is not None]
+        return sorted(found, key=lambda each: each.process)
 
     async def run(self, database: Database) -> int:
         """Keep the children until they are stopped or, with `--until-empty`, done; the exit code.
@@ -136,6 +184,17 @@ class Processes:
         Raises:
             SchemaError, ConfigError, StoreUnavailable, PermissionDenied: they could not start.
         """
+        beside = Supervisor([self.beside])
+        beside.start()
+        try:
+            return await self._run(database)
+        finally:
+            if self.beside:
+                await beside.stop_tier(BESIDE_S)
+                if left := beside.kill():
+                    await asyncio.wait(left, timeout=1.0)
+
+    async def _run(self, database: Database) -> int:
         await migrations.check(database)
         loop = asyncio.get_running_loop()
         self._lifeline, held = os.pipe()
@@ -184,6 +243,8 @@ class Processes:
                 code = await child.process.wait()
                 self._listen()  # what it said last may not have been read yet
                 del self._children[child.process.pid]
+                if child.asker is not None:
+                    child.asker.close()
                 # Of one that crashed, what it had done is known to the last second.
                 self.report.add(child.report or Report(jobs=child.status.jobs))
                 if child.age_s >= STEADY_S:
@@ -203,14 +264,28 @@ class Processes:
             await asyncio.wait(ends, timeout=longest_stop_s(self._settings))
 
     async def _spawn(self, number: int) -> Child:
-        place = Place(number, self._settings.processes, self._lifeline)
+        asker = Asker() if self._asks else None
+        theirs = -1 if asker is None else asker.theirs
+        place = Place(number, self._settings.processes, self._lifeline, theirs)
         environment = os.environ | {"NOTIFY_SOCKET": self._ear.address} | place.environment()
-        if self._notify.watchdog_s is not None:
-            environment["WATCHDOG_USEC"] = str(int(self._notify.watchdog_s * 1e6))
-        process = await asyncio.create_subprocess_exec(
-            *self._command, env=environment, pass_fds=(self._lifeline,), start_new_session=True
-        )
-        child = self._children[process.pid] = Child(number, process)
+        # Probes, too, want to hear that the loop ticks.
+        watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._asks else None)
+        if watchdog_s is not None:
+            environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=environment,
+                pass_fds=(self._lifeline, *([] if asker is None else [theirs])),
+                start_new_session=True,
+            )
+        except OSError:
+            if asker is not None:
+                asker.close()
+            raise
+        if asker is not None:
+            asker.close_theirs()
+        child = self._children[process.pid] = Child(number, process, asker)
         if self._quiet:
             child.signal(signal.SIGTSTP)
         if self._stop_asked.is_set():

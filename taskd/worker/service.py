@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Protocol
 
 
@@ -73,6 +74,7 @@ class Loop:
 
     Attributes:
         wakeup: set it to have the next tick at once.
+        turned_at: when the last tick began (time.monotonic).
     """
 
     name: str
@@ -81,6 +83,7 @@ class Loop:
         self.every_s = every_s
         self.stopping = False
         self.wakeup = Wakeup()
+        self.turned_at = time.monotonic()
 
     async def tick(self) -> float | None:
         """Do it once; seconds until the next time, None: `every_s`, jittered."""
@@ -90,6 +93,7 @@ class Loop:
         """Tick, wait, tick again."""
         while not self.stopping:
             self.wakeup.clear()
+            self.turned_at = time.monotonic()
             wait_s = await self.tick()
             if not self.stopping:
                 await self.wakeup.wait(jittered_s(self.every_s) if wait_s is None else wait_s)

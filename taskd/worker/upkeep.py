@@ -57,7 +57,7 @@ class Ticker(Loop):
     async def tick(self) -> float | None:
         """Turn once; how soon to turn again at rest."""
         now = time.monotonic()
-        self._pulse.ticked = now
+        self._pulse.turn(now)
         for runner in self._runners:
             runner.tick(now)
         if int(now) != self._second:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ REST_AFTER_S = 1.0
 # A loop that stays blocked is named again after 1, 2, 4 ... seconds, at most once in 60.
 AGAIN_S = 1.0
 AGAIN_S_MAX = 60.0
+LAG_BOUNDS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 STACK_FRAMES = 8
 STACK_CHARS = 4000
 
@@ -35,6 +37,8 @@ class Pulse:
     Attributes:
         ticked: when the loop last turned (time.monotonic).
         tick_s: it turns at least so often now. Read it before `ticked`: it is written after it.
+        lags: how many turns came how late: one number for each of LAG_BOUNDS_S, one for later.
+        lag_s: how late all of them came together.
         started: when jobs were last taken over to be run.
         on_wake: what to call on the main loop when the worker rests no more.
         job: the job whose handler is being stepped now.
@@ -47,6 +51,15 @@ class Pulse:
         self.on_wake: list[Callable[[], None]] = []
         self.job: Job | None = None
         self.owners: dict[asyncio.Task[object], Job] = {}
+        self.lags = [0] * (len(LAG_BOUNDS_S) + 1)
+        self.lag_s = 0.0
+
+    def turn(self, now: float) -> None:
+        """The loop turns at `now` (time.monotonic), as it does every `tick_s` give or take 20 %."""
+        lag_s = max(0.0, now - self.ticked - 1.2 * self.tick_s)
+        self.lags[bisect_left(LAG_BOUNDS_S, lag_s)] += 1
+        self.lag_s += lag_s
+        self.ticked = now
 
     @property
     def resting(self) -> bool:

@@ -22,6 +22,8 @@ from taskd.store.translate import NoRoom
 from taskd.worker import traces
 from taskd.worker.app import queue_limits
 from taskd.worker.assembly import Assembly
+from taskd.worker.counting import Counting
+from taskd.worker.health import Condition
 from taskd.worker.job_processes import check_found
 from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
 from taskd.worker.lifeline import Place
@@ -29,14 +31,17 @@ from taskd.worker.middleware import with_middleware
 from taskd.worker.notify import Notify
 from taskd.worker.report import Report
 from taskd.worker.resources import Resources
-from taskd.worker.service import Backoff
+from taskd.worker.service import Backoff, Service
 from taskd.worker.signals import Signals
+from taskd.worker.snapshot import Snapshot, take
+from taskd.worker.supervisor import Supervisor
 from taskd.worker.until_empty import emptied
 from taskd.worker.watch import Pulse
 
 UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
 RETIRE_S = 1.0
+BESIDE_S = 2.0
 
 # One each for claims, acks, upkeep, beats and listening, and now and then one for the history and
 # one for the queries of schedules.
@@ -57,6 +62,10 @@ class Worker:
         notify: who is told how it is: systemd, or the parent of several processes.
         place: which one of several processes this is.
         last: the process ends with it; signals that ask to stop are ignored from then on.
+
+    Attributes:
+        beside: services that run from before the start to after the drain, such as probes.
+        counting: what counts events, if anything does: begin_counting().
     """
 
     def __init__(
@@ -96,6 +105,24 @@ class Worker:
         self._reborn: asyncio.Task[None] | None = None
         self._resources = Resources(registry)
         self._traces: traces.Traces | None = None
+        self.beside: list[Service] = []
+        self.counting: Counting | None = None
+
+    def begin_counting(self) -> None:
+        """Count events from now on, for metrics."""
+        self.counting = Counting(self.limits)
+        events.measure(self.counting)
+
+    def condition(self) -> Condition:
+        """How it is, for probes."""
+        parts: Assembly | None = getattr(self, "parts", None)
+        return Condition(unready="it starts") if parts is None else parts.health.look()
+
+    def snapshot(self) -> Snapshot:
+        """All that it has counted, and how things are now."""
+        counted = Counting(self.limits) if self.counting is None else self.counting
+        parts: Assembly | None = getattr(self, "parts", None)
+        return take(self._place.number, self.condition(), counted.counted, parts)
 
     # Life.
 
@@ -106,6 +133,14 @@ class Worker:
             SchemaError, AppError, ConfigError, ResourceError, StoreUnavailable, PermissionDenied:
                 it cannot start.
         """
+        self._beside = Supervisor([self.beside])
+        self._beside.start()
+        try:
+            return await self._run()
+        finally:
+            await self._end_beside()
+
+    async def _run(self) -> int:
         await self._with_room(lambda: migrations.check(self.database))
         self.parts = Assembly(
             self.settings,
@@ -179,7 +214,10 @@ class Worker:
         self._pulse.ticked = time.monotonic()  # nobody has looked after it so far
         self._beat.start()
         self.parts.supervisor.start()
-        self._watchers = [asyncio.create_task(self._watch_supervisor(), name="watch-supervisor")]
+        self._watchers = [
+            asyncio.create_task(self._watch(each), name="watch-supervisor")
+            for each in (self.parts.supervisor, self._beside)
+        ]
         if self._until_empty:
             self._watchers.append(asyncio.create_task(self._watch_empty(), name="watch-empty"))
         # Without LISTEN it works by polling; the start does not wait for it for long.
@@ -188,6 +226,7 @@ class Worker:
                 if self.parts.listener is not None:
                     await self.parts.listener.connected.wait()
         events.worker_ready(list(self.limits))
+        self.parts.health.begun = True
         self.ready.set()
         self._notify.ready()
 
@@ -210,7 +249,7 @@ class Worker:
 
     async def _check_connections(self) -> None:
         """The connection budget, checked against the server before it is used."""
-        needed = CONNECTIONS
+        needed = CONNECTIONS + (self.settings.http != "off" and self._place.alone)
         if any(task.kind is Kind.TRANSACTION for task in self.registry):
             needed += self.settings.transaction_connections
         of_all = needed * self._place.of
@@ -305,6 +344,7 @@ class Worker:
         self.parts.slow_lane.quiet = quiet
         for consumer in self.parts.consumers.values():
             consumer.quiet = quiet
+        self.parts.health.quiet = quiet
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
@@ -334,8 +374,8 @@ class Worker:
         self.parts.lines.relevel()
         events.worker_reloaded({runner.queue: runner.limit for runner in self.parts.runners})
 
-    async def _watch_supervisor(self) -> None:
-        await self.parts.supervisor.gave_up.wait()
+    async def _watch(self, supervisor: Supervisor) -> None:
+        await supervisor.gave_up.wait()
         self.report.gave_up = True
         self.stop("a service kept crashing")
 
@@ -438,3 +478,11 @@ class Worker:
         # A parent says it for all of its children.
         if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
             events.worker_stopped(**self.report.told())
+
+    async def _end_beside(self) -> None:
+        if self.beside:
+            await self._beside.stop_tier(BESIDE_S)
+            if left := self._beside.kill():
+                await asyncio.wait(left, timeout=1.0)
+        if self.counting is not None:
+            events.measure(None)

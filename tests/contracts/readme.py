@@ -15,6 +15,7 @@ from taskd import config, errors
 from taskd.cli import EXIT_CODES
 from taskd.core.job import TRANSITIONS, JobState
 from taskd.store.statements import load
+from taskd.web.vocabulary import METRICS
 
 CHECKOUT = Path(__file__).parent.parent.parent
 README = CHECKOUT / "README.md"
@@ -62,6 +63,16 @@ def events() -> str:
         for name, level, told, meaning in found_events()
     )
     return table(("Event", "Level", "Fields", "Meaning"), rows)
+
+
+def metrics() -> str:
+    return table(
+        ("Metric", "Kind", "Labels", "Meaning"),
+        (
+            (_code(each.name), each.kind, ", ".join(map(_code, each.all_labels)), each.help)
+            for each in METRICS.values()
+        ),
+    )
 
 
 def found_events() -> list[tuple[str, str, list[str], str]]:
@@ -158,6 +169,7 @@ def transitions() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "events": events,
+    "metrics": metrics,
     "exit codes": exit_codes,
     "transitions": transitions,
 }

@@ -16,6 +16,9 @@ NO_RESULT = {
     "completion": "prints a script, for a shell",
     "demo": "a show for people",
     "enqueue": "--json gives the arguments; what it prints is the id alone",
+    "metrics alerts": "prints YAML, for Prometheus",
+    "metrics dashboard": "prints JSON as it is, for Grafana",
+    "db sql": "prints SQL, for psql",
     "db shell": "psql itself",
 }
 

@@ -13,7 +13,11 @@ from packaging.utils import canonicalize_name
 CHECKOUT = Path(__file__).parents[2]
 LOCK = (CHECKOUT / "requirements.lock").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
-WANTED = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
+WANTED = [
+    *PROJECT["project"]["dependencies"],
+    *PROJECT["project"]["optional-dependencies"]["web"],
+    *PROJECT["build-system"]["requires"],
+]
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 

@@ -16,6 +16,7 @@ import pytest
 from taskd.config import Settings
 from taskd.store.database import Database
 from taskd.worker import Notify, Worker
+from taskd.worker.health import Condition
 from taskd.worker.lease import Lease
 from taskd.worker.notify import Ear, Notifier, Status
 from tests.worker.conftest import Desk, Started, until
@@ -122,7 +123,8 @@ async def test_the_watchdog_is_told_that_the_loop_ticks_whatever_the_database_do
     lease.begin(1, time.clock_gettime(time.CLOCK_BOOTTIME) - 100)
     lease.outage = True
     runner: Any = SimpleNamespace(queue="email", running=0)
-    notifier = Notifier(notify, [runner], {"done": 0}, lease)
+    health: Any = SimpleNamespace(look=Condition)
+    notifier = Notifier(notify, [runner], {"done": 0}, lease, health)
     await notifier.tick()
     [said] = supervisor.hear()
     assert said["WATCHDOG"] == "1"

@@ -1,0 +1,121 @@
+-- Metrics: what a scrape asks the database, in one statement, however much there is.
+--
+-- The live jobs are counted in one pass over the table, of which no more than `blocks_max` blocks are read: of a
+-- larger one some, taken at random, and the counts are scaled (`sampled` says how much was read; 1: all, so they are
+-- exact). Where jobs of one queue lie together, that may be far off for a small queue beside a large one: so of a queue
+-- with up to 10,000 queued jobs these are counted along job_claim, and the running ones always are, along job_running.
+-- Which jobs are the oldest due ones is found along job_claim, by one probe for each queue and priority, and along
+-- job_due. Nothing of the history is read.
+--
+-- A held snapshot is somebody's transaction that keeps vacuum from removing what died since: the age is that of the oldest.
+-- Whoever may not read all of pg_stat_activity (pg_monitor may) sees those of its own user alone, and prepared
+-- transactions.
+
+-- name: read_metrics(blocks_max double precision, batch bigint)
+-- roles: worker, observer, admin
+WITH RECURSIVE ahead AS (
+    (SELECT queue::text, priority, run_at::timestamptz
+     FROM taskd.job WHERE state = 'queued' ORDER BY job.queue, job.priority, job.run_at LIMIT 1)
+    UNION ALL
+    SELECT following.queue, following.priority, following.run_at
+    FROM ahead CROSS JOIN LATERAL (
+        SELECT job.queue::text, job.priority, job.run_at::timestamptz
+        FROM taskd.job
+        WHERE job.state = 'queued' AND (job.queue, job.priority) > (ahead.queue, ahead.priority)
+        ORDER BY job.queue, job.priority, job.run_at
+        LIMIT 1
+    ) AS following
+), due AS (
+    SELECT queue, run_at FROM (SELECT * FROM ahead LIMIT $2) AS queued
+    UNION ALL
+    SELECT queue, run_at FROM (
+        SELECT queue::text, run_at::timestamptz FROM taskd.job
+        WHERE state = 'scheduled' AND crashes = 0 AND run_at <= now()
+        ORDER BY job.run_at LIMIT $2
+    ) AS late
+), sampled AS (
+    SELECT least(1, $1::double precision / greatest(1, pg_relation_size('taskd.job') / current_setting('block_size')::bigint)) AS share
+), counted AS (
+    SELECT queue::text, state::text, count(*) AS jobs
+    FROM taskd.job TABLESAMPLE SYSTEM (
+        least(100, 100 * $1::double precision
+              / greatest(1, pg_relation_size('taskd.job') / current_setting('block_size')::bigint))
+    )
+    WHERE state <> 'running'
+    GROUP BY job.queue, job.state
+), queued AS MATERIALIZED (
+    SELECT queue, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE state = 'queued' AND job.queue = ahead.queue LIMIT 10001) AS first) AS jobs
+    FROM (SELECT DISTINCT queue FROM (SELECT * FROM ahead LIMIT $2) AS pairs) AS ahead CROSS JOIN sampled
+    WHERE share < 1
+), running AS (
+    SELECT queue::text, count(*) AS jobs, min(started_at) AS started
+    FROM taskd.job WHERE worker_id IS NOT NULL GROUP BY job.queue
+), named AS (
+    (SELECT name::text AS queue FROM taskd.queue ORDER BY name LIMIT $2)
+    UNION SELECT queue FROM counted
+    UNION SELECT queue FROM running
+    UNION SELECT queue FROM due
+), living AS (
+    SELECT CASE WHEN lease_until < clock_timestamp() THEN 'silent' WHEN draining THEN 'draining' ELSE 'live' END AS state,
+           queues, beat_at
+    FROM taskd.worker
+    WHERE died_at IS NULL
+), told AS (
+    SELECT 'jobs' AS metric, queue AS first, state AS second, round(jobs / share)::double precision AS value
+    FROM counted CROSS JOIN sampled
+    WHERE state <> 'queued' OR share = 1
+    UNION ALL
+    SELECT 'jobs', queued.queue, 'queued',
+           CASE WHEN queued.jobs <= 10000 THEN queued.jobs ELSE greatest(queued.jobs, round(counted.jobs / share)) END
+    FROM queued CROSS JOIN sampled LEFT JOIN counted ON counted.queue = queued.queue AND counted.state = 'queued'
+    UNION ALL
+    SELECT 'jobs', queue, 'running', jobs FROM running
+    UNION ALL
+    SELECT 'running_longest_seconds', queue, NULL, date_part('epoch', clock_timestamp() - started) FROM running
+    UNION ALL
+    SELECT 'jobs_sampled_ratio', NULL, NULL, share FROM sampled
+    UNION ALL
+    SELECT 'oldest_due_seconds', queue, NULL, greatest(0, date_part('epoch', clock_timestamp() - min(run_at)))
+    FROM due GROUP BY queue
+    UNION ALL
+    SELECT 'queue_workers', queue, NULL, (SELECT count(*) FROM living WHERE state = 'live' AND queue = ANY (queues))
+    FROM named
+    UNION ALL
+    SELECT 'queue_paused_seconds', named.queue, NULL, coalesce(date_part('epoch', clock_timestamp() - paused_at), 0)
+    FROM named
+    LEFT JOIN taskd.queue
+           ON queue.name = named.queue AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
+    UNION ALL
+    (SELECT 'task_paused_seconds', name::text, NULL, date_part('epoch', clock_timestamp() - paused_at)
+     FROM taskd.task
+     WHERE paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
+     ORDER BY paused_at LIMIT $2)
+    UNION ALL
+    (SELECT 'schedule_late_seconds', name::text, NULL, greatest(0, date_part('epoch', clock_timestamp() - next_at))
+     FROM taskd.schedule
+     WHERE (paused_at IS NULL OR paused_until <= clock_timestamp())
+     ORDER BY next_at LIMIT $2)
+    UNION ALL
+    SELECT 'workers', state, NULL, (SELECT count(*) FROM living WHERE living.state = each.state)
+    FROM unnest(ARRAY['live', 'draining', 'silent']) AS each (state)
+    UNION ALL
+    SELECT 'worker_beat_age_seconds', NULL, NULL, date_part('epoch', clock_timestamp() - min(beat_at)) FROM living
+    UNION ALL
+    SELECT 'dead_tuples', relname, NULL, pg_stat_get_dead_tuples(pg_class.oid)
+    FROM pg_class
+    WHERE relnamespace = 'taskd'::regnamespace AND relname IN ('job', 'queue', 'worker', 'attendance')
+    UNION ALL
+    SELECT 'held_snapshot_seconds', NULL, NULL, greatest(0, date_part('epoch', clock_timestamp() - least(
+        (SELECT min(coalesce(xact_start, query_start)) FROM pg_stat_activity
+         WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'),
+        (SELECT min(prepared) FROM pg_prepared_xacts))))
+    UNION ALL
+    SELECT 'database_connections', NULL, NULL, sum(numbackends) FROM pg_stat_database
+    UNION ALL
+    SELECT 'database_connections_max', NULL, NULL,
+           current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+           - coalesce(current_setting('reserved_connections', true)::integer, 0)
+    UNION ALL
+    SELECT 'notify_queue_used_ratio', NULL, NULL, pg_notification_queue_usage()
+)
+SELECT metric, first, second, value FROM told WHERE value IS NOT NULL;

@@ -1,0 +1,253 @@
+"""The HTTP server: one ASGI app on one address, under uvicorn, on the loop that is there.
+
+It shares its loop with handlers, so everything that a stranger may send has a limit: a connection
+that does not send a whole request in time is closed, and when there are too many, the one that has
+idled longest makes room. So a probe is answered however many sockets are open and silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from taskd import events
+from taskd.errors import ConfigError
+
+CONNECTIONS_MAX = 128
+BACKLOG = 128
+# The request line and all headers together.
+HEAD_BYTES_MAX = 16 * 1024
+# A request has arrived whole within so long, its body included.
+REQUEST_S_MAX = 10.0
+# Nobody takes any of an answer for so long: whoever asked is gone.
+WRITE_S_MAX = 20.0
+KEEP_ALIVE_S = 15
+# What is being answered may be so long after stop().
+STOP_S = 1
+
+
+class Server:
+    """Service: serves `app` until stopped.
+
+    Args:
+        app: an ASGI app, such as app.make_app() makes.
+        address: `host:port`, as the setting `http` has it; port 0: any that is free.
+
+    Attributes:
+        address: where it listens, with the port that it got.
+
+    Raises:
+        ConfigError: nobody can listen there; the message says why.
+    """
+
+    name = "http"
+
+    def __init__(self, app: ASGIApp, address: str) -> None:
+        self._app = app
+        # Taken at once and kept for as long as this lives: a wrong address is said before anything
+        # else starts, and connections wait meanwhile if run() crashes and is started again.
+        self._sockets = listen(address)
+        host, port = self._sockets[0].getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._stop_asked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Answer requests."""
+        server = _Uvicorn(self._app, self._stop_asked)
+        events.http_listening(self.address)
+        try:
+            await server.serve([each.dup() for each in self._sockets])
+        finally:
+            server.abort()
+            if self._stop_asked.is_set():
+                self.close()
+
+    def stop(self) -> None:
+        """Take no more connections, let what is being answered end within STOP_S."""
+        self._stop_asked.set()
+
+    def close(self) -> None:
+        """Give the address back; harmless twice."""
+        for each in self._sockets:
+            each.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without signal handlers, log lines and ten looks a second at whether to end."""
+
+    def __init__(self, app: ASGIApp, stop_asked: asyncio.Event) -> None:
+        super().__init__(
+            uvicorn.Config(
+                cast("Any", app),
+                http=_Connection,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_S,
+                h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            )
+        )
+        self._stop_asked = stop_asked
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the worker's."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Wait for the end."""
+        await self._stop_asked.wait()
+
+    def abort(self) -> None:
+        """Let go of everything, now."""
+        for server in getattr(self, "servers", ()):
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in list(self.server_state.tasks):
+            task.cancel()
+
+
+class _Connection(H11Protocol):
+    """One connection, with limits of its own: uvicorn has none for a client that is slow."""
+
+    _request_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Make room if need be: the connection that has idled longest goes."""
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if len(self.connections) > CONNECTIONS_MAX:
+            others = cast("set[_Connection]", self.connections)
+            idle = [each for each in others if each.idle]
+            min(idle, key=lambda each: each.since).transport.abort()
+        self._time_request()
+
+    def data_received(self, data: bytes) -> None:
+        """Take it in; see whether the request is whole now."""
+        # In pieces, for h11 measures a head only while a part of it is still to come.
+        for start in range(0, len(data), HEAD_BYTES_MAX):
+            if not self.transport.is_closing():
+                super().data_received(data[start : start + HEAD_BYTES_MAX])
+        self._time_request()
+
+    def on_response_complete(self) -> None:
+        """Take up what was sent meanwhile."""
+        self.since = self.loop.time()
+        super().on_response_complete()
+        self._time_request()
+
+    def pause_writing(self) -> None:
+        """The client takes nothing more; it has a while to go on."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It goes on."""
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left to be timed."""
+        super().connection_lost(exc)
+        self._stop_request_timer()
+        self._stop_write_timer()
+
+    def _time_request(self) -> None:
+        if not self.idle and not self.cycle.more_body:
+            self._stop_request_timer()
+        elif self._request_timer is None and not self.transport.is_closing():
+            self._request_timer = self.loop.call_later(REQUEST_S_MAX, self.transport.abort)
+
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+def listen(address: str) -> list[socket.socket]:
+    """Sockets bound to `host:port`; several where the host has several addresses.
+
+    Raises:
+        ConfigError: nobody can listen there.
+    """
+    host, _, wanted = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(wanted), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise _refused(address, f"there is no host {host!r} ({said})") from None
+    made: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, _, _, _, place in found:
+        try:
+            # With port 0 the others take the port that the first one got.
+            port = made[0].getsockname()[1] if made else place[1]
+            made.append(_bound(family, place, port))
+        except OSError as error:
+            problem = error
+    # `localhost` may name ::1 where there is no IPv6; but a port that is in use is in use.
+    if problem is not None and (not made or problem.errno != errno.EADDRNOTAVAIL):
+        for each in made:
+            each.close()
+        raise _refused(address, _reason(problem)) from None
+    return made
+
+
+def _bound(family: int, place: tuple[Any, ...], port: Any) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((place[0], port, *place[2:]))
+        # Now, as two may be bound to one port as long as none of them listens.
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _refused(address: str, why: str) -> ConfigError:
+    return ConfigError(f"cannot serve HTTP at {address}: {why}")
+
+
+def _reason(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "another process listens there; stop it, or take another port"
+        case errno.EADDRNOTAVAIL:
+            return "it is no address of this machine; 127.0.0.1 is, and 0.0.0.0 is all of them"
+        case errno.EACCES:
+            return "ports below 1024 are for root; take another one"
+        case _:
+            return error.strerror or str(error)

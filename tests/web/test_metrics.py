@@ -1,0 +1,379 @@
+"""/metrics: every metric, with bounded labels, whatever the database does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from typing import Any
+
+import pytest
+
+from taskd import Retry
+from taskd.store.database import Database, Lane
+from taskd.store.metrics import Value, read
+from taskd.web.figures import CACHE_S, NOTHING, Figures, Reading
+from taskd.web.metrics import write
+from taskd.web.vocabulary import METRICS
+from taskd.worker import counting
+from taskd.worker.asked import Answerer, Asker
+from taskd.worker.counting import Counting
+from taskd.worker.health import Condition
+from taskd.worker.snapshot import take
+from tests.web.conftest import Serve, samples
+from tests.worker.conftest import Desk, until
+
+
+def job(task: str = "t", queue: str = "q", wait_s: float = 0.2) -> Any:
+    made: Any = type("J", (), {})()
+    made.id, made.task, made.queue, made.wait_s, made.attempt = 1, task, queue, wait_s, 1
+    return made
+
+
+def written(counted: Counting) -> dict[str, float]:
+    snapshot = take(1, Condition(), counted.counted, None)
+    return samples(write([snapshot], None).decode())
+
+
+def families(text: str) -> dict[str, tuple[str, ...]]:
+    """The labels of each metric that has samples, without those that a histogram brings."""
+    found = {}
+    for line in text.splitlines():
+        match = re.match(r"(\w+?)(?:_bucket|_sum|_count)?(?:\{(.*)\})? ", line)
+        if line.startswith("#") or match is None:
+            continue
+        name = line.partition("{")[0].partition(" ")[0]
+        name = name if name in METRICS else match[1]
+        labels = set(re.findall(r'(\w+)="', match[2] or "")) - {"le"}
+        found[name] = tuple(sorted(labels))
+    return found
+
+
+# What is counted.
+
+
+async def test_attempts_are_counted_by_how_they_ended(desk: Desk, serve: Serve) -> None:
+    @desk.task()
+    async def fine() -> None: ...
+
+    @desk.task(max_attempts=1)
+    async def hopeless() -> None:
+        raise ValueError
+
+    @desk.task()
+    async def flaky(ctx: Any) -> None:
+        if ctx.attempt == 1:
+            raise Retry(delay_s=0)
+
+    async with serve() as served:
+        ids = await desk.enqueue(*[fine.job() for _ in range(3)], hopeless.job(), flaky.job())
+        await desk.settled(*ids)
+        found = await served.metrics()
+        events = {name for name in found if name.startswith("taskd_events_total")}
+
+    def attempts(task: str, outcome: str) -> float | None:
+        labels = f'outcome="{outcome}",process="1",queue="default",task="{task}"'
+        return found.get(f"taskd_attempts_total{{{labels}}}")
+
+    assert (attempts("fine", "done"), attempts("hopeless", "failed")) == (3, 1)
+    assert (attempts("flaky", "retried"), attempts("flaky", "done")) == (1, 1)
+    run = 'taskd_attempt_run_seconds_count{process="1",queue="default",task="flaky"}'
+    assert found[run] == 2
+    waited = 'taskd_job_wait_seconds_count{process="1",queue="default"}'
+    claimed = 'taskd_claim_jobs_sum{process="1",queue="default"}'
+    assert found[waited] == found[claimed] == 6
+    assert found['taskd_ack_jobs_sum{process="1"}'] == 6
+    assert 'taskd_events_total{event="job.failed",process="1"}' in events
+    assert any('source="ring"' in name and found[name] for name in found)
+
+
+async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:
+    @desk.task()
+    async def fine() -> None: ...
+
+    started = await desk.start()
+    await desk.settled(*await desk.enqueue(fine.job()))
+    assert started.worker.counting is None
+    assert started.worker.snapshot().counted.tasks == []
+
+
+def test_names_of_tasks_without_end_make_labels_that_have_one() -> None:
+    counted = Counting(["q"])
+    for number in range(counting.TASKS_MAX * 2):
+        counted.done(job(f"t{number}"), 0.1)
+        counted.done(job(f"t{number}"), 0.1)
+    found = written(counted)
+    tasks = {name for name in found if name.startswith("taskd_attempts_total")}
+    assert len({re.findall('task="(.*?)"', name)[0] for name in tasks}) == counting.TASKS_MAX + 1
+    other = 'taskd_attempts_total{outcome="done",process="1",queue="q",task="other"}'
+    assert found[other] == 2 * counting.TASKS_MAX
+
+
+@pytest.mark.parametrize("value", [0, 0.0005, 0.001, 0.0011, 0.2, 1800, 1801, 1e9])
+def test_a_value_lies_in_the_buckets_that_end_at_it_or_above_it(value: float) -> None:
+    counted = Counting(["q"])
+    counted.done(job(), value)
+    counted.claimed("q", [job(wait_s=value)], value)
+    found = written(counted)
+    for metric, labels in (
+        ("taskd_attempt_run_seconds", ',process="1",queue="q",task="t"'),
+        ("taskd_job_wait_seconds", ',process="1",queue="q"'),
+        ("taskd_claim_seconds", ',process="1",queue="q"'),
+    ):
+        for name, number in found.items():
+            if match := re.match(rf'{metric}_bucket{{le="(.*?)"{re.escape(labels)}', name):
+                assert number == (value <= float(match[1])), name
+        assert found[f"{metric}_sum{{{labels[1:]}}}"] == pytest.approx(value)
+
+
+def test_the_waits_of_a_batch_are_those_of_its_jobs() -> None:
+    waits = [0.0, 0.005, 0.0051, 0.3, 0.3, 7200, 7201, 1e9]
+    together, apart = Counting(["q"]), Counting(["q"])
+    together.claimed("q", [job(wait_s=each) for each in waits], 0.1)
+    for each in waits:
+        apart.claimed("q", [job(wait_s=each)], 0.1)
+    assert together.counted.queues[0].wait == apart.counted.queues[0].wait
+
+
+def test_odd_names_of_tasks_are_written_so_that_they_can_be_read() -> None:
+    counted = Counting(["q"])
+    for name in ('a"b', "a\\b", "é{}=,", "x" * 200):
+        counted.done(job(name), 0.1)
+    assert len([name for name in written(counted) if 'outcome="done"' in name]) == 4
+
+
+# What the database says.
+
+
+async def test_the_database_tells_what_waits_and_what_is_wrong(
+    desk: Desk, serve: Serve, sql: Any, other: Any
+) -> None:
+    @desk.task(queue="email")
+    async def mail() -> None: ...
+
+    @desk.task(queue="slow")
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    async with serve(queues=("slow",), concurrency=1) as served:
+        await desk.enqueue(waits.job(), *[mail.job() for _ in range(3)], mail.job().after(3600))
+        await desk.heard.wait("job.started")
+        await sql.execute(
+            "UPDATE taskd.job SET run_at = now() - interval '1 hour' WHERE state = 'queued'"
+        )
+        await sql.execute(
+            "UPDATE taskd.job SET started_at = now() - interval '2 hours' WHERE state = 'running'"
+        )
+        await sql.execute(
+            "INSERT INTO taskd.queue (name, paused_at) VALUES ('email', now() - interval '3 hours')"
+        )
+        await sql.execute(
+            "UPDATE taskd.task SET paused_at = now() - interval '4 hours' WHERE name = 'mail'"
+        )
+        snapshot = other.transaction(isolation="repeatable_read")
+        await snapshot.start()
+        await other.fetchval("SELECT count(*) FROM taskd.job")
+        found = await served.metrics()
+        await snapshot.rollback()
+    assert found['taskd_jobs{queue="email",state="queued"}'] == 3
+    assert found['taskd_jobs{queue="email",state="scheduled"}'] == 1
+    assert found['taskd_jobs{queue="slow",state="running"}'] == 1
+    assert found['taskd_jobs{queue="slow",state="queued"}'] == 0
+    assert found["taskd_jobs_sampled_ratio"] == 1
+    assert 3600 <= found['taskd_oldest_due_seconds{queue="email"}'] < 3700
+    assert found['taskd_oldest_due_seconds{queue="slow"}'] == 0
+    assert 7200 <= found['taskd_running_longest_seconds{queue="slow"}'] < 7300
+    assert found['taskd_queue_workers{queue="email"}'] == 0
+    assert found['taskd_queue_workers{queue="slow"}'] == 1
+    assert 10800 <= found['taskd_queue_paused_seconds{queue="email"}'] < 10900
+    assert found['taskd_queue_paused_seconds{queue="slow"}'] == 0
+    assert 14400 <= found['taskd_task_paused_seconds{task="mail"}'] < 14500
+    assert (found['taskd_workers{state="live"}'], found['taskd_workers{state="silent"}']) == (1, 0)
+    assert 0 < found["taskd_held_snapshot_seconds"] < 60
+    assert found["taskd_database_connections"] >= 8
+    assert found["taskd_database_connections_max"] > found["taskd_database_connections"]
+    assert found['taskd_dead_tuples{table="job"}'] >= 0
+    assert found["taskd_database_up"] == 1
+
+
+async def test_a_large_table_is_sampled_and_the_counts_are_scaled(
+    sql: Any, database: Database
+) -> None:
+    await sql.execute(
+        "INSERT INTO taskd.job (queue, task, state, run_at)"
+        " SELECT CASE WHEN n <= 50 THEN 'small' ELSE 'q' || n % 2 END, 't',"
+        " (CASE WHEN n % 8 > 1 THEN 'queued' ELSE 'scheduled' END)::taskd.job_state,"
+        " now() + interval '1 hour' FROM generate_series(1, 40050) AS n"
+    )
+    lane = Lane(database, "test")
+    blocks = await sql.fetchval("SELECT pg_relation_size('taskd.job') / 8192")
+    sampled = jobs_of([Value(*row) for row in await lane.fetch("read_metrics", blocks // 2, 100)])
+    exact = jobs_of(await read(lane))
+    await lane.close()
+    assert 0.49 < sampled.pop(("", "")) <= 0.5
+    assert exact.pop(("", "")) == 1
+    assert exact["small", "queued"] == sampled["small", "queued"] > 30
+    assert exact["q0", "queued"] == exact["q1", "queued"] == 15_000
+    for key in ("q0", "queued"), ("q1", "queued"), ("q1", "scheduled"):
+        assert 0.7 < sampled[key] / exact[key] < 1.3
+
+
+def jobs_of(values: list[Value]) -> dict[tuple[str, str], float]:
+    """Counts by queue and state; how much was read, by nothing."""
+    return {
+        (each.first or "", each.second or ""): each.value
+        for each in values
+        if each.metric in {"jobs", "jobs_sampled_ratio"}
+    }
+
+
+async def test_the_oldest_due_job_is_found_behind_newer_and_more_urgent_ones(
+    sql: Any, database: Database
+) -> None:
+    await sql.execute(
+        "INSERT INTO taskd.job (queue, task, priority, run_at)"
+        " SELECT 'q' || n % 3, 't', n % 5, now() - make_interval(secs => n)"
+        " FROM generate_series(1, 1500) AS n"
+    )
+    lane = Lane(database, "test")
+    found = {
+        each.first: each.value for each in await read(lane) if each.metric == "oldest_due_seconds"
+    }
+    await lane.close()
+    assert {queue: round(value, -1) for queue, value in found.items()} == dict.fromkeys(
+        ("q0", "q1", "q2"), 1500
+    )
+
+
+async def test_several_scrapes_read_the_database_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures, reads = Figures(database), 0
+
+    async def counted(lane: Lane) -> list[Value]:
+        nonlocal reads
+        reads += 1
+        return await read(lane)
+
+    monkeypatch.setattr("taskd.store.metrics.read", counted)
+    together = await asyncio.gather(*(figures.read() for _ in range(5)))
+    again = await figures.read()
+    assert reads == 1
+    assert all(each is again and each.up for each in together)
+    monkeypatch.setattr("taskd.web.figures.CACHE_S", 0.0)
+    figures._until = 0.0
+    await figures.read()
+    assert (reads, CACHE_S > 1) == (2, True)
+    await figures.close()
+
+
+async def test_a_statement_that_takes_too_long_is_not_waited_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = asyncio.Event()
+
+    async def slow(_lane: Lane) -> list[Value]:
+        await done.wait()
+        return []
+
+    monkeypatch.setattr("taskd.store.metrics.read", slow)
+    monkeypatch.setattr("taskd.web.figures.WAIT_S", 0.05)
+    figures = Figures(database)
+    assert await figures.read() is NOTHING
+    assert await figures.read() is NOTHING
+    done.set()
+    await until(lambda: figures._read is None)
+    assert (await figures.read()).up
+    await figures.close()
+
+
+async def test_a_scrape_may_leave_the_database_out(serve: Serve) -> None:
+    async with serve() as served:
+        found = await served.metrics("/metrics?database=off")
+    assert not [name for name in found if name.partition("{")[0].rstrip() in DATABASE]
+    assert 'taskd_process_ready{process="1"}' in found
+
+
+DATABASE = {name for name, metric in METRICS.items() if metric.of_database}
+
+
+# The vocabulary.
+
+
+async def test_every_metric_is_written_with_its_labels(desk: Desk, serve: Serve, sql: Any) -> None:
+    @desk.task()
+    async def fine() -> None: ...
+
+    async with serve() as served:
+        await desk.settled(*await desk.enqueue(fine.job()))
+        served.worker.counting.counted.crashes["acker"] = 1
+        _, text = await served.get("/metrics")
+    told = families(text)
+    labels = {
+        "task_paused_seconds": "task",
+        "schedule_late_seconds": "schedule",
+        "running_longest_seconds": "queue",
+    }
+    rest = write([], Reading(True, [Value(name, "x", None, 1.0) for name in labels], 0.1)).decode()
+    told |= families(rest)
+    wanted = {name: tuple(sorted(each.all_labels)) for name, each in METRICS.items()}
+    assert told == wanted
+
+
+def test_names_end_in_their_unit_and_counters_in_total() -> None:
+    units = ("_seconds", "_ratio", "_jobs", "_jobs_total", "_tuples", "_connections")
+    for name, each in METRICS.items():
+        assert name.startswith("taskd_")
+        assert (each.kind == "counter") == name.endswith("_total"), name
+        if each.kind == "histogram":
+            assert name.endswith(units), name
+        if "how long" in each.help.lower() or "age of" in each.help:
+            assert name.endswith("_seconds"), name
+
+
+# Several processes.
+
+
+async def test_a_child_answers_its_parent_over_its_own_pair_of_sockets() -> None:
+    asker = Asker()
+    counted = Counting(["q"])
+    counted.done(job(), 0.1)
+    answerer = Answerer(
+        os.dup(asker.theirs), lambda: take(3, Condition("", ""), counted.counted, None)
+    )
+    asker.close_theirs()
+    running = asyncio.create_task(answerer.run())
+    answers = await asyncio.gather(*(asker.ask() for _ in range(3)))
+    assert [each.process for each in answers if each] == [3, 3, 3]
+    assert answers[0].counted == counted.counted  # type: ignore[union-attr]
+    answerer.stop()
+    await running
+    asker.close()
+
+
+async def test_an_answer_that_comes_too_late_is_not_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskd.worker.asked.ANSWER_S", 0.1)
+    asker = Asker()
+    answered = 0
+
+    def slowly() -> Any:
+        nonlocal answered
+        answered += 1
+        if answered == 1:
+            time.sleep(0.3)
+        return take(answered, Condition(), Counting(["q"]).counted, None)
+
+    answerer = Answerer(os.dup(asker.theirs), slowly)
+    asker.close_theirs()
+    running = asyncio.create_task(answerer.run())
+    assert await asker.ask() is None
+    second = await asker.ask()
+    assert second is not None
+    assert second.process == 2
+    answerer.stop()
+    await running
+    assert await asker.ask() is None, "it has gone"
+    asker.close()
