@@ -18,7 +18,6 @@ NO_RESULT = {
     "enqueue": "--json gives the arguments; what it prints is the id alone",
     "metrics alerts": "prints YAML, for Prometheus",
     "metrics dashboard": "prints JSON as it is, for Grafana",
-    "db sql": "prints SQL, for psql",
     "db shell": "psql itself",
 }
 
