@@ -51,7 +51,7 @@ class Block:
 
 def pages() -> list[Path]:
     """README.md and the documentation."""
-    return sorted(DOCS.rglob("*.md"))
+    return [CHECKOUT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(page: Path, text: str | None = None) -> list[Block]:
