@@ -1,4 +1,4 @@
-# The image of a worker: `docker build -t taskd .`; README.md, "In a container", tells how to run it.
+# The image of a worker: `docker build -t taskd .`; `taskd docs containers` tells how to run it.
 # Both stages must have the same base, for the environment made in one is used in the other. Pin it by
 # digest where builds must repeat: --build-arg BASE=python:3.13-slim-trixie@sha256:...
 ARG BASE=python:3.13-slim-trixie

@@ -1,7 +1,7 @@
 """Settings: each declared once, with its default, unit and help.
 
 From a declaration come the key in `[tool.taskd]` of pyproject.toml or in taskd.toml, the variable
-`TASKD_<NAME>`, the row of `taskd config` and the row of the README's table. Later sources win:
+`TASKD_<NAME>`, the row of `taskd config` and the row of the reference. Later sources win:
 defaults < files < environment < flags.
 """
 

@@ -96,6 +96,7 @@ COMMANDS = {
     ),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
     "db": Lazy("db", "db", "Migrate, check and reach the database."),
+    "docs": Lazy("docs", "docs", "List the pages of the documentation, or show one."),
     "demo": Lazy("demo", "demo", "Watch taskd work, with nothing to set up."),
     "bench": Lazy("bench", "bench", "Measure how fast your database is as a queue."),
     "completion": Lazy(

@@ -48,7 +48,7 @@ LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobStat
 FINISHED = frozenset(JobState) - LIVE
 
 # The only list of moves. `None` is where jobs come from. The statements in sql/queries say the
-# same on their `-- moves:` lines, and the README draws it; a test compares the three.
+# same on their `-- moves:` lines, and the documentation draws it; a test compares the three.
 TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue

@@ -1,13 +1,14 @@
-"""The tables of README.md, written from the code: `python -m tests.contracts.readme`.
+"""What the documentation has from the code: `python -m tests.contracts.readme` writes it.
 
-A table stands between `<!-- name -->` and `<!-- /name -->`; all other text is left as it is.
+Each part stands between `<!-- name -->` and `<!-- /name -->` of its page; all other text is left as
+it is. Nothing stands on two pages.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,23 +17,12 @@ from taskd.cli import EXIT_CODES
 from taskd.core.job import TRANSITIONS, JobState
 from taskd.store.statements import load
 from taskd.web.vocabulary import METRICS
+from tests.contracts import reference
+from tests.contracts.markdown import code, table
 
 CHECKOUT = Path(__file__).parent.parent.parent
-README = CHECKOUT / "README.md"
+DOCS = CHECKOUT / "taskd" / "docs"
 EVENTS = CHECKOUT / "taskd" / "events.py"
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
 
 
 def settings() -> str:
@@ -40,7 +30,7 @@ def settings() -> str:
         ("Setting", "Default", "Meaning"),
         (
             (
-                _code(f"TASKD_{each.name.upper()}"),
+                code(f"TASKD_{each.name.upper()}"),
                 _default(each.name, each.default),
                 each.metadata["help"],
             )
@@ -53,13 +43,13 @@ def _default(name: str, value: object) -> str:
     if value in (None, ()):
         return ""
     if name.endswith("_s") and isinstance(value, float):
-        return _code(f"{value:g}s")
-    return _code(str(value))
+        return code(f"{value:g}s")
+    return code(str(value))
 
 
 def events() -> str:
     rows = (
-        (_code(name), level, ", ".join(map(_code, told)), meaning)
+        (code(name), level, ", ".join(map(code, told)), meaning)
         for name, level, told, meaning in found_events()
     )
     return table(("Event", "Level", "Fields", "Meaning"), rows)
@@ -69,7 +59,7 @@ def metrics() -> str:
     return table(
         ("Metric", "Kind", "Labels", "Meaning"),
         (
-            (_code(each.name), each.kind, ", ".join(map(_code, each.all_labels)), each.help)
+            (code(each.name), each.kind, ", ".join(map(code, each.all_labels)), each.help)
             for each in METRICS.values()
         ),
     )
@@ -139,26 +129,38 @@ def found_errors() -> list[type[errors.TaskdError]]:
 def exit_codes() -> str:
     by_code: dict[int, list[str]] = {code: [] for code in EXIT_CODES}
     for error in found_errors():
-        by_code[error.exit_code].append(_code(error.__name__))
+        by_code[error.exit_code].append(code(error.__name__))
     return table(
         ("Code", "Meaning", "Errors"),
         ((str(code), EXIT_CODES[code], ", ".join(names)) for code, names in by_code.items()),
     )
 
 
+def all_errors() -> str:
+    rows = (
+        (code(each.__name__), (each.__doc__ or "").partition("\n")[0], _parent(each))
+        for each in found_errors()
+    )
+    return table(("Error", "Meaning", "Is a"), rows)
+
+
+def _parent(error: type[errors.TaskdError]) -> str:
+    return code(error.__bases__[0].__name__)
+
+
 def transitions() -> str:
     by: dict[tuple[str, str], list[str]] = {}
     for statement in load().values():
         for before, after in statement.moves:
-            by.setdefault((before, after), []).append(_code(statement.name))
+            by.setdefault((before, after), []).append(code(statement.name))
     order = {None: -1} | {state: place for place, state in enumerate(JobState)}
     moves = sorted(TRANSITIONS, key=lambda move: (order[move[0]], order[move[1]]))
     return table(
         ("From", "To", "By"),
         (
             (
-                _code(before) if before else "(new)",
-                _code(after),
+                code(before) if before else "(new)",
+                code(after),
                 ", ".join(sorted(by.get((before or "-", after), []))),
             )
             for before, after in moves
@@ -166,29 +168,63 @@ def transitions() -> str:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "settings": settings,
-    "events": events,
-    "metrics": metrics,
-    "exit codes": exit_codes,
-    "transitions": transitions,
+FOLDERS = {"": "To begin with", "howto": "How to", "reference": "Reference",
+           "explanation": "Explanation", "moving": "Moving to taskd"}  # fmt: skip
+
+
+def pages() -> str:
+    """Every page of the documentation, by folder."""
+    parts = []
+    for folder, head in FOLDERS.items():
+        files = sorted(each for each in (DOCS / folder).glob("*.md") if each.name != "README.md")
+        links = (f"- [{_title(each)}]({each.relative_to(DOCS)})" for each in files)
+        parts.append(f"**{head}**\n\n" + "\n".join(links))
+    return "\n\n".join(parts)
+
+
+def _title(page: Path) -> str:
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+# By page: what is written into it.
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"pages": pages},
+    "reference/settings.md": {"settings": settings},
+    "reference/events.md": {"events": events},
+    "reference/metrics.md": {"metrics": metrics},
+    "reference/errors.md": {"exit codes": exit_codes, "errors": all_errors},
+    "reference/states.md": {"transitions": transitions, "columns": reference.columns},
+    "reference/command-line.md": {
+        "options of all": reference.options_of_all,
+        "commands": reference.commands,
+    },
+    "reference/sql.md": {"functions": reference.functions},
+    "reference/python.md": {"names": reference.names},
+    "reference/options.md": {
+        "task options": reference.task_options,
+        "job options": reference.job_options,
+        "unique options": reference.unique_options,
+        "limit options": reference.limit_options,
+    },
 }
 
 
-def written(text: str) -> str:
-    """The text with its tables as the code would have them.
+def written(text: str, parts: dict[str, Callable[[], str]]) -> str:
+    """The text with its parts as the code would have them.
 
     Raises:
-        ValueError: a table's markers are missing.
+        ValueError: a part's markers are missing.
     """
-    for name, make in TABLES.items():
+    for name, make in parts.items():
         place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if len(place.findall(text)) != 1:
-            raise ValueError(f"README.md must have <!-- {name} --> and <!-- /{name} --> once")
+            raise ValueError(f"the page must have <!-- {name} --> and <!-- /{name} --> once")
         block = f"\n{make()}\n\n"
         text = place.sub(lambda found, block=block: found[1] + block + found[2], text)
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, parts in PARTS.items():
+        file = DOCS / page
+        file.write_text(written(file.read_text(encoding="utf-8"), parts), encoding="utf-8")

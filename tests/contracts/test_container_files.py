@@ -1,4 +1,4 @@
-"""Dockerfile, .dockerignore and the README's container examples keep to each other and the code."""
+"""Dockerfile, .dockerignore and the page's container examples keep to each other and the code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from taskd.worker import longest_stop_s
 from tests.system import dockerfile
 
 CHECKOUT = dockerfile.CHECKOUT
-README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-SECTION = README.partition("\n## In a container\n")[2].partition("\n## ")[0]
+PAGE = (CHECKOUT / "taskd/docs/howto/containers.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 STAGES = dockerfile.ours()
 FINAL = STAGES[-1]
@@ -23,8 +22,8 @@ CONFIG = dockerfile.config_of(FINAL)
 
 
 def example(key: str) -> Any:
-    """The one YAML block of the README's section that has this key."""
-    blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL))
+    """The one YAML block of the page that has this key."""
+    blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
     [found] = [block for block in blocks if key in block]
     return found
 
@@ -117,7 +116,7 @@ def test_the_examples_let_a_stop_take_as_long_as_it_may(worker: Any, pod: Any) -
     assert needed_s >= Settings().drain_s + Settings().cancel_s + 5
     assert parse_duration_s(worker["stop_grace_period"]) >= needed_s
     assert pod["terminationGracePeriodSeconds"] >= needed_s
-    [stop_s] = re.findall(r"--stop-timeout (\d+)", SECTION)
+    [stop_s] = re.findall(r"--stop-timeout (\d+)", PAGE)
     assert int(stop_s) >= needed_s
 
 

@@ -22,6 +22,8 @@ FILE = re.compile(r"[\w./-]+\.(py|sql|pml|service|lock)|Dockerfile")
 COMMAND = re.compile(r"python -m (tests(?:\.\w+)+)")
 SPAN = re.compile(r"`([^`]+)`")
 SAYS_ITSELF = {"sys.exit()", "clock_timestamp()", "transaction=True", "catch_up"}
+# The pages that name commands of the suite.
+DOCS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("taskd/docs/*/*.md"))
 
 
 class Promise(NamedTuple):
@@ -104,7 +106,7 @@ def test_every_command_that_measures_a_promise_exists_with_its_options() -> None
                 assert re.search(rf"\b{word}\b", text), command
 
 
-@pytest.mark.parametrize("page", ["tests/README.md", "README.md"])
+@pytest.mark.parametrize("page", ["tests/README.md", "README.md", *DOCS])
 def test_every_command_of_a_page_can_be_run(page: str) -> None:
     for module in COMMAND.findall((ROOT / page).read_text(encoding="utf-8")):
         assert runs(module), module

@@ -1,7 +1,8 @@
-"""What README.md lists is what the code has; `python -m tests.contracts.readme` writes it."""
+"""What the reference lists is what the code has; `python -m tests.contracts.readme` writes it."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 
 import pytest
@@ -11,15 +12,10 @@ from taskd.core.job import JobState
 from tests.contracts import readme
 
 
-@pytest.mark.parametrize("name", list(readme.TABLES))
-def test_a_table_of_the_readme_is_what_the_code_has(name: str) -> None:
-    text = readme.README.read_text(encoding="utf-8")
-    assert readme.TABLES[name]() in text, "run python -m tests.contracts.readme"
-
-
-def test_the_tables_stand_between_their_markers_and_nothing_else_changes() -> None:
-    text = readme.README.read_text(encoding="utf-8")
-    assert readme.written(text) == text, "run python -m tests.contracts.readme"
+@pytest.mark.parametrize("page", readme.PARTS)
+def test_a_page_says_what_the_code_has(page: str) -> None:
+    text = (readme.DOCS / page).read_text(encoding="utf-8")
+    assert readme.written(text, readme.PARTS[page]) == text, "run python -m tests.contracts.readme"
 
 
 def test_the_settings_table_has_every_setting() -> None:
@@ -71,11 +67,27 @@ def test_the_transitions_table_has_every_state_and_names_who_moves() -> None:
     assert not any(line.endswith("|  |") for line in made.splitlines())
 
 
+def test_every_command_function_and_name_is_told_with_its_substance() -> None:
+    commands = readme.reference.commands()
+    assert "### `taskd jobs retry`" in commands
+    assert "| `--error TEXT` | " in commands
+    functions = readme.reference.functions()
+    for name in ("enqueue", "enqueue_unique", "enqueue_after", "set_schedule", "change"):
+        assert f"## `taskd.{name}`" in functions
+    names = readme.reference.names()
+    for module in readme.reference.MODULES:
+        assert f"## `{module}`" in names
+    assert not re.search(r"\| +\| +\|", names)  # a member without a docstring
+    assert "object at 0x" not in names
+
+
 def test_markers_that_are_missing_or_doubled_are_told() -> None:
+    parts = {name: make for each in readme.PARTS.values() for name, make in each.items()}
+    del parts["pages"]
     one = "<!-- {0} -->\nOUTDATED\n<!-- /{0} -->\n"
-    whole = "".join(one.format(name) for name in readme.TABLES)
-    assert "OUTDATED" not in readme.written(whole)
-    assert readme.written(readme.written(whole)) == readme.written(whole)
+    whole = "".join(one.format(name) for name in parts)
+    assert "OUTDATED" not in readme.written(whole, parts)
+    assert readme.written(readme.written(whole, parts), parts) == readme.written(whole, parts)
     for broken in ("", whole + one.format("events")):
         with pytest.raises(ValueError, match="once"):
-            readme.written(broken)
+            readme.written(broken, parts)

@@ -16,7 +16,7 @@ from taskd.core.job import check_queue
 from taskd.worker.lifeline import longest_stop_s
 from taskd.worker.notify import STATUS_EVERY_S
 from taskd.worker.processes import HOPELESS
-from tests.contracts.readme import CHECKOUT, EXIT_CODES, README
+from tests.contracts.readme import CHECKOUT, DOCS, EXIT_CODES
 
 UNITS = sorted((CHECKOUT / "systemd").iterdir())
 EXPOSURE_MAX = 1.5
@@ -116,8 +116,8 @@ def test_mail_and_webhooks_can_go_out(unit: Path) -> None:
     assert "ProcSubset" not in settings(unit)
 
 
-def test_the_readme_names_what_the_units_name(unit: Path) -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_page_names_what_the_units_name(unit: Path) -> None:
+    text = (DOCS / "howto/systemd.md").read_text(encoding="utf-8")
     for path in (f"systemd/{unit.name}", "/etc/taskd/dsn", "/etc/taskd/taskd.env", "/opt/taskd"):
         assert path in text
 

@@ -17,7 +17,7 @@ import pytest
 HERE = Path(__file__).parent
 PROJECT = HERE / "testing_project"
 ROOT = HERE.parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "taskd/docs/howto/testing.md").read_text(encoding="utf-8")
 # Whether or not taskd is installed with its entry point here, the plugin is there once.
 PLUGINS = ("-p", "taskd.testing.plugin", "-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider")
 WITHIN_S = 100.0
@@ -72,7 +72,7 @@ def databases(server: Any) -> set[str]:
 
 
 PLUGINS_OWN = re.compile(r"taskd_test_[0-9a-f]{8}_")
-README_FILE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGE_FILE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def test_the_tests_of_the_example_project_pass_and_leave_no_database(
@@ -163,8 +163,8 @@ def test_what_a_test_asks_wrongly_is_told_at_its_own_line(project: Path, server:
         assert re.search(rf"^test_shop.py:{number}: (Type|Value)Error$", told, re.MULTILINE), told
 
 
-def test_the_example_of_the_readme_passes(tmp_path: Path, server: Any) -> None:
-    files = dict(README_FILE.findall(README))
+def test_the_example_of_the_page_passes(tmp_path: Path, server: Any) -> None:
+    files = dict(PAGE_FILE.findall(PAGE))
     for name in ("myapp/jobs.py", "tests/test_jobs.py"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(files[name])

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from psycopg.conninfo import conninfo_to_dict
 
 EXAMPLES = Path(__file__).parent
 DJANGO = EXAMPLES / "django_project"
-README = (EXAMPLES.parents[1] / "README.md").read_text(encoding="utf-8")
 WITHIN_S = 45.0
 
 
@@ -159,22 +157,3 @@ async def done(sql: asyncpg.Connection, count: int) -> None:
     """Wait until so many jobs are done."""
     while await sql.fetchval("SELECT count(*) FROM taskd.jobs WHERE state = 'done'") < count:
         await asyncio.sleep(0.02)
-
-
-# The README shows parts of them.
-
-
-@pytest.mark.parametrize(
-    ("shown", "file"),
-    [
-        ("shop/app.py", "fastapi_app.py"),
-        ("shop/jobs.py", "django_project/shop/jobs.py"),
-        ("shop/views.py", "django_project/shop/views.py"),
-        ("shop/worker.py", "django_project/shop/worker.py"),
-    ],
-)
-def test_what_the_readme_shows_of_an_example_is_in_it(shown: str, file: str) -> None:
-    text = (EXAMPLES / file).read_text(encoding="utf-8")
-    [block] = re.findall(rf"^```python\n# {shown}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    for part in block.strip().split("\n\n"):
-        assert any(textwrap.indent(part, " " * spaces) in text for spaces in (0, 4, 8)), part

@@ -1,0 +1,13 @@
+"""What the processes of docs.py know when they are forked: reading it takes half a second."""
+
+import importlib
+
+import asyncpg  # noqa: F401
+import psycopg  # noqa: F401
+
+import taskd.testing
+import taskd.worker  # noqa: F401
+from taskd.cli import COMMANDS
+
+for _command in COMMANDS.values():
+    importlib.import_module(f"taskd.cli.{_command.module}")
