@@ -122,8 +122,8 @@ def test_every_command_and_variable_that_a_page_mentions_exists(page: Path) -> N
 def wrong_with(words: list[str]) -> str | None:
     try:
         blocks.check_command(words)
-    except click.MissingParameter:
-        return None  # a command is named by its words alone
+    except (click.MissingParameter, click.BadOptionUsage):
+        return None  # a command or an option is named by its words alone
     except click.UsageError as error:
         # Capitals stand for what a reader puts in.
         return None if any(word.isupper() for word in words) else error.message
