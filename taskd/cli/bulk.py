@@ -7,7 +7,7 @@ may be interrupted at any time, and the same command goes on where it was.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,13 @@ from taskd.cli.output import count, print_json
 from taskd.cli.session import DURATION, QUEUE, Session
 from taskd.core.change import Filter
 from taskd.core.job import JobState
-from taskd.errors import KeyHeld
 
 if TYPE_CHECKING:
+    from taskd.client.bulk import Act
     from taskd.store.database import Lane
 
-BATCH_JOBS = 1000
-SAMPLE_JOBS = 10
 # On a terminal, more than this is asked about first.
 ASK_ABOVE_JOBS = 100
-# A key that is taken in the very moment is seen by the next try.
-KEY_TRIES = 5
-
-# Acts on jobs, ids in order; the ids of those that it found as the filter says.
-Act = Callable[["Lane", Sequence[int]], Awaitable[Collection[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +108,11 @@ def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
 
 def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
     """Find the jobs and act on them; says how many."""
+    from taskd.client import bulk
+
     asks = on_terminal() and not how.yes
     if how.dry_run or asks:
-        found, sample = session.ask(lambda lane: _count(lane, wanted, how.limit))
+        found, sample = session.ask(lambda lane: bulk.look(lane, wanted, how.limit))
         if how.dry_run:
             _print_sample(session, found, sample, how)
             return
@@ -144,20 +139,14 @@ def _print_sample(session: Session, found: int, sample: list[int], how: How) -> 
     session.say(f"{count(found, 'job')} would be {how.done}{more}")
 
 
-async def _count(lane: Lane, wanted: Filter, limit: int | None) -> tuple[int, list[int]]:
-    found, sample = 0, list[int]()
-    async for ids in _batches(lane, wanted, limit):
-        found += len(ids)
-        sample += ids[: SAMPLE_JOBS - len(sample)]
-    return found, sample
-
-
 async def _act(session: Session, lane: Lane, wanted: Filter, act: Act, how: How) -> list[int]:
+    from taskd.client import bulk
+
     acted: list[int] = []
     shows = sys.stderr.isatty() and not session.quiet
     try:
-        async for ids in _batches(lane, wanted, how.limit):
-            done = sorted(await _tried(lane, act, ids))
+        async for ids in bulk.batches(lane, wanted, how.limit):
+            done = sorted(await bulk.act(lane, act, ids))
             acted += done
             if not how.as_json:
                 click.echo("".join(f"{job_id}\n" for job_id in done), nl=False)
@@ -173,26 +162,3 @@ async def _act(session: Session, lane: Lane, wanted: Filter, act: Act, how: How)
         if shows and acted:
             click.echo(err=True)
     return acted
-
-
-async def _tried(lane: Lane, act: Act, ids: Sequence[int]) -> Collection[int]:
-    for _ in range(KEY_TRIES - 1):
-        try:
-            return await act(lane, ids)
-        except KeyHeld:
-            continue
-    return await act(lane, ids)
-
-
-async def _batches(lane: Lane, wanted: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
-    from taskd.store import control
-
-    left = limit if limit is not None else sys.maxsize
-    async for ids in control.find(lane, wanted):
-        for at in range(0, len(ids), BATCH_JOBS):
-            batch = ids[at : at + BATCH_JOBS][:left]
-            if batch:
-                yield batch
-            left -= len(batch)
-            if left <= 0:
-                return

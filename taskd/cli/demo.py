@@ -200,9 +200,9 @@ class Run:
 
     async def work(self, settings: Settings, target: Target, lane: Lane, until_empty: bool) -> int:
         """Deliver, show the progress, and sum up; the exit code."""
+        from taskd.core.registry import BUILT_IN_APP
         from taskd.tasks.send_email import Mailer
         from taskd.worker import Worker
-        from taskd.worker.app import BUILT_IN_APP
 
         mailer = Mailer(settings)
         registry = Registry()

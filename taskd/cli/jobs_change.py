@@ -27,6 +27,7 @@ from taskd.errors import InvalidTransition, JobNotFound
 
 if TYPE_CHECKING:
     from taskd.store.database import Lane
+    from taskd.store.jobs import Fetches
 
 RETRYABLE = (JobState.FAILED, JobState.CANCELLED)
 WAITING = (JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED)
@@ -72,10 +73,10 @@ def retry(
     how = _how("retried", filters, as_json)
     wanted = chosen(ids, filters)
 
-    async def bring_back(lane: Lane, batch: Sequence[int]) -> Collection[int]:
+    async def bring_back(on: Fetches, batch: Sequence[int]) -> Collection[int]:
         from taskd.store import jobs as store
 
-        return await store.retry(lane, batch, run_at, delay_s)
+        return await store.retry(on, batch, run_at, delay_s)
 
     if wanted is not None:
         in_bulk(session, wanted, bring_back, how)
@@ -126,10 +127,10 @@ def cancel(
     states = filters["states"]
     wanted = chosen(ids, filters)
 
-    async def end(lane: Lane, batch: Sequence[int]) -> dict[int, JobState]:
+    async def end(on: Fetches, batch: Sequence[int]) -> dict[int, JobState]:
         from taskd.store import jobs as store
 
-        return await store.cancel(lane, batch, reason, states)
+        return await store.cancel(on, batch, reason, states)
 
     if wanted is not None:
         in_bulk(session, wanted, end, how)
@@ -221,13 +222,13 @@ def set_(
     how = _how("changed", options, as_json)
     wanted = chosen(ids, options)
 
-    async def alter(lane: Lane, batch: Sequence[int]) -> dict[int, ChangeOutcome]:
+    async def alter(on: Fetches, batch: Sequence[int]) -> dict[int, ChangeOutcome]:
         from taskd.client.changing import change as changing
 
-        return await changing(lane, batch, change)
+        return await changing(on, batch, change)
 
-    async def altered(lane: Lane, batch: Sequence[int]) -> Collection[int]:
-        told = await alter(lane, batch)
+    async def altered(on: Fetches, batch: Sequence[int]) -> Collection[int]:
+        told = await alter(on, batch)
         return [job_id for job_id, became in told.items() if became == ChangeOutcome.CHANGED]
 
     if wanted is not None:

@@ -10,13 +10,13 @@ import click
 from taskd.cli.output import Row, print_json, print_rows, text_of
 from taskd.cli.session import Session, json_option, pass_session
 from taskd.core.limit import BURST_MAX, CONCURRENCY_MAX, RATE_MAX, RATE_MIN
+from taskd.core.words import UNIT_S, rate_text
 from taskd.errors import LimitNotFound
 
 KEYS_MAX = 1000
 N = TypeVar("N")
 NONE = "none"
 RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|m|h)")
-UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class OrNone(click.ParamType[Any], Generic[N]):
@@ -68,14 +68,6 @@ def bounds(**given: Any) -> tuple[dict[str, Any], list[str]]:
         )
     without = [name for name, value in given.items() if value == NONE]
     return {name: None if value == NONE else value for name, value in given.items()}, without
-
-
-def rate_text(rate: float | None, burst: int | None = None) -> str:
-    """`100/s, burst 20`; nothing without a rate."""
-    if rate is None:
-        return ""
-    unit = "s" if rate >= 1 else "m" if rate * 60 >= 1 else "h"
-    return f"{rate * UNIT_S[unit]:g}/{unit}" + (f", burst {burst}" if burst is not None else "")
 
 
 def _rate(row: Row) -> str:

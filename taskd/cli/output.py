@@ -11,14 +11,17 @@ from typing import Any
 import click
 import msgspec
 
+from taskd.core.words import count, moment, printable, span
+
 Row = Mapping[str, Any]
 # Heading -> what the cell of a row says.
 Columns = Mapping[str, Callable[[Row], str]]
 
 CELL_MAX = 60
 GAP = "  "
-# A unit and its seconds, and the unit below with its own.
-UNITS = (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
+
+# Words of the core that commands write everywhere.
+__all__ = ["count", "moment", "printable", "span"]
 
 
 def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
@@ -88,13 +91,6 @@ def first_line(text: str | None) -> str:
     return next(iter((text or "").splitlines()), "")
 
 
-def printable(text: str) -> str:
-    """Text that cannot steer the terminal; line ends and tabs stay."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
-    )
-
-
 def text_of(name: str) -> Callable[[Row], str]:
     """The cell of a column as it is; nothing when it is NULL."""
     return lambda row: text(row[name])
@@ -129,31 +125,3 @@ def text(value: Any) -> str:
     if isinstance(value, datetime):
         return moment(value)
     return str(value)
-
-
-def moment(value: datetime | None) -> str:
-    """A point in time, in the zone of the reader."""
-    return "" if value is None else value.astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def span(seconds: float | None) -> str:
-    """A length of time in its two largest units: `850ms`, `12s`, `3m 5s`, `2h 10m`, `4d 3h`."""
-    if seconds is None:
-        return ""
-    if seconds < 0:
-        return "-" + span(-seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.3g}ms" if seconds else "0s"
-    if seconds < 10:
-        return f"{seconds:.1f}s".replace(".0s", "s")
-    whole = round(seconds)
-    for unit, size, below, part in UNITS:
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size}{unit}" + (f" {rest}{below}" if rest else "")
-    return f"{whole}s"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 job`, `2,000 jobs`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

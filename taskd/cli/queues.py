@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.limits import bounds, burst_option, number, rate_option, rate_text
+from taskd.cli.limits import bounds, burst_option, number, rate_option
 from taskd.cli.output import Row, paused, paused_for, print_json, print_rows, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
 from taskd.core.limit import CONCURRENCY_MAX
+from taskd.core.words import rate_text
 from taskd.errors import StoreUnavailable
 
 if TYPE_CHECKING:

@@ -203,9 +203,9 @@ async def _run_here(
     """Be the worker; its report and the exit code."""
     from taskd import aclose_default, configure, tasks
     from taskd.client import open_target
-    from taskd.core.registry import Registry
+    from taskd.core.registry import BUILT_IN_APP, Registry
     from taskd.worker import Answerer, Worker
-    from taskd.worker.app import BUILT_IN_APP, load_app, queue_limits, with_built_ins
+    from taskd.worker.app import load_app, queue_limits, with_built_ins
 
     # Handlers that enqueue mean this worker's database, also when a flag named it.
     configure(settings=settings)

@@ -15,6 +15,9 @@ from taskd.core.task import Task
 if TYPE_CHECKING:
     from taskd.core.middleware import Middleware
 
+# What publishes the built-in tasks when no app was named.
+BUILT_IN_APP = "taskd"
+
 
 class Registry:
     """The tasks that a process knows, and the resources of their handlers.

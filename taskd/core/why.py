@@ -1,6 +1,6 @@
 """Why a job does not run: from what the database says to the reasons, the first to mend first.
 
-The words for people are the command line's (`taskd why`).
+The words for people are those of core/why_told.py.
 """
 
 from __future__ import annotations

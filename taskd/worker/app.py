@@ -21,8 +21,6 @@ from taskd.core.task import Task
 from taskd.errors import AppError, ConfigError, InvalidJob
 from taskd.worker.job_processes import process_slots
 
-BUILT_IN_APP = "taskd"
-
 
 def load_app(name: str) -> Registry:
     """Import the app and everything below it; the default registry, filled.

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from taskd.cli import bulk
+from taskd.client import bulk
 from taskd.store import control
 
 ERROR = {"type": "Timeout", "message": "order 17 took 3.2 s", "worker": "1", "attempt": 1}

@@ -1,0 +1,55 @@
+"""Acting on all jobs that a filter means, a thousand at a time, with nothing held in between."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+
+from taskd.core.change import Filter
+from taskd.errors import KeyHeld
+from taskd.store import control
+from taskd.store.jobs import Fetches
+
+BATCH_JOBS = 1000
+SAMPLE_JOBS = 10
+# A key that is taken in the very moment is seen by the next try.
+KEY_TRIES = 5
+
+# Acts on jobs, ids in order; the ids of those that it found as the filter says.
+Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
+
+
+async def batches(on: Fetches, wanted: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
+    """The ids of the jobs that are meant, `limit` of them at most."""
+    left = limit if limit is not None else sys.maxsize
+    async for ids in control.find(on, wanted):
+        for at in range(0, len(ids), BATCH_JOBS):
+            batch = ids[at : at + BATCH_JOBS][:left]
+            if batch:
+                yield batch
+            left -= len(batch)
+            if left <= 0:
+                return
+
+
+async def look(on: Fetches, wanted: Filter, limit: int | None) -> tuple[int, list[int]]:
+    """How many jobs are meant, and the first of them."""
+    found, sample = 0, list[int]()
+    async for ids in batches(on, wanted, limit):
+        found += len(ids)
+        sample += ids[: SAMPLE_JOBS - len(sample)]
+    return found, sample
+
+
+async def act(on: Fetches, do: Act, ids: Sequence[int]) -> Collection[int]:
+    """Act on one batch, again when a key was taken meanwhile; the ids of those that it found.
+
+    Raises:
+        KeyHeld: keys were taken in the very moment of each of five tries.
+    """
+    for _ in range(KEY_TRIES - 1):
+        try:
+            return await do(on, ids)
+        except KeyHeld:
+            continue
+    return await do(on, ids)
