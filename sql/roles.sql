@@ -213,6 +213,9 @@ GRANT SELECT (until) ON taskd.job_key TO taskd_observer;
 -- And whether finished jobs found no partition.
 GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
 
+-- What finished lately is counted by a function: partitions are read from their ends, which takes their names.
+GRANT EXECUTE ON FUNCTION taskd.finished_lately(text, double precision, integer, integer) TO taskd_observer, taskd_admin;
+
 -- How far attempts are, which the worker tells, whoever watches sees.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
 GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;

@@ -31,8 +31,9 @@ class Pool:
     Belongs to the event loop that uses it. A connection is closed after five idle minutes.
     """
 
-    def __init__(self, database: Database, *, size_max: int = 10) -> None:
+    def __init__(self, database: Database, *, size_max: int = 10, purpose: str = "client") -> None:
         self._database = database
+        self._purpose = purpose
         # How many may still be opened. Who has one, or is about to, holds a place.
         self._places = size_max
         # With the time.monotonic() since when; the one used last is used next.
@@ -130,7 +131,7 @@ class Pool:
             if given is not None:
                 return given
         try:
-            connection = await self._database.connect("client")
+            connection = await self._database.connect(self._purpose)
         except BaseException:
             self._pass_on(None)
             raise

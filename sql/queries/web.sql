@@ -1,0 +1,165 @@
+-- The dashboard: what its pages ask beyond what the command line asks (reports.sql). Nothing here writes.
+--
+-- Each is bounded by what it reads and not only by what it answers: a page costs the same whether the history holds
+-- a thousand jobs or a hundred million. What has been read without an answer is told, so that a reader may go on from there.
+-- Observers see no arguments, results and unique keys; what shows or searches these is for admins.
+
+-- Whether this login may read arguments and results.
+
+-- name: web_rights()
+-- roles: producer, worker, observer, admin
+SELECT has_table_privilege('taskd.jobs', 'SELECT') AS reads_args;
+
+-- Jobs by id, newest first, before `before_id`. Of the live and of the finished ones no more than `read_max` are read, each along
+-- its index on id; what is older than the end of either is left out, as it may be incomplete. `reach_id` is how far it came,
+-- 0: to the end. A live job counts as of its birth, a finished one as of its end. `error`: a pattern for ILIKE;
+-- `only_ids`: of these alone, which web_search_jobs has found on the same way.
+
+-- name: web_jobs(before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint, only_ids bigint[])
+-- roles: observer, admin
+WITH live AS MATERIALIZED (
+    SELECT id, queue::text, task::text, state::text, priority, attempt, max_attempts::smallint, enqueued_at,
+           run_at::timestamptz, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason, errors
+    FROM taskd.job
+    WHERE id < $1 AND ($4::text[] IS NULL OR $4::text[] && ARRAY['blocked', 'scheduled', 'queued', 'running'])
+    ORDER BY id DESC
+    LIMIT $8
+), finished AS MATERIALIZED (
+    SELECT id, queue, task, state::text, priority, attempt, max_attempts, enqueued_at,
+           run_at, started_at, finished_at, reason, errors
+    FROM taskd.job_history
+    WHERE id < $1 AND ($4::text[] IS NULL OR $4::text[] && ARRAY['done', 'failed', 'cancelled'])
+    ORDER BY id DESC
+    LIMIT $8
+), reach AS (
+    SELECT greatest((SELECT CASE WHEN count(*) = $8 THEN min(id) END FROM live),
+                    (SELECT CASE WHEN count(*) = $8 THEN min(id) END FROM finished), 0) AS id
+), found AS (
+    SELECT *
+    FROM (SELECT * FROM live UNION ALL SELECT * FROM finished) AS job
+    WHERE id >= (SELECT reach.id FROM reach)
+      AND ($2::text IS NULL OR queue = $2)
+      AND ($3::text IS NULL OR task = $3)
+      AND ($4::text[] IS NULL OR state = ANY ($4::text[]))
+      AND ($10::bigint[] IS NULL OR id = ANY ($10::bigint[]))
+      AND ($6::double precision IS NULL OR coalesce(finished_at, enqueued_at) >= now() - make_interval(secs => $6))
+      AND ($7::double precision IS NULL OR coalesce(finished_at, enqueued_at) <= now() - make_interval(secs => $7))
+      AND ($5::text IS NULL OR reason ILIKE $5
+           OR concat_ws(': ', errors #>> '{-1,type}', errors #>> '{-1,message}') ILIKE $5)
+    ORDER BY id DESC
+    LIMIT $9
+)
+SELECT reach.id AS reach_id, NULL::timestamptz AS reach_at,
+       found.id, found.queue, found.task, found.state, found.priority, found.attempt, found.max_attempts, found.enqueued_at,
+       found.run_at, found.started_at, found.finished_at, found.reason,
+       left(concat_ws(': ', found.errors #>> '{-1,type}', found.errors #>> '{-1,message}'), 300) AS last_error,
+       date_part('epoch', clock_timestamp() - coalesce(found.finished_at, found.started_at, found.enqueued_at)) AS age_s,
+       date_part('epoch', found.run_at - clock_timestamp()) AS due_in_s,
+       CASE WHEN found.finished_at IS NOT NULL OR found.state = 'running'
+            THEN date_part('epoch', coalesce(found.finished_at, clock_timestamp()) - found.started_at) END AS run_s
+FROM reach
+LEFT JOIN found ON true
+ORDER BY found.id DESC;
+
+-- Failed and cancelled jobs, those that ended last first: along job_history_not_done of every partition, so those of an
+-- incident are found among millions that are done. `reach_at` and `reach_id` say how far it came, NULL: to the end.
+
+-- name: web_failed_jobs(before_at timestamptz, before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint)
+-- roles: observer, admin
+WITH seen AS MATERIALIZED (
+    SELECT id, queue, task, state::text, priority, attempt, max_attempts, enqueued_at, run_at, started_at, finished_at, reason, errors
+    FROM taskd.job_history
+    WHERE state <> 'done' AND finished_at <= coalesce($1::timestamptz, clock_timestamp())
+      AND (finished_at, id) < (coalesce($1::timestamptz, clock_timestamp()), $2)
+      AND finished_at >= now() - make_interval(secs => coalesce($7::double precision, 315360000))
+      AND finished_at <= now() - make_interval(secs => coalesce($8::double precision, 0))
+    ORDER BY finished_at DESC, id DESC
+    LIMIT $9
+), found AS (
+    SELECT *
+    FROM seen
+    WHERE ($3::text IS NULL OR queue = $3)
+      AND ($4::text IS NULL OR task = $4)
+      AND state = ANY ($5::text[])
+      AND ($6::text IS NULL OR reason ILIKE $6
+           OR concat_ws(': ', errors #>> '{-1,type}', errors #>> '{-1,message}') ILIKE $6)
+    ORDER BY finished_at DESC, id DESC
+    LIMIT $10
+), reach AS (
+    SELECT min(finished_at) AS at, (array_agg(id ORDER BY finished_at, id))[1] AS id
+    FROM seen
+    HAVING count(*) = $9
+)
+SELECT (SELECT id FROM reach) AS reach_id, (SELECT at FROM reach) AS reach_at,
+       found.id, found.queue, found.task, found.state, found.priority, found.attempt, found.max_attempts, found.enqueued_at,
+       found.run_at, found.started_at, found.finished_at, found.reason,
+       left(concat_ws(': ', found.errors #>> '{-1,type}', found.errors #>> '{-1,message}'), 300) AS last_error,
+       date_part('epoch', clock_timestamp() - found.finished_at) AS age_s,
+       date_part('epoch', found.run_at - clock_timestamp()) AS due_in_s,
+       date_part('epoch', found.finished_at - found.started_at) AS run_s
+FROM (SELECT) AS once
+LEFT JOIN found ON true
+ORDER BY found.finished_at DESC, found.id DESC;
+
+-- Which of the jobs before `before_id` have this text in their arguments, or this unique key, as web_jobs reads them. What a task
+-- redacts is not searched: whether it matches would tell what it is.
+
+-- name: web_search_jobs(before_id bigint, args text, unique_key text, states text[], read_max bigint)
+-- roles: admin
+WITH live AS MATERIALIZED (
+    SELECT id, task::text, state::text, args::jsonb, unique_key::text
+    FROM taskd.job
+    WHERE id < $1 AND ($4::text[] IS NULL OR $4::text[] && ARRAY['blocked', 'scheduled', 'queued', 'running'])
+    ORDER BY id DESC
+    LIMIT $5
+), finished AS MATERIALIZED (
+    SELECT id, task, state::text, args, unique_key
+    FROM taskd.job_history
+    WHERE id < $1 AND ($4::text[] IS NULL OR $4::text[] && ARRAY['done', 'failed', 'cancelled'])
+    ORDER BY id DESC
+    LIMIT $5
+)
+SELECT id
+FROM (SELECT * FROM live UNION ALL SELECT * FROM finished) AS job
+WHERE ($3::text IS NULL OR unique_key = $3)
+  AND ($2::text IS NULL OR args::text ILIKE $2 AND taskd.redacted(task, args)::text ILIKE $2);
+
+-- Everything about one job that observers may see: job_pkey, and job_history_id of every partition.
+
+-- name: web_job(id bigint)
+-- roles: observer, admin
+SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt,
+       coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
+       coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s,
+       job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence, job.crashes, job.interrupts, job.cancel_asked,
+       job.enqueued_at, job.started_at, job.finished_at, job.reason, job.errors::text AS errors, job.deadline,
+       job.args_version, job.workflow_id, workflow.name::text AS workflow, job.node, job.limit_name, job.limit_key,
+       job.schedule, job.tick, clock_timestamp() AS now,
+       CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
+           'done', progress.done, 'total', progress.total, 'note', progress.note,
+           'told_s', date_part('epoch', clock_timestamp() - progress.told_at)
+       )::text END AS progress
+FROM taskd.jobs AS job
+LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+LEFT JOIN taskd.task AS published ON published.name = job.task
+LEFT JOIN taskd.workflow AS workflow ON workflow.id = job.workflow_id
+LEFT JOIN taskd.progress AS progress
+    ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
+WHERE job.id = $1
+LIMIT 1;
+
+-- What finished in the last `window_s` seconds, in so many steps; see the function.
+
+-- name: web_finished(queue text, window_s double precision, steps integer, blocks_max integer)
+-- roles: observer, admin
+SELECT since, until, step, done, failed, cancelled, wait_s, run_s FROM taskd.finished_lately($1, $2, $3, $4) ORDER BY step;
+
+-- The states of watched jobs, and what there is in all, for what the pages keep live: one for all who look.
+
+-- name: web_watch(ids bigint[])
+-- roles: observer, admin
+SELECT job.id, job.state, job.attempt, job.fence, job.finished_at, progress.done, progress.total, progress.note
+FROM taskd.jobs AS job
+LEFT JOIN taskd.progress AS progress
+    ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
+WHERE job.id = ANY ($1::bigint[]);
