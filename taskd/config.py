@@ -88,6 +88,13 @@ def _address(value: Any) -> str:
     return f"{match[1] or '127.0.0.1'}:{int(match[2])}"
 
 
+def _url(value: Any) -> str:
+    parts = urlsplit(str(value).strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise ValueError(f"{value!r} is not https://host, without a path")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(str(part).strip() for part in parts if str(part).strip())
@@ -248,8 +255,29 @@ class Settings:
     )
     http: str = setting(
         "off",
-        "Where a worker serves /livez, /readyz and /metrics: `host:port`, or a port of 127.0.0.1.",
+        "Where a worker serves /livez, /readyz, /metrics and the dashboard: `host:port`, or a port "
+        "of 127.0.0.1.",
         _address,
+    )
+    web_listen: str = setting(
+        "127.0.0.1:8080",
+        "Where `taskd web` serves the dashboard: `host:port`, or a port of 127.0.0.1.",
+        _address,
+    )
+    web_url: str | None = setting(
+        None,
+        "Where browsers find the dashboard when a proxy stands before it: https://jobs.example.org.",
+        _url,
+    )
+    web_password: str | None = setting(
+        None,
+        "The password of the dashboard, or what `taskd web --hash-password` made of it; "
+        "without one it only shows.",
+        str,
+        secret=True,
+    )
+    web_password_file: Path | None = setting(
+        None, "A file that holds it; or a line `name:scrypt:...` for each who may log in.", Path
     )
     smtp_host: str | None = setting(None, "The mail server; turns the task send_email on.", str)
     smtp_port: int | None = setting(

@@ -457,6 +457,22 @@ def figures_delayed(error: str) -> None:
     _emit("figures.delayed", "warning", error=error)
 
 
+def login_accepted(who: str, address: str) -> None:
+    """Somebody has logged in to the dashboard."""
+    _emit("login.accepted", "info", who=who, address=address)
+
+
+def login_refused(who: str, address: str, why: str) -> None:
+    """Somebody could not log in to the dashboard."""
+    _emit("login.refused", "warning", who=who[:100], address=address, why=why)
+
+
+def action_taken(action: str, who: str, target: str, jobs: int, job_ids: Sequence[int]) -> None:
+    """Somebody has done something in the dashboard, to so many jobs."""
+    ids = list(job_ids)[:20]
+    _emit("action.taken", "info", action=action, who=who, target=target, jobs=jobs, job_ids=ids)
+
+
 def task_replaced(name: str, by: str) -> None:
     """A task of the app replaces a built-in one of the same name."""
     _emit("task.replaced", "info", task=name, by=by)

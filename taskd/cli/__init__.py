@@ -88,6 +88,11 @@ COMMANDS = {
         "metrics",
         "List the metrics of `taskd run --http`; print alert rules and a dashboard for them.",
     ),
+    "web": Lazy(
+        "web",
+        "web",
+        "Serve the dashboard: queues, jobs, workflows, schedules and workers in a browser.",
+    ),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
     "doctor": Lazy(
         "doctor",

@@ -232,7 +232,7 @@ async def _run_here(
             worker.begin_counting()
             # One of several is asked by its parent.
             if place.alone:
-                worker.beside.append(endpoint := _endpoint(worker, target, settings.http))
+                worker.beside.append(endpoint := _endpoint(worker, target, settings))
             else:
                 worker.beside.append(Answerer(place.asked, worker.snapshot))
         return worker.report, await worker.run()
@@ -252,10 +252,10 @@ def _check_http(settings: Settings) -> None:
         import taskd.web.endpoint  # noqa: F401 - it takes a while, and no loop has begun to tick
 
 
-def _endpoint(of: Worker | Processes, target: Target, address: str) -> Endpoint:
+def _endpoint(of: Worker | Processes, target: Target, settings: Settings) -> Endpoint:
     from taskd.web.endpoint import Endpoint
 
-    return Endpoint(of, target.database, address)
+    return Endpoint(of, target.database, settings.http, settings)
 
 
 async def _run_processes(
@@ -273,7 +273,7 @@ async def _run_processes(
     endpoint: Endpoint | None = None
     try:
         if settings.http != "off":
-            processes.beside.append(endpoint := _endpoint(processes, target, settings.http))
+            processes.beside.append(endpoint := _endpoint(processes, target, settings))
         return processes.report, await processes.run(target.database)
     finally:
         _ignore_stops()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +17,7 @@ from taskd.cli.output import (
     text_of,
 )
 from taskd.cli.session import REASON, Session, json_option, pass_session
-from taskd.core.tree import Line, Part, lines, told
+from taskd.core.tree import Line, Part, lines, state_of, told, with_stages
 from taskd.errors import WorkflowNotFound
 
 if TYPE_CHECKING:
@@ -34,23 +33,11 @@ WORKFLOW_ID = click.IntRange(1, 2**63 - 1)
 COUNTS = ("blocked", "waiting", "running", "done", "failed", "cancelled")
 
 
-def _state(row: Row) -> str:
-    """A workflow's state in a word, from those of its jobs."""
-    if row["running"] or row["waiting"]:
-        return "stopping" if row["stopped_at"] else "running"
-    if row["blocked"]:
-        return "waiting"
-    for state in ("failed", "cancelled"):
-        if row[state]:
-            return state
-    return "done" if row["done"] else "gone"
-
-
 COLUMNS = {
     "ID": text_of("id"),
     "NAME": text_of("name"),
     "KIND": text_of("kind"),
-    "STATE": _state,
+    "STATE": state_of,
     "AGE": span_of("age_s"),
     "JOBS": text_of("jobs"),
     **{state.upper(): text_of(state) for state in COUNTS},
@@ -85,7 +72,7 @@ def list_(session: Session, name: str | None, limit: int, as_json: bool) -> None
     from taskd.store import workflows as store
 
     rows = session.ask(lambda lane: store.list_workflows(lane, name, limit))
-    rows = [row | {"state": _state(row)} for row in rows]
+    rows = [row | {"state": state_of(row)} for row in rows]
     print_rows(rows, COLUMNS, as_json=as_json)
 
 
@@ -107,7 +94,7 @@ def show(session: Session, workflow_id: int, as_json: bool) -> None:
     found, rows = session.ask(work)
     if found is None:
         raise WorkflowNotFound(_unknown(workflow_id))
-    parts = _with_stages(rows, found["stages"])
+    parts = with_stages(rows, found["stages"])
     if as_json:
         print_json({**found, "parts": parts})
         return
@@ -141,26 +128,6 @@ def _tail(line: Line) -> str:
         also = ", ".join(map(printable, line.also_after[:ALSO_MAX]))
         tail += f"  also after {also}" + (f" and {more} more" if more > 0 else "")
     return tail + (f"  (on failed: {part.on_failed})" if part.on_failed else "")
-
-
-def _with_stages(
-    rows: list[dict[str, Any]], stages: Sequence[dict[str, Any]] | None
-) -> list[dict[str, Any]]:
-    """The parts; of a pipeline also its stages that have not begun, in the order of the plan."""
-    if stages is None:
-        return rows
-    by_name = {row["part"]: row for row in rows}
-    found = []
-    before: str | None = None
-    for each in stages:
-        name, after = each["name"], [] if before is None else [before]
-        nothing = {
-            "part": name, "task": each["task"], "first_id": None, "last_id": None, "jobs": 0,
-            "states": {}, "on_failed": None,
-        }  # fmt: skip
-        found.append(by_name.pop(name, nothing) | {"after": after})
-        before = name
-    return [*found, *by_name.values()]
 
 
 @workflows.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # The order in which a reader wants to know: what is wrong, what goes on, what is over.
 STATES = ("failed", "cancelled", "running", "queued", "scheduled", "blocked", "done")
@@ -68,3 +69,35 @@ def told(states: Mapping[str, int]) -> str:
     if len(counted) == 1 and counted[0][1] == 1:
         return counted[0][0]
     return ", ".join(f"{number:,} {state}" for state, number in counted) or "-"
+
+
+def state_of(row: Mapping[str, Any]) -> str:
+    """A workflow's state in a word, from those of its jobs."""
+    if row["running"] or row["waiting"]:
+        return "stopping" if row["stopped_at"] else "running"
+    if row["blocked"]:
+        return "waiting"
+    for state in ("failed", "cancelled"):
+        if row[state]:
+            return state
+    return "done" if row["done"] else "gone"
+
+
+def with_stages(
+    rows: list[dict[str, Any]], stages: Sequence[dict[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """The parts; of a pipeline also its stages that have not begun, in the order of the plan."""
+    if stages is None:
+        return rows
+    by_name = {row["part"]: row for row in rows}
+    found = []
+    before: str | None = None
+    for each in stages:
+        name, after = each["name"], [] if before is None else [before]
+        nothing = {
+            "part": name, "task": each["task"], "first_id": None, "last_id": None, "jobs": 0,
+            "states": {}, "on_failed": None,
+        }  # fmt: skip
+        found.append(by_name.pop(name, nothing) | {"after": after})
+        before = name
+    return [*found, *by_name.values()]

@@ -1,4 +1,4 @@
-"""What `taskd run --http` serves: probes and metrics, of one process or of several."""
+"""What `taskd run --http` serves: probes, metrics, dashboard; of one process or of several."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
+from taskd.config import Settings
 from taskd.store.database import Database
 from taskd.web.app import make_app
 from taskd.web.figures import Figures
 from taskd.web.metrics import metrics_route
 from taskd.web.probes import probe_routes
 from taskd.web.server import Server
+from taskd.web.site import mounted, routes
 from taskd.worker import Processes, Worker
 from taskd.worker.snapshot import Snapshot
 
@@ -20,14 +23,20 @@ from taskd.worker.snapshot import Snapshot
 class Endpoint(Server):
     """Service: the HTTP endpoint of a worker, or of the parent of several.
 
+    The dashboard is there when nobody else reaches the address, or when it asks for a login.
+
     Raises:
-        ConfigError: nobody can listen at the address.
+        ConfigError: nobody can listen at the address, or the dashboard's password is too short.
     """
 
-    def __init__(self, of: Worker | Processes, database: Database, address: str) -> None:
+    def __init__(
+        self, of: Worker | Processes, database: Database, address: str, settings: Settings
+    ) -> None:
         self._figures = Figures(database)
+        self._dashboard = mounted(database, settings, address)
+        pages = [] if self._dashboard is None else routes(self._dashboard)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="taskd-scrape")
-        super().__init__(_app(of, self._figures, self._thread), address)
+        super().__init__(_app(of, self._figures, self._thread, pages), address)
 
     async def run(self) -> None:
         """Answer requests."""
@@ -35,6 +44,15 @@ class Endpoint(Server):
             await super().run()
         finally:
             await self._figures.close()
+            # After a crash it is served again.
+            if self._dashboard is not None and self._stop_asked.is_set():
+                await self._dashboard.close()
+
+    def stop(self) -> None:
+        """As a Server does; streams, which never end by themselves, end at once."""
+        super().stop()
+        if self._dashboard is not None:
+            self._dashboard.live.end()
 
     def close(self) -> None:
         """Give the address back; harmless twice."""
@@ -42,8 +60,11 @@ class Endpoint(Server):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _app(of: Worker | Processes, figures: Figures, thread: Executor) -> Starlette:
+def _app(
+    of: Worker | Processes, figures: Figures, thread: Executor, pages: Sequence[BaseRoute]
+) -> Starlette:
     async def snapshots() -> Sequence[Snapshot]:
         return [of.snapshot()] if isinstance(of, Worker) else await of.snapshots()
 
-    return make_app([*probe_routes(of.condition), metrics_route(snapshots, figures, thread)])
+    own = [*probe_routes(of.condition), metrics_route(snapshots, figures, thread)]
+    return make_app(own, pages)

@@ -1,0 +1,115 @@
+"""`taskd web`: the dashboard, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import click
+
+from taskd.cli.session import OfSetting, Session, pass_session, run
+from taskd.errors import ConfigError
+
+# A page is answered within so long, or says that it was not.
+PAGE_S = 10.0
+
+
+@click.command()
+@click.option(
+    "--listen",
+    "web_listen",
+    type=OfSetting("web_listen"),
+    metavar="HOST:PORT",
+    help="Where to serve it; 127.0.0.1:8080 by default.",
+)
+@click.option(
+    "--hash-password",
+    is_flag=True,
+    help="Ask for a password, or read one from stdin, and print what to set in its place.",
+)
+@pass_session
+def web(session: Session, /, hash_password: bool, **flags: Any) -> None:
+    """Serve the dashboard: queues, jobs, workflows, schedules and workers in a browser.
+
+    It shows. With a password (TASKD_WEB_PASSWORD, or a file: TASKD_WEB_PASSWORD_FILE) it asks for
+    a login, and who is logged in may act: retry, cancel, pause, run a schedule. Without one it
+    listens to this machine alone.
+    """
+    from taskd.web import check_installed
+
+    check_installed("taskd web")
+    if hash_password:
+        click.echo(_hashed())
+        return
+    run(_serve(session, flags))
+
+
+def _hashed() -> str:
+    from taskd.web.login import PASSWORD_CHARS_MIN, hashed
+
+    if sys.stdin.isatty():
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    if len(password) < PASSWORD_CHARS_MIN:
+        raise click.UsageError(f"use at least {PASSWORD_CHARS_MIN} characters")
+    return hashed(password)
+
+
+async def _serve(session: Session, flags: dict[str, Any]) -> None:
+    from taskd import events
+    from taskd.store import migrations
+    from taskd.store.database import Database
+    from taskd.web.app import make_app
+    from taskd.web.dashboard import Dashboard
+    from taskd.web.guard import check_reach
+    from taskd.web.server import Server
+    from taskd.web.site import routes
+
+    loaded = session.load(**flags)
+    session.warn(loaded)
+    settings = loaded.settings
+    if settings.web_listen == "off":
+        raise ConfigError("web_listen is off: give --listen 127.0.0.1:8080")
+    events.configure(settings.log_format, settings.log_level)
+    async with session.target() as target:
+        limit_s = min(settings.statement_timeout_s, PAGE_S)
+        database = Database(target.database.connect_args, statement_timeout_s=limit_s)
+        dashboard = Dashboard(database, settings)
+        check_reach(settings.web_listen, guarded=dashboard.guarded)
+        server = Server(make_app(routes(dashboard)), settings.web_listen)
+        try:
+            await migrations.check(database)
+            session.say(_welcome(server.address, dashboard.url, dashboard.guarded))
+            await _until_stopped(server, dashboard)
+        finally:
+            server.close()
+            await dashboard.close()
+
+
+def _welcome(address: str, url: str | None, guarded: bool) -> str:
+    acts = "asks for a login" if guarded else "only shows, as no password is set"
+    return f"taskd: the dashboard is at {url or f'http://{address}'}/ and {acts}; Ctrl-C ends it"
+
+
+async def _until_stopped(server: Any, dashboard: Any) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    serving = loop.create_task(server.run(), name="web-server")
+    stopping = loop.create_task(stop.wait(), name="web-stop")
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        # Streams never end by themselves; sent away first, they hold nothing up.
+        dashboard.live.end()
+        server.stop()
+        await serving
+    finally:
+        for each in (serving, stopping):
+            each.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

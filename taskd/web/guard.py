@@ -1,0 +1,119 @@
+"""What each request to the dashboard passes: where it was sent, who sent it, how it is answered.
+
+Pages hold text that strangers have written. Should any of it ever get through the templates, the
+policy below leaves it without effect: no inline script or style, nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from taskd.errors import ConfigError
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    # With same-origin, a form's Origin header arrives; nothing is told to other sites.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+READING = ("GET", "HEAD")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def host_of(address: str) -> str:
+    """The host of `host:port`, in lower case."""
+    return (urlsplit(f"//{address}").hostname or "").lower()
+
+
+class Guard:
+    """Middleware: refuses what was not sent to this host, or by another site; adds the headers.
+
+    Args:
+        url: where browsers find the dashboard when a proxy stands before it. Addresses always
+            fit: what another site has rebound to this machine is a name.
+    """
+
+    def __init__(self, app: ASGIApp, url: str | None = None) -> None:
+        self._app = app
+        self._url = url
+        self._names = {"localhost", urlsplit(url or "").hostname or "localhost"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        refused = self._refused(scope)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        app = self._app if refused is None else PlainTextResponse(*refused)
+        await app(scope, receive, send_guarded)
+
+    def _refused(self, scope: Scope) -> tuple[str, int] | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return (
+                "this is not a name of the dashboard. If browsers are to find it under this "
+                "name, set TASKD_WEB_URL to it.\n"
+            ), 421
+        if scope["method"] in READING:
+            return None
+        site = headers.get("sec-fetch-site", "same-origin")
+        origin = headers.get("origin")
+        if site != "same-origin" or (origin is not None and not self._is_same(origin, host)):
+            return "a form of another site cannot do this\n", 403
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = host_of(host)
+        except ValueError:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._names
+        return True
+
+    def _is_same(self, origin: str, host: str) -> bool:
+        # The whole origin: cookies do not tell another port of this machine apart.
+        return origin == self._url or origin.partition("://")[2] == host
+
+
+def check_reach(address: str, *, guarded: bool) -> None:
+    """See that what others can reach asks for a login.
+
+    Raises:
+        ConfigError: others reach the address, and there is no password.
+    """
+    if not guarded and not is_loopback(address.rpartition(":")[0]):
+        raise ConfigError(
+            f"{address} can be reached from elsewhere, and the dashboard has no password. Set "
+            "TASKD_WEB_PASSWORD_FILE (or TASKD_WEB_PASSWORD; `taskd web --hash-password` makes a "
+            "hash for it), or listen to 127.0.0.1"
+        )

@@ -1,0 +1,122 @@
+"use strict";
+// Everything works without this. It keeps pages live, shows times in the zone of the reader, and
+// listens to keys.
+
+const clock = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const two = (number) => String(number).padStart(2, "0");
+
+function showTimes(within) {
+  for (const time of within.querySelectorAll("time[datetime]")) {
+    const at = new Date(time.dateTime);
+    if (Number.isNaN(at.getTime())) continue;
+    if ("clock" in time.dataset) {
+      time.textContent = clock.format(at);
+      continue;
+    }
+    const day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+    time.title = time.textContent;
+    time.textContent = `${day} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  }
+}
+
+// Live: one stream while the page is seen. Hidden tabs look at nothing.
+
+const sign = document.getElementById("sign");
+const parts = [...document.querySelectorAll("[data-part]")].map((each) => each.dataset.part);
+const watched = document.body.dataset.watch;
+let stream = null;
+
+function say(text, kind) {
+  sign.hidden = false;
+  sign.textContent = text;
+  sign.className = `sign ${kind}`;
+}
+
+function replace(old, html) {
+  // What somebody is using stays as it is until the next time.
+  if (old.contains(document.activeElement) || old.querySelector("details[open]")) return;
+  const scrolled = [...old.querySelectorAll(".wide")].map((each) => each.scrollLeft);
+  old.innerHTML = html;
+  old.querySelectorAll(".wide").forEach((each, place) => { each.scrollLeft = scrolled[place] ?? 0; });
+  showTimes(old);
+}
+
+async function reload() {
+  const main = document.getElementById("main");
+  if (main.contains(document.activeElement) && document.activeElement !== main) return;
+  const answer = await fetch(location.href, { credentials: "same-origin" });
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const news = page.getElementById("main");
+  if (!answer.ok || news === null) return;
+  replace(main, news.innerHTML);
+  if (!page.body.dataset.watch) stopLooking("");
+}
+
+function look() {
+  if (stream !== null || document.hidden || (parts.length === 0 && !watched)) return;
+  const asked = new URLSearchParams({ parts: parts.join(",") });
+  if (watched) asked.set("job", watched);
+  stream = new EventSource(`/live?${asked}`);
+  stream.addEventListener("news", (event) => {
+    say("live", "good");
+    const news = JSON.parse(event.data);
+    for (const [name, html] of Object.entries(news.parts)) {
+      const old = document.querySelector(`[data-part="${name}"]`);
+      if (old !== null) replace(old, html);
+    }
+    if (news.changed) reload().catch(() => say("not live", "bad"));
+  });
+  stream.addEventListener("trouble", () => say("no answer from PostgreSQL", "bad"));
+  stream.addEventListener("error", () => {
+    const over = stream !== null && stream.readyState === EventSource.CLOSED;
+    say("not live", "bad");
+    if (over) { stopLooking("not live"); setTimeout(look, 30000); }
+  });
+}
+
+function stopLooking(text) {
+  if (stream !== null) stream.close();
+  stream = null;
+  if (text) say(text, "bad"); else sign.hidden = true;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? stopLooking("") : look()));
+window.addEventListener("pagehide", () => stopLooking(""));
+window.addEventListener("pageshow", (event) => { if (event.persisted) look(); });
+
+// Keys.
+
+const PLACES = { o: "/", j: "/jobs", f: "/jobs?state=failed", w: "/workflows", s: "/schedules", k: "/workers" };
+const keys = document.getElementById("keys");
+const keysButton = document.getElementById("keys-button");
+let going = 0;
+
+function step(by) {
+  const links = [...document.querySelectorAll("a.go")];
+  if (links.length === 0) return;
+  const at = links.indexOf(document.activeElement);
+  const next = at === -1 ? (by > 0 ? 0 : links.length - 1) : at + by;
+  links[Math.min(Math.max(next, 0), links.length - 1)].focus();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (event.target.closest("input, textarea, select, dialog[open]")) {
+    if (event.key === "Escape" && event.target.matches("input")) event.target.blur();
+    return;
+  }
+  const went = Date.now() - going < 1500;
+  going = 0;
+  if (went && event.key in PLACES) location.href = PLACES[event.key];
+  else if (event.key === "g") going = Date.now();
+  else if (event.key === "/") document.querySelector(".find input").focus();
+  else if (event.key === "?") keys.showModal();
+  else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
+  else return;
+  event.preventDefault();
+});
+keysButton.hidden = false;
+keysButton.addEventListener("click", () => keys.showModal());
+
+showTimes(document);
+look();
