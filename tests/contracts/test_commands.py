@@ -14,6 +14,7 @@ from taskd.cli import cli
 NO_RESULT = {
     "run": "a worker; its log is JSON off a terminal, --log-format json everywhere",
     "completion": "prints a script, for a shell",
+    "web": "serves pages; its log is JSON off a terminal",
     "demo": "a show for people",
     "enqueue": "--json gives the arguments; what it prints is the id alone",
     "metrics alerts": "prints YAML, for Prometheus",

@@ -61,7 +61,10 @@ async def serve(desk: Desk) -> Serve:
         started = desk.worker(http="127.0.0.1:0", **settings)
         started.worker.begin_counting()
         endpoint = Endpoint(
-            started.worker, Database({"dsn": started.worker.settings.dsn}), "127.0.0.1:0"
+            started.worker,
+            Database({"dsn": started.worker.settings.dsn}),
+            "127.0.0.1:0",
+            started.worker.settings,
         )
         started.worker.beside.append(endpoint)
         served = Served(started, endpoint)

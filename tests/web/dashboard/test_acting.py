@@ -1,0 +1,360 @@
+"""Who may act, what it takes, and that it is the same as on the command line."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from taskd import events
+from taskd.cli import cli
+from taskd.config import Settings
+from taskd.errors import ConfigError
+from taskd.store.database import Database
+from taskd.web import login
+from taskd.web.guard import check_reach
+from taskd.web.login import hashed, read_passwords
+from taskd.web.site import mounted
+from tests.web.dashboard.conftest import PASSWORD
+from tests.web.dashboard.test_pages import enqueue, fail
+
+ACTIONS = (
+    *("/jobs/1/retry", "/jobs/1/cancel", "/jobs/bulk", "/queues/email/pause"),
+    *("/queues/email/resume", "/schedules/run", "/schedules/pause", "/schedules/resume", "/logout"),
+)
+
+
+@pytest.fixture
+def told():
+    """The events that were emitted."""
+    found = []
+    end = events.subscribe(lambda name, fields: found.append((name, dict(fields))))
+    yield found
+    end()
+
+
+async def state(sql, job_id):
+    return await sql.fetchval("SELECT state FROM taskd.jobs WHERE id = $1", job_id)
+
+
+async def test_without_a_password_nobody_acts(anybody, sql):
+    job_id = await enqueue(sql)
+    for path in ACTIONS:
+        answer = await anybody.post(path, data={"csrf": ""})
+        assert answer.status_code == 400, path
+        assert "no password is set" in answer.text
+    assert await state(sql, job_id) == "queued"
+    assert "Cancel" not in (await anybody.get(f"/jobs/{job_id}")).text
+    assert "read-only" in (await anybody.get("/")).text
+
+
+async def test_with_a_password_nothing_is_shown_or_done_without_a_login(serve, sql):
+    job_id = await enqueue(sql)
+    site = await serve(PASSWORD)
+    async with site.browser() as browser:
+        for path in (
+            "/",
+            "/jobs",
+            f"/jobs/{job_id}",
+            "/workers",
+            "/live?parts=tiles",
+            "/jobs/bulk",
+        ):
+            answer = await browser.get(path)
+            assert answer.status_code == 303, path
+            assert answer.headers["location"].startswith("/login?next=/")
+        for path in ACTIONS:
+            assert (await browser.post(path, data={})).status_code == 303, path
+        assert (await browser.get("/static/taskd.css")).status_code == 200
+    assert await state(sql, job_id) == "queued"
+
+
+async def test_who_knows_the_password_is_in_and_goes_on(serve, told):
+    site = await serve(PASSWORD)
+    async with site.browser() as browser:
+        wrong = await browser.log_in("wrong horse")
+        assert wrong.status_code == 403
+        assert "That is not it" in wrong.text
+        answer = await browser.post("/login?next=/jobs", data={"password": PASSWORD})
+        assert answer.headers["location"] == "/jobs"
+        cookie = answer.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert "secure" not in cookie
+        assert (await browser.get("/")).status_code == 200
+        assert (await browser.act("/logout")).headers["location"] == "/login"
+        assert (await browser.get("/")).status_code == 303
+    assert [name for name, _ in told if name.startswith("login")] == [
+        "login.refused",
+        "login.accepted",
+    ]
+    assert PASSWORD not in str(told)
+
+
+@pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "https://evil.example", "x"])
+async def test_a_login_leads_nowhere_else(serve, to):
+    site = await serve(PASSWORD)
+    async with site.browser() as browser:
+        answer = await browser.post("/login", params={"next": to}, data={"password": PASSWORD})
+        assert answer.headers["location"] == "/"
+
+
+async def test_behind_tls_the_cookie_is_for_tls_alone(serve):
+    site = await serve(PASSWORD, web_url="https://jobs.example.org")
+    async with site.browser(headers={"host": "jobs.example.org"}) as browser:
+        answer = await browser.log_in()
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith("__Host-taskd=")
+        assert "Secure" in cookie
+
+
+async def test_guessing_ends_soon(serve):
+    site = await serve(PASSWORD)
+    async with site.browser() as browser:
+        answers = [(await browser.log_in(f"guess {n}")).status_code for n in range(6)]
+        assert answers == [403] * 5 + [429]
+        # Also the right one: who guesses learns nothing more.
+        assert (await browser.log_in()).status_code == 429
+
+
+async def test_names_have_hashes_of_their_own(serve, tmp_path, told, sql):
+    file = tmp_path / "passwords"
+    file.write_text(f"ada:{hashed('ada has a password')}\nbob:{hashed('bob has another')}\n")
+    job_id = await enqueue(sql)
+    site = await serve(web_password_file=file)
+    async with site.browser() as browser:
+        assert 'name="name"' in (await browser.get("/login")).text
+        assert (await browser.log_in("bob has another", name="ada")).status_code == 403
+        assert (await browser.log_in("bob has another", name="nobody")).status_code == 403
+        assert (await browser.log_in("bob has another", name="bob")).status_code == 303
+        await browser.act(f"/jobs/{job_id}/cancel", reason="not needed")
+    assert await sql.fetchval("SELECT reason FROM taskd.job_history") == (
+        "cancelled by bob: not needed"
+    )
+    [acted] = [fields for name, fields in told if name == "action.taken"]
+    assert (acted["who"], acted["action"], acted["job_ids"]) == ("bob", "jobs.cancel", [job_id])
+
+
+def test_passwords_that_cannot_be_used_are_refused(tmp_path):
+    file = tmp_path / "p"
+    for text in ("short", "one\ntwo", "ada:scrypt:no", "scrypt:no:no-hash-at-all"):
+        file.write_text(text)
+        with pytest.raises(ConfigError):
+            read_passwords(Settings(web_password_file=file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_passwords(Settings(web_password_file=tmp_path / "none"))
+    assert read_passwords(Settings()) == {}
+
+
+def test_sessions_are_bounded_and_end(monkeypatch):
+    sessions = login.Sessions()
+    first, _ = sessions.begin("ada")
+    for _ in range(login.SESSIONS_MAX):
+        last, _ = sessions.begin("bob")
+    assert sessions.find(first) is None
+    assert sessions.find(last).who == "bob"
+    monkeypatch.setattr(login, "IDLE_S", -1.0)
+    assert sessions.find(last) is None
+    assert sessions.find(None) is None
+
+
+async def test_a_form_without_its_token_does_nothing(guarded, sql):
+    job_id = await enqueue(sql)
+    for csrf in ("", "x", "ä"):
+        answer = await guarded.post(f"/jobs/{job_id}/cancel", data={"csrf": csrf})
+        assert answer.status_code == 400
+        assert "earlier login" in answer.text
+    json = await guarded.post(f"/jobs/{job_id}/cancel", json={"csrf": await guarded.csrf()})
+    assert json.status_code == 400
+    assert (await guarded.get(f"/jobs/{job_id}/cancel")).status_code in (400, 404, 405)
+    assert await state(sql, job_id) == "queued"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "http://localhost:3000"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+async def test_a_form_of_another_site_does_nothing(guarded, sql, headers):
+    job_id = await enqueue(sql)
+    csrf = await guarded.csrf()
+    answer = await guarded.post(f"/jobs/{job_id}/cancel", data={"csrf": csrf}, headers=headers)
+    assert answer.status_code == 403
+    assert await state(sql, job_id) == "queued"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8080", 200),
+        ("localhost:8080", 200),
+        ("[::1]:8080", 200),
+        ("10.0.0.7", 200),
+        ("rebound.example", 421),
+        ("localhost.evil.example", 421),
+        ("", 421),
+        ("[", 421),
+    ],
+)
+async def test_names_that_are_not_ours_are_refused(anybody, host, status):
+    assert (await anybody.get("/", headers={"host": host})).status_code == status
+
+
+async def test_every_answer_has_the_headers_that_keep_strangers_texts_inert(anybody):
+    for path in ("/", "/nope", "/static/taskd.js", "/login", "/jobs/x"):
+        headers = (await anybody.get(path)).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "same-origin"
+        text = (await anybody.get(path)).text
+        assert not re.search(r"\son\w+=|style=|javascript:", text) or path.endswith(".js")
+
+
+async def test_jobs_are_retried_and_cancelled(guarded, sql, told):
+    waiting, failed = await enqueue(sql), await enqueue(sql)
+    await fail(sql, failed)
+    answer = await guarded.act(f"/jobs/{failed}/retry")
+    assert answer.headers["location"] == f"/jobs/{failed}"
+    assert f"job {failed} was retried" in (await guarded.get(f"/jobs/{failed}")).text
+    assert await state(sql, failed) == "queued"
+    await guarded.act(f"/jobs/{waiting}/cancel")
+    assert await sql.fetchrow("SELECT state, reason FROM taskd.job_history") == (
+        "cancelled",
+        "cancelled by admin",
+    )
+    await guarded.act(f"/jobs/{waiting}/cancel")
+    assert "cancelled already" in (await guarded.get(f"/jobs/{waiting}")).text
+    assert [fields["action"] for name, fields in told if name == "action.taken"] == [
+        "jobs.retry",
+        "jobs.cancel",
+    ]
+
+
+async def test_queues_are_paused_and_resumed(guarded, sql):
+    await enqueue(sql)
+    assert (await guarded.act("/queues/email/pause", **{"for": "x"})).status_code == 400
+    await guarded.act("/queues/email/pause", **{"for": "30m", "reason": "<b>why</b>"})
+    row = await sql.fetchrow(
+        "SELECT pause_reason, paused_until - paused_at AS span FROM taskd.queue"
+    )
+    assert row["pause_reason"] == "<b>why</b>"
+    assert 1790 < row["span"].total_seconds() < 1810
+    text = (await guarded.get("/queues/email")).text
+    assert "queue email: paused for 30m" in text
+    assert "&lt;b&gt;why" in text
+    await guarded.act("/queues/email/resume")
+    assert "Pause…" in (await guarded.get("/queues/email")).text
+
+
+async def test_schedules_run_now_and_pause(guarded, sql):
+    await sql.execute(
+        "INSERT INTO taskd.schedule (name, every_s, task, queue) "
+        "VALUES ('nightly <1>', 3600, 'report', 'email')"
+    )
+    await guarded.act("/schedules/run", name="nightly <1>")
+    assert await sql.fetchval("SELECT schedule FROM taskd.job") == "nightly <1>"
+    assert "made 1 job" in (await guarded.get("/schedules")).text
+    await guarded.act("/schedules/pause", name="nightly <1>")
+    assert await sql.fetchval("SELECT pause_reason FROM taskd.schedule") == "by admin"
+    await guarded.act("/schedules/resume", name="nightly <1>")
+    assert await sql.fetchval("SELECT paused_at FROM taskd.schedule") is None
+    for action in ("run", "pause"):
+        assert (await guarded.act(f"/schedules/{action}", name="none")).status_code == 404
+
+
+async def test_in_bulk_one_sees_how_many_and_which_and_then_those_are_meant(guarded, sql, told):
+    ids = [await enqueue(sql) for _ in range(14)]
+    for job_id in ids[:12]:
+        await fail(sql, job_id, message="timed out")
+    await fail(sql, ids[12], message="other")
+    preview = (await guarded.get("/jobs/bulk?action=retry&state=failed&error=timed+out")).text
+    assert "Retry 12 jobs?" in preview
+    assert preview.count('class="go"') == 10
+    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', preview))
+    assert fields["state"] == "failed"
+    # One that fails after the preview is not meant.
+    later = await enqueue(sql)
+    await fail(sql, later, message="timed out")
+    await sql.execute(
+        "UPDATE taskd.job_history SET finished_at = now() + interval '1 s' WHERE id = $1", later
+    )
+    answer = await guarded.post("/jobs/bulk", data=fields)
+    assert answer.status_code == 303
+    assert "12 jobs retried" in (await guarded.get("/jobs")).text
+    assert [await state(sql, job_id) for job_id in ids] == ["queued"] * 12 + ["failed", "queued"]
+    assert await state(sql, later) == "failed"
+    [acted] = [fields for name, fields in told if name == "action.taken"]
+    assert (acted["jobs"], acted["job_ids"]) == (12, ids[:12])
+
+
+async def test_what_cannot_be_done_in_bulk_is_refused(guarded, sql):
+    job_id = await enqueue(sql)
+    for query in (
+        "action=delete&queue=email",
+        "action=retry&state=done",
+        "action=cancel&args=x",
+        "",
+    ):
+        assert (await guarded.get(f"/jobs/bulk?{query}")).status_code == 400, query
+    csrf = await guarded.csrf()
+    for fields in ({"action": "cancel"}, {"action": "cancel", "asked_at": "nan", "state": "done"}):
+        answer = await guarded.post("/jobs/bulk", data={"csrf": csrf} | fields)
+        assert answer.status_code == 400
+    assert await state(sql, job_id) == "queued"
+    assert "no job" in (await guarded.get("/jobs/bulk?action=retry&state=failed")).text.lower()
+
+
+async def test_waiting_jobs_are_cancelled_in_bulk(guarded, sql):
+    ids = [await enqueue(sql, queue="email" if n % 2 else "other") for n in range(6)]
+    preview = (await guarded.get("/jobs/bulk?action=cancel&queue=email")).text
+    assert "Cancel 3 jobs?" in preview
+    csrf, asked = await guarded.csrf(), re.search(r'name="asked_at" value="([^"]+)"', preview)[1]
+    await guarded.post(
+        "/jobs/bulk",
+        data={
+            "csrf": csrf,
+            "asked_at": asked,
+            "action": "cancel",
+            "queue": "email",
+            "state": ["queued", "scheduled"],
+            "reason": "too many",
+        },
+    )
+    states = [await state(sql, job_id) for job_id in ids]
+    assert states == ["queued", "cancelled"] * 3
+
+
+def test_what_others_reach_asks_for_a_login():
+    for address in ("0.0.0.0:80", "10.0.0.1:8080", "[::]:8080", "example.org:8080"):
+        with pytest.raises(ConfigError, match="TASKD_WEB_PASSWORD_FILE"):
+            check_reach(address, guarded=False)
+        check_reach(address, guarded=True)
+    for address in ("127.0.0.1:8080", "[::1]:8080", "localhost:8080"):
+        check_reach(address, guarded=False)
+
+
+def test_the_command_refuses_with_what_to_do(dsn, home):
+    run = CliRunner().invoke(cli, ["web", "--listen", "0.0.0.0:0"], env={"TASKD_DSN": dsn})
+    assert run.exit_code == 78
+    assert "TASKD_WEB_PASSWORD_FILE" in run.stderr
+    made = CliRunner().invoke(cli, ["web", "--hash-password"], input="correct horse\n")
+    assert re.fullmatch(login.HASH, made.stdout.strip())
+    short = CliRunner().invoke(cli, ["web", "--hash-password"], input="x\n")
+    assert short.exit_code == 2
+
+
+async def test_a_workers_port_has_it_where_nobody_else_reaches_it_or_with_a_login(dsn):
+    database = Database({"dsn": dsn})
+    assert mounted(database, Settings(), "127.0.0.1:9090") is not None
+    assert mounted(database, Settings(), "0.0.0.0:9090") is None
+    assert mounted(database, Settings(web_password=PASSWORD), "0.0.0.0:9090") is not None
+    with pytest.raises(ConfigError):
+        mounted(database, Settings(web_password="short"), "127.0.0.1:9090")
