@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from taskd.client import bulk
+from taskd.cli import bulk
+from taskd.client import bulk as client_bulk
 from taskd.store import control
 
 ERROR = {"type": "Timeout", "message": "order 17 took 3.2 s", "worker": "1", "attempt": 1}
@@ -96,7 +97,7 @@ def test_a_filter_goes_by_arguments_and_a_limit(taskd):
 
 
 def test_a_cancel_in_bulk_goes_in_batches_and_says_how_many(taskd, monkeypatch):
-    monkeypatch.setattr(bulk, "BATCH_JOBS", 2)
+    monkeypatch.setattr(client_bulk, "BATCH_JOBS", 2)
     monkeypatch.setattr(control, "READ_MAX", 3)
     ids = [taskd.enqueue("send", "--queue", "email") for _ in range(7)]
     kept = taskd.enqueue("other", "--queue", "email")
@@ -131,7 +132,7 @@ def test_on_a_terminal_many_jobs_are_asked_about(taskd, monkeypatch):
 def test_an_interrupted_bulk_says_how_far_it_got(taskd, monkeypatch):
     from taskd.store import jobs
 
-    monkeypatch.setattr(bulk, "BATCH_JOBS", 2)
+    monkeypatch.setattr(client_bulk, "BATCH_JOBS", 2)
     ids = failed(taskd, 4)
     real, calls = jobs.retry, []
 

@@ -351,7 +351,7 @@ def test_a_schema_that_is_older_or_newer_is_told(taskd):
     assert finding["level"] == "error"
     assert finding["mends"] == [{"kind": "command", "text": "taskd db migrate"}]
     assert older.one("objects")["level"] == "unknown"
-    taskd.sql("INSERT INTO taskd.migration VALUES (9999, 'later', 'x')")
+    taskd.sql("INSERT INTO taskd.migration VALUES (9999, 'later', 'x', 9999, now())")
     assert "9999" in older.one("schema_version")["found"][0]
 
 

@@ -60,6 +60,8 @@ class Worker:
             "app",
             [QUEUE],
             [TASK],
+            1,
+            1,
         )
         return self
 
