@@ -147,7 +147,9 @@ class Dashboard:
             path="/",
             secure=self.is_secure(request),
             httponly=True,
-            samesite="strict",
+            # Who follows a link of an alert from elsewhere is still logged in; what changes
+            # something is a form, and brings a token of its own.
+            samesite="lax",
         )
         return answer
 

@@ -196,7 +196,11 @@ async def test_a_login_in_a_browser_lasts_and_ends(chromium, serve, sql):
         await each.page.wait_for_selector("text=Log out")
         assert each.page.url.endswith(f"/jobs/{job_id}")
         [cookie] = await each.page.context.cookies()
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
+        # A link elsewhere, in the message of an alert, leads to the page and to no login.
+        await each.page.goto(f"data:text/html,<a href={site.url}/jobs/{job_id}>job</a>")
+        await each.page.click("a")
+        await each.page.wait_for_selector("text=Log out")
         await each.page.click("summary:has-text('Cancel…')")
         await each.page.fill("input[name=reason]", "<i>enough</i>")
         await each.page.click("text=Cancel the job")
