@@ -169,6 +169,7 @@ class Dashboard:
             "guarded": self.guarded,
             "notes": notes,
             "watch": None,
+            "stage": None,
         }
         return HTMLResponse(render(template, **(common | values)), status)
 

@@ -18,6 +18,7 @@ from taskd.errors import InvalidJob, JobNotFound, WorkflowNotFound
 from taskd.store import reports, schedules, web, workflows
 from taskd.web.dashboard import Dashboard, Refused, job_id_of, number_of
 from taskd.web.graph import PARTS_MAX, graph
+from taskd.web.live import stage_of
 from taskd.web.story import timeline
 
 Row = dict[str, Any]
@@ -150,6 +151,7 @@ async def job(board: Dashboard, request: Request) -> Response:
         graph=parts,
         reads_args=reads_args,
         watch=job_id if row["state"] not in FINISHED else None,
+        stage=stage_of(row["state"], row["attempt"], row["fence"]),
     )
 
 
