@@ -85,6 +85,29 @@ async def test_a_job_tells_its_whole_story(anybody, sql):
     assert "37 of 120 (31 %): importing accounts" in await ok(anybody, f"/jobs/{ids['running']}")
 
 
+async def test_a_job_shows_what_its_attempts_have_logged(serve, anybody, logins, sql):
+    job_id = await enqueue(sql)
+    lines = [
+        {"at": "2026-11-22T15:33:46.974313+00:00", "level": "info", "text": HOSTILE},
+        {"at": "2026-11-22T15:33:47.100+00:00", "level": "error", "text": "b", "fields": {"n": "1"},
+         "traceback": "Traceback: here"},
+    ]  # fmt: skip
+    await sql.execute(
+        "INSERT INTO taskd.job_log (job_id, fence, worker_id, expires_at, attempt, ended, first, "
+        "left_out, lines) VALUES ($1, 1, 1, now() + interval '1 day', 1, true, 1, 5, "
+        "$2::text::jsonb)",
+        job_id, json.dumps(lines),
+    )  # fmt: skip
+    text = await ok(anybody, f"/jobs/{job_id}")
+    assert "15:33:46.974 info    &lt;script&gt;" in text
+    assert "[5 lines left out]\n15:33:47.100" in text
+    assert "error   b n=1\nTraceback: here" in text
+    site = await serve("correct horse", as_=logins.dsn("observer"))
+    async with site.browser() as browser:
+        await browser.log_in()
+        assert "Traceback: here" not in await ok(browser, f"/jobs/{job_id}")
+
+
 async def test_what_is_not_there_is_not_found(anybody):
     for path in (
         "/jobs/99",
