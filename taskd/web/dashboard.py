@@ -147,7 +147,9 @@ class Dashboard:
             path="/",
             secure=self.is_secure(request),
             httponly=True,
-            samesite="strict",
+            # Who follows a link of an alert from elsewhere is still logged in; what changes
+            # something is a form, and brings a token of its own.
+            samesite="lax",
         )
         return answer
 
@@ -167,6 +169,7 @@ class Dashboard:
             "guarded": self.guarded,
             "notes": notes,
             "watch": None,
+            "stage": None,
         }
         return HTMLResponse(render(template, **(common | values)), status)
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from taskd import events
 from taskd.core.error_groups import ErrorGroup, group
 from taskd.errors import TaskdError
 from taskd.store import reports, web
@@ -89,9 +90,11 @@ class _Kept:
 
 @dataclass(eq=False, slots=True)
 class _Viewer:
-    """Somebody who looks: what was last made for them, and which job they watch."""
+    """Somebody who looks: what was last made for them, which job they watch, and how it was."""
 
     job_id: int | None
+    stage: str | None = None
+    seen: tuple[Any, ...] | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     board: Board | None = None
     changed: bool = False
@@ -108,7 +111,6 @@ class Live:
         self._queue_charts: OrderedDict[str, _Kept] = OrderedDict()
         self._reading = asyncio.Lock()
         self._viewers: set[_Viewer] = set()
-        self._states: dict[int, tuple[Any, ...]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
         self._made: dict[str, str] = {}
@@ -177,13 +179,16 @@ class Live:
         """Whether as many look as may."""
         return len(self._viewers) >= VIEWERS_MAX or self._closed
 
-    async def follow(self, job_id: int | None) -> AsyncIterator[_Viewer | None]:
+    async def follow(
+        self, job_id: int | None, stage: str | None = None
+    ) -> AsyncIterator[_Viewer | None]:
         """What is new, again and again; None: nothing, for a while.
 
         Args:
             job_id: a job whose changes are told, too.
+            stage: where its page shows it, as stage_of() says; it may have gone on since.
         """
-        viewer = _Viewer(job_id)
+        viewer = _Viewer(job_id, stage)
         self._viewers.add(viewer)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="web-live")
@@ -223,29 +228,35 @@ class Live:
             error, board = None, None
             try:
                 board = await self.board()
-                changed = await self._changed()
+                await self._compare()
             except TaskdError as problem:
-                error, changed = str(problem), set()
+                error = str(problem)
+            except Exception as problem:  # noqa: BLE001 - or all would look at what never changes
+                events.request_failed("GET", "/live", problem)
+                error = "the log of this process says more"
             for viewer in self._viewers:
                 viewer.board, viewer.error = board, error
-                viewer.changed = viewer.changed or viewer.job_id in changed
                 viewer.news.set()
             await asyncio.sleep(max(EVERY_S, REST * self._now.took_s))
 
-    async def _changed(self) -> set[int]:
-        """Which of the watched jobs are not as they were."""
+    async def _compare(self) -> None:
+        """See which of the watched jobs are not as they were."""
         watched = {viewer.job_id for viewer in self._viewers if viewer.job_id is not None}
-        if not watched:
-            self._states = {}
-            return set()
-        states = await web.watch_jobs(self._on, sorted(watched))
-        changed = {
-            job_id
-            for job_id in watched & self._states.keys()
-            if states.get(job_id) != self._states[job_id]
-        }
-        self._states = {job_id: states.get(job_id, ()) for job_id in watched}
-        return changed
+        states = await web.watch_jobs(self._on, sorted(watched)) if watched else {}
+        for viewer in self._viewers:
+            if viewer.job_id not in watched:
+                continue
+            now = states.get(viewer.job_id, ())
+            if viewer.seen is None:
+                gone_on = viewer.stage is not None and viewer.stage != stage_of(*now[:3])
+            else:
+                gone_on = viewer.seen != now
+            viewer.seen, viewer.changed = now, viewer.changed or gone_on
+
+
+def stage_of(*known: object) -> str:
+    """The state, attempt and fence of a job in a word; nothing for one that is gone."""
+    return ".".join(map(str, known))
 
 
 async def _read(kept: _Kept, read: Callable[[], Awaitable[Any]]) -> None:

@@ -15,9 +15,10 @@ from taskd.core.job import FINISHED, JobState, check_queue
 from taskd.core.tree import state_of, with_stages
 from taskd.core.why_told import tell
 from taskd.errors import InvalidJob, JobNotFound, WorkflowNotFound
-from taskd.store import reports, schedules, web, workflows
+from taskd.store import logs, reports, schedules, web, workflows
 from taskd.web.dashboard import Dashboard, Refused, job_id_of, number_of
 from taskd.web.graph import PARTS_MAX, graph
+from taskd.web.live import stage_of
 from taskd.web.story import timeline
 
 Row = dict[str, Any]
@@ -149,7 +150,10 @@ async def job(board: Dashboard, request: Request) -> Response:
         timeline=timeline(row),
         graph=parts,
         reads_args=reads_args,
+        # Lines may hold what arguments do, so they are for the same eyes.
+        logs=await logs.of_job(board.on, job_id) if reads_args else [],
         watch=job_id if row["state"] not in FINISHED else None,
+        stage=stage_of(row["state"], row["attempt"], row["fence"]),
     )
 
 

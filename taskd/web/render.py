@@ -21,6 +21,7 @@ STATIC = HERE / "static"
 # Of one text in a line, of one whole text; the command line shows all of it.
 LINE_CHARS_MAX = 200
 TEXT_CHARS_MAX = 20_000
+LOG_CHARS_MAX = 2000
 
 
 @cache
@@ -35,7 +36,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         line=line, text=text, json=json_text, span=span, number=number, moment=moment, share=share,
-        path=path, rate=rate_text, pace=pace, count=count,
+        path=path, rate=rate_text, pace=pace, count=count, lines=log_lines,
     )  # fmt: skip
     made.globals.update(static=static, query=query)
     return made
@@ -64,6 +65,24 @@ def json_text(value: object) -> str:
     """A value as JSON, for people."""
     written = msgspec.json.encode(value, enc_hook=str)
     return text(msgspec.json.format(written, indent=2).decode())
+
+
+def log_lines(log: Mapping[str, Any]) -> str:
+    """What an attempt has logged, a line for each; times are in UTC."""
+    told = [_log_line(each) for each in log["lines"]]
+    if log["left_out"]:
+        told.insert(log["first"], f"[{count(log['left_out'], 'line')} left out]")
+    return "\n".join(told)
+
+
+def _log_line(each: Mapping[str, Any]) -> str:
+    at = str(each.get("at", ""))[11:23]
+    fields = {"logger": each["logger"]} if each.get("logger") else {}
+    fields |= each.get("fields", {})
+    said = [at, f"{each.get('level', ''):<7}", line(each.get("text", ""), LOG_CHARS_MAX)]
+    said += [f"{name}={line(value)}" for name, value in fields.items()]
+    more = each.get("traceback")
+    return " ".join(said).rstrip() + (f"\n{more.rstrip()}" if more else "")
 
 
 def number(value: float | None) -> str:

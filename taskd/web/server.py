@@ -132,8 +132,8 @@ class _Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether it waits for its client: no request has arrived whole that is not answered."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Make room if need be: the connection that has idled longest goes."""
@@ -176,7 +176,7 @@ class _Connection(H11Protocol):
         self._stop_write_timer()
 
     def _time_request(self) -> None:
-        if not self.idle and not self.cycle.more_body:
+        if not self.idle:
             self._stop_request_timer()
         elif self._request_timer is None and not self.transport.is_closing():
             self._request_timer = self.loop.call_later(REQUEST_S_MAX, self.transport.abort)

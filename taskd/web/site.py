@@ -150,17 +150,17 @@ async def _live(board: Dashboard, request: Request) -> Response:
     parts = [part for part in asked.get("parts", "").split(",") if part in PARTS]
     job_id = number_of(asked["job"]) if "job" in asked else None
     return StreamingResponse(
-        _news(board, request, parts, job_id),
+        _news(board, request, parts, job_id, asked.get("stage")),
         media_type="text/event-stream",
         headers={"x-accel-buffering": "no"},
     )
 
 
 async def _news(
-    board: Dashboard, request: Request, parts: list[str], job_id: int | None
+    board: Dashboard, request: Request, parts: list[str], job_id: int | None, stage: str | None
 ) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MS}\n\n"
-    async for viewer in board.live.follow(job_id):
+    async for viewer in board.live.follow(job_id, stage):
         if board.guarded and board.sessions.find(board.token(request), looks=True) is None:
             return
         if viewer is None:

@@ -118,13 +118,17 @@ async def test_the_loop_sleeps_while_nobody_asks(monkeypatch: pytest.MonkeyPatch
         assert len(timers) == 1, "more than the test's own sleep"
 
 
-async def test_many_silent_sockets_do_not_keep_a_probe_out() -> None:
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc"]
+)
+async def test_many_sockets_that_say_nothing_more_do_not_keep_a_probe_out(sent: bytes) -> None:
     async with serving() as server:
         host, _, port = server.address.rpartition(":")
-        silent = [
-            await asyncio.open_connection(host, int(port))
-            for _ in range(web_server.CONNECTIONS_MAX + 20)
-        ]
+        silent = []
+        for _ in range(web_server.CONNECTIONS_MAX + 20):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            silent.append((reader, writer))
         assert (await get(server)).text == "hello\n"
         # Those that came first were closed for it.
         assert await silent[0][0].read() == b""

@@ -25,6 +25,8 @@ const sign = document.getElementById("sign");
 const parts = [...document.querySelectorAll("[data-part]")].map((each) => each.dataset.part);
 const watched = document.body.dataset.watch;
 let stream = null;
+// The job is not as this page shows it.
+let stale = false;
 
 function say(text, kind) {
   sign.hidden = false;
@@ -32,30 +34,49 @@ function say(text, kind) {
   sign.className = `sign ${kind}`;
 }
 
+function inUse(part) {
+  const active = document.activeElement;
+  return (part !== active && part.contains(active)) || part.querySelector("details.act[open]") !== null;
+}
+
 function replace(old, html) {
   // What somebody is using stays as it is until the next time.
-  if (old.contains(document.activeElement) || old.querySelector("details[open]")) return;
+  if (inUse(old)) return;
   const scrolled = [...old.querySelectorAll(".wide")].map((each) => each.scrollLeft);
+  const folds = [...old.querySelectorAll("details[id]")].map((each) => [each.id, each.open]);
   old.innerHTML = html;
+  for (const [id, open] of folds) {
+    const fold = document.getElementById(id);
+    if (fold !== null) fold.open = open;
+  }
   old.querySelectorAll(".wide").forEach((each, place) => { each.scrollLeft = scrolled[place] ?? 0; });
   showTimes(old);
 }
 
 async function reload() {
   const main = document.getElementById("main");
-  if (main.contains(document.activeElement) && document.activeElement !== main) return;
+  stale = true;
+  if (inUse(main)) {
+    say("changed: click the page to see it", "bad");
+    return;
+  }
   const answer = await fetch(location.href, { credentials: "same-origin" });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const news = page.getElementById("main");
-  if (!answer.ok || news === null) return;
+  if (!answer.ok || news === null || inUse(main)) return;
   replace(main, news.innerHTML);
+  stale = false;
+  document.body.dataset.stage = page.body.dataset.stage ?? "";
   if (!page.body.dataset.watch) stopLooking("");
 }
 
 function look() {
   if (stream !== null || document.hidden || (parts.length === 0 && !watched)) return;
   const asked = new URLSearchParams({ parts: parts.join(",") });
-  if (watched) asked.set("job", watched);
+  if (watched) {
+    asked.set("job", watched);
+    asked.set("stage", document.body.dataset.stage);
+  }
   stream = new EventSource(`/live?${asked}`);
   stream.addEventListener("news", (event) => {
     say("live", "good");
@@ -64,7 +85,7 @@ function look() {
       const old = document.querySelector(`[data-part="${name}"]`);
       if (old !== null) replace(old, html);
     }
-    if (news.changed) reload().catch(() => say("not live", "bad"));
+    if (news.changed || stale) reload().catch(() => say("not live", "bad"));
   });
   stream.addEventListener("trouble", () => say("no answer from PostgreSQL", "bad"));
   stream.addEventListener("error", () => {

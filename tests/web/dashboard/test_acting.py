@@ -78,7 +78,7 @@ async def test_who_knows_the_password_is_in_and_goes_on(serve, told):
         assert answer.headers["location"] == "/jobs"
         cookie = answer.headers["set-cookie"].lower()
         assert "httponly" in cookie
-        assert "samesite=strict" in cookie
+        assert "samesite=lax" in cookie
         assert "secure" not in cookie
         assert (await browser.get("/")).status_code == 200
         assert (await browser.act("/logout")).headers["location"] == "/login"

@@ -149,9 +149,29 @@ async def test_the_overview_is_live_and_a_job_too(chromium, serve, sql):
         assert "No live worker serves fresh" in await each.text()
         await each.go(f"/jobs/{job_id}")
         await each.page.wait_for_selector("#sign.good")
-        await asyncio.sleep(0.3)
         await fail(sql, job_id)
         await each.page.wait_for_selector("h1 .state.failed")
+        assert each.trouble == []
+
+
+async def test_a_job_with_errors_is_live_and_what_is_folded_stays_folded(chromium, serve, sql):
+    job_id = (await scene.live(sql))["retrying"]
+    site = await serve()
+    async with tab(chromium, site) as each:
+        await each.go(f"/jobs/{job_id}")
+        await each.page.click("#error-2 summary")
+        await sql.execute(
+            "UPDATE taskd.job SET state = 'running', worker_id = 7001, attempt = 4, fence = 4, "
+            "started_at = now() WHERE id = $1",
+            job_id,
+        )
+        # What somebody reads is not taken away.
+        await each.page.wait_for_selector("#sign:has-text('changed: click')")
+        assert await each.page.is_visible("h1 .state.scheduled")
+        await each.page.click("h1")
+        await each.page.wait_for_selector("h1 .state.running")
+        opened = "[...document.querySelectorAll('details.error[open]')].map((each) => each.id)"
+        assert await each.page.evaluate(opened) == ["error-3", "error-2"]
         assert each.trouble == []
 
 
@@ -196,7 +216,11 @@ async def test_a_login_in_a_browser_lasts_and_ends(chromium, serve, sql):
         await each.page.wait_for_selector("text=Log out")
         assert each.page.url.endswith(f"/jobs/{job_id}")
         [cookie] = await each.page.context.cookies()
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
+        # A link elsewhere, in the message of an alert, leads to the page and to no login.
+        await each.page.goto(f"data:text/html,<a href={site.url}/jobs/{job_id}>job</a>")
+        await each.page.click("a")
+        await each.page.wait_for_selector("text=Log out")
         await each.page.click("summary:has-text('Cancel…')")
         await each.page.fill("input[name=reason]", "<i>enough</i>")
         await each.page.click("text=Cancel the job")

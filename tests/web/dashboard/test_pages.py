@@ -85,6 +85,29 @@ async def test_a_job_tells_its_whole_story(anybody, sql):
     assert "37 of 120 (31 %): importing accounts" in await ok(anybody, f"/jobs/{ids['running']}")
 
 
+async def test_a_job_shows_what_its_attempts_have_logged(serve, anybody, logins, sql):
+    job_id = await enqueue(sql)
+    lines = [
+        {"at": "2026-11-22T15:33:46.974313+00:00", "level": "info", "text": HOSTILE},
+        {"at": "2026-11-22T15:33:47.100+00:00", "level": "error", "text": "b", "fields": {"n": "1"},
+         "traceback": "Traceback: here"},
+    ]  # fmt: skip
+    await sql.execute(
+        "INSERT INTO taskd.job_log (job_id, fence, worker_id, expires_at, attempt, ended, first, "
+        "left_out, lines) VALUES ($1, 1, 1, now() + interval '1 day', 1, true, 1, 5, "
+        "$2::text::jsonb)",
+        job_id, json.dumps(lines),
+    )  # fmt: skip
+    text = await ok(anybody, f"/jobs/{job_id}")
+    assert "15:33:46.974 info    &lt;script&gt;" in text
+    assert "[5 lines left out]\n15:33:47.100" in text
+    assert "error   b n=1\nTraceback: here" in text
+    site = await serve("correct horse", as_=logins.dsn("observer"))
+    async with site.browser() as browser:
+        await browser.log_in()
+        assert "Traceback: here" not in await ok(browser, f"/jobs/{job_id}")
+
+
 async def test_what_is_not_there_is_not_found(anybody):
     for path in (
         "/jobs/99",
@@ -320,6 +343,27 @@ async def test_whoever_watches_a_job_is_told_that_it_changed(serve, sql):
             if changed:
                 break
         assert changed
+
+
+async def test_a_job_that_went_on_before_its_page_was_followed_is_told_to_have_changed(serve, sql):
+    job_id = await enqueue(sql)
+    site = await serve()
+    async with site.browser() as browser:
+        page = await ok(browser, f"/jobs/{job_id}")
+        stage = re.search(r'data-stage="([^"]+)"', page)[1]
+        told = []
+        for _ in range(2):
+            async with browser.stream("GET", f"/live?job={job_id}&stage={stage}") as stream:
+                async for line in stream.aiter_lines():
+                    if line.startswith("data:"):
+                        told.append(json.loads(line[5:])["changed"])
+                        break
+            await sql.execute(
+                "UPDATE taskd.job SET state = 'running', worker_id = 1, attempt = 1, fence = 1, "
+                "started_at = now() WHERE id = $1",
+                job_id,
+            )
+        assert told == [False, True]
 
 
 async def test_so_many_may_look_and_no_more(serve, monkeypatch):
