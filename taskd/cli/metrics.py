@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from taskd import web
-from taskd.cli.output import print_rows, text_of
+from taskd.cli.output import Row, print_rows, text_of
 from taskd.cli.session import json_option
 
-COLUMNS = {"NAME": text_of("name"), "KIND": text_of("kind"), "LABELS": text_of("labels")} | {
-    "MEANING": text_of("help")
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "NAME": text_of("name"),
+    "KIND": text_of("kind"),
+    "LABELS": lambda row: ", ".join(row["labels"]),
+    "MEANING": text_of("help"),
 }
 
 

@@ -19,6 +19,7 @@ from taskd.store import tasks as stored_tasks
 from taskd.store.jobs import Fetches
 
 if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
     from jsonschema.protocols import Validator
 
 BATCH_JOBS = 1000
@@ -139,7 +140,16 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
         # The value that does not fit may be personal, and errors are logged.
         rest = odd.message.removeprefix(repr(odd.instance))
         told = odd.message if rest == odd.message else f"the value{rest}"
-        raise InvalidArgs(f"task {task}: {told[:MESSAGE_CHARACTERS]}{at}")
+        takes = "" if odd.absolute_path else _takes(odd)
+        raise InvalidArgs(f"task {task}: {told[:MESSAGE_CHARACTERS]}{at}{takes}")
+
+
+def _takes(odd: ValidationError) -> str:
+    """The arguments there are, for a name that is missing or wrong: mostly both at once."""
+    if odd.validator not in ("required", "additionalProperties"):
+        return ""
+    names = ", ".join(odd.schema.get("properties", ()))
+    return f"; it takes {names[:MESSAGE_CHARACTERS] or 'no arguments'}"
 
 
 @lru_cache(maxsize=256)

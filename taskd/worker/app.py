@@ -105,6 +105,9 @@ def _import(name: str) -> ModuleType:
         hint = ""
         if missing and (name == missing or name.startswith(f"{missing}.")):
             where, hint = "", f"; looked in {Path.cwd()} and where Python finds packages"
+        if "/" in name or name.endswith(".py"):
+            module = name.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+            where, hint = "", f"; name the module and not its file: --app {module}"
         raise AppError(
             f"app {name!r} cannot be imported: {type(error).__name__}: {error}{where}{hint}"
         ) from error

@@ -215,10 +215,11 @@ async def test_a_child_that_is_killed_during_the_drain_counts_as_abandoned(famil
     ("args", "settings", "why"),
     [
         (["--app", "no_such_app"], {}, "app 'no_such_app' cannot be imported"),
+        (["--app", "./no_such/app.py"], {}, "not its file: --app no_such.app"),
         ([], {"processes": 64}, "64 processes 448"),
         ([], {"dsn": "postgresql://127.0.0.1/x?port=1"}, "refuse"),
     ],
-    ids=["app", "connections", "database"],
+    ids=["app", "file", "connections", "database"],
 )
 async def test_what_keeps_one_from_starting_is_said_once_and_ends_all(
     family: Family, args: list[str], settings: dict[str, Any], why: str
