@@ -21,11 +21,11 @@ CREATE DOMAIN taskd.task_name AS text
 CREATE DOMAIN taskd.payload AS jsonb
     CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT payload_fits_256_kib CHECK (octet_length(VALUE::text) <= 262144);
--- Python knows no year before 1, nor after 9999, in whatever time zone: one such row, and no list of jobs could be read.
 -- What travels with a job beside its arguments: the context of a trace (W3C), and tags of its owner.
 CREATE DOMAIN taskd.metadata AS jsonb
     CONSTRAINT metadata_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT metadata_fits_8_kib CHECK (octet_length(VALUE::text) <= 8192);
+-- Python knows no year before 1, nor after 9999, in whatever time zone: one such row, and no list of jobs could be read.
 CREATE DOMAIN taskd.moment AS timestamptz
     CONSTRAINT moment_is_finite CHECK (VALUE >= '0002-01-01 00:00:00+00' AND VALUE < '9000-01-01 00:00:00+00');
 CREATE DOMAIN taskd.attempts AS smallint

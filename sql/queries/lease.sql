@@ -14,7 +14,7 @@ VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $
 RETURNING id;
 
 -- `works_with`: the oldest code that works with the schema, or with what is announced for it. So a worker sees with its next
--- beat that the schema has outgrown it, and drains. What this names of `worker` and `migration` stays for ever: old code
+-- beat that the schema has outgrown it, and drains; a ledger that somebody has emptied says nothing. What this names of `worker` and `migration` stays for ever: old code
 -- that cannot beat any more learns of nothing, and loses its jobs to others while it runs them.
 
 -- name: beat(worker_id bigint, lease_s double precision, draining boolean)
@@ -24,7 +24,7 @@ SET beat_at = clock_timestamp(),
     lease_until = clock_timestamp() + make_interval(secs => $2),
     draining = $3
 WHERE id = $1 AND died_at IS NULL
-RETURNING (SELECT max(works_with) FROM taskd.migration) AS works_with;
+RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_with;
 
 -- name: retire_worker(worker_id bigint)
 -- roles: worker

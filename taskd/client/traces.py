@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -103,6 +103,11 @@ class Sending:
 
     def end(self, ids: Sequence[int] | None = None, error: BaseException | None = None) -> None:
         """They were written, or were not."""
+        # What is written is written: who enqueued must not hear of an error of tracing, and again.
+        with suppress(Exception):
+            self._told(ids, error)
+
+    def _told(self, ids: Sequence[int] | None, error: BaseException | None) -> None:
         span, count = self._span, sum(self._seen.values())
         tasks, queues = ({each[place] for each in self._seen} - {None} for place in (0, 1))
         if len(queues) == 1:

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from taskd.core.migration import Entry, Migration
+from taskd.errors import SchemaEdited, SchemaError
 
 if TYPE_CHECKING:
     from taskd.store.jobs import Fetches
 
 HOLDERS_MAX = 5
+UNDEFINED_COLUMN = "42703"
+OTHER_LEDGER = (
+    "the table taskd.migration has other columns than this taskd gives it: the schema was made "
+    "before the first release, from which nothing leads here, or was changed by hand. Use the "
+    "taskd that has made it. Without jobs that matter, begin anew: DROP SCHEMA taskd CASCADE."
+)
 
 
 class OldWorker(NamedTuple):
@@ -45,8 +52,14 @@ async def entries(on: Fetches) -> list[Entry]:
 
     Raises:
         SchemaMissing: there is no schema taskd.
+        SchemaEdited: its ledger is of a taskd before the first release, or was changed by hand.
     """
-    return [Entry(*row) for row in await on.fetch("list_migrations")]
+    try:
+        return [Entry(*row) for row in await on.fetch("list_migrations")]
+    except SchemaError as error:
+        if getattr(error.__cause__, "sqlstate", "") != UNDEFINED_COLUMN:
+            raise
+        raise SchemaEdited(OTHER_LEDGER) from error
 
 
 async def record(on: Fetches, migration: Migration, *, is_applied: bool) -> None:

@@ -49,15 +49,22 @@ ENDS = {
 
 
 class _Attempt:
-    """The lines of an attempt that has logged something."""
+    """The lines of an attempt that has logged something.
 
-    __slots__ = ("at", "ended", "failed", "hide", "job", "keep", "lines", "news", "written")
+    Attributes:
+        closed: nothing is added any more: what is said from now on is said too late.
+        news: there is something that was not written yet.
+    """
+
+    __slots__ = (
+        "at", "closed", "ended", "failed", "hide", "job", "keep", "lines", "news", "written",
+    )  # fmt: skip
 
     def __init__(self, job: Job, keep: KeepLogs, hide: Callable[[str], str]) -> None:
         self.job, self.keep, self.hide = job, keep, hide
         self.lines = Lines()
         self.at = time.monotonic()
-        self.news = self.written = self.ended = self.failed = False
+        self.news = self.written = self.ended = self.failed = self.closed = False
 
     def told(self) -> AttemptLines:
         job, lines = self.job, self.lines
@@ -90,7 +97,9 @@ class LogKeeper(Loop):
     ) -> None:
         super().__init__(ASLEEP_S)
         self._lane, self._registry, self._keep, self._runs = lane, registry, keep, runs
-        self._lock = threading.Lock()
+        # Garbage may be collected anywhere, and what ends with it may log: so one that its own
+        # thread can take again.
+        self._lock = threading.RLock()
         self._open: dict[int, _Attempt] = {}
         self._ended: list[_Attempt] = []
         self._held = 0
@@ -132,8 +141,9 @@ class LogKeeper(Loop):
 
     def _attempt(self, job: Job) -> _Attempt | None:
         attempt = self._open.get(job.id)
-        if attempt is not None and attempt.job is job:
-            return attempt
+        if attempt is not None and attempt.job.fence >= job.fence:
+            # A thread of an earlier claim, which nobody can end, may speak on for long.
+            return attempt if attempt.job is job else None
         known = self._registry.get(job.task)
         keep = self.keeps(job.task)
         if keep is KeepLogs.OFF:
@@ -141,8 +151,9 @@ class LogKeeper(Loop):
         made = _Attempt(job, keep, hider(job, known))
         with self._lock:
             first = not self._open
-            if attempt is not None:
-                self._ended.append(attempt)  # of an earlier claim, whose end nobody has heard
+            if attempt is not None:  # of an earlier claim, whose end nobody has heard
+                attempt.closed = True
+                self._ended.append(attempt)
             self._open[job.id] = made
         if first:
             self._call()
@@ -150,6 +161,8 @@ class LogKeeper(Loop):
 
     def _add(self, attempt: _Attempt, line: bytes) -> None:
         with self._lock:
+            if attempt.closed:  # what it holds is counted no more
+                return
             before = attempt.lines.size
             attempt.lines.add(line)
             attempt.news = True
@@ -164,7 +177,8 @@ class LogKeeper(Loop):
             return
         with self._lock:
             del self._open[attempt.job.id]
-            attempt.ended, attempt.failed = True, ENDS[name]
+            attempt.closed = attempt.ended = True
+            attempt.failed = ENDS[name]
             if attempt.written or self._wants(attempt):
                 self._ended.append(attempt)
                 self._bound("there were more than there is room for")
@@ -228,36 +242,58 @@ class LogKeeper(Loop):
         return batch
 
     async def _write(self, batch: list[_Attempt]) -> None:
-        wanted = [each.told() for each in batch if self._wants(each) or not each.ended]
+        # A thread that speaks after the end makes a second one of an attempt: the first one counts.
+        wanted = {
+            (each.job.id, each.job.fence): each.told()
+            for each in reversed(batch)
+            if self._wants(each) or not each.ended
+        }
         if wanted:
-            await logs.write(self._lane, wanted)
+            await logs.write(self._lane, list(wanted.values()))
         gone = [each.job for each in batch if each.ended and not self._wants(each)]
         if gone:
             await logs.forget(self._lane, [job.id for job in gone], [job.fence for job in gone])
 
     async def _write_running(self, now: float) -> None:
-        """Of long attempts what there is so far; of those whose end nobody told, the end."""
+        """Of long attempts what there is so far; of those whose end nobody told, the end.
+
+        Raises:
+            StoreUnavailable: not now; they are written with the next ones.
+        """
         if now - self._wrote_running_at < RUNNING_EVERY_S:
             return
         self._wrote_running_at = now
-        running = []
+        running = self._take_running(now)
+        if not running:
+            return
+        forgotten = [attempt for attempt in running if attempt.ended]
+        try:
+            await logs.write(self._lane, [attempt.told() for attempt in running])
+        except StoreUnavailable:
+            with self._lock:
+                for attempt in running:
+                    attempt.news = True
+                self._ended += forgotten
+                self._held += sum(each.lines.size for each in forgotten)
+            raise
+
+    def _take_running(self, now: float) -> list[_Attempt]:
+        running, size = list[_Attempt](), 0
         with self._lock:
             for key, attempt in list(self._open.items()):
+                if len(running) == BATCH_MAX or size > BATCH_BYTES_MAX:
+                    break
                 if now - attempt.at < RUNNING_EVERY_S / 2:
                     continue
                 if not self._runs(attempt.job) and now - attempt.at > FORGOTTEN_AFTER_S:
                     del self._open[key]
-                    attempt.ended = attempt.failed = attempt.news = True
+                    attempt.closed = attempt.ended = attempt.failed = attempt.news = True
                     self._held -= attempt.lines.size
                 if attempt.news:
+                    attempt.news, attempt.written = False, True
                     running.append(attempt)
-            running = running[:BATCH_MAX]
-            told = []
-            for attempt in running:
-                attempt.news, attempt.written = False, True
-                told.append(attempt.told())
-        if told:
-            await logs.write(self._lane, told)
+                    size += attempt.lines.size
+        return running
 
 
 def hider(job: Job, task: Task[..., Any] | None) -> Callable[[str], str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -57,7 +57,8 @@ class Traces:
         """
         self._deafen()
         for span in self._spans.values():
-            span.end()
+            with suppress(Exception):
+                span.end()
         self._spans.clear()
         flush = getattr(self._trace.get_tracer_provider(), "force_flush", None)
         if flush is not None:
@@ -78,11 +79,15 @@ class Traces:
         attempt: Coroutine[Any, Any, Any],
     ) -> Any:
         job = ctx.job
-        span = self._begin(job)
+        span = self._trace.INVALID_SPAN
+        # What an app has put into its SDK, such as a sampler, may raise: no job fails of that.
+        with suppress(Exception):
+            span = self._begin(job)
         try:
             return await (attempt if middleware is None else middleware(ctx, attempt))
         except BaseException as error:
-            self._raised(span, job, task, error)
+            with suppress(Exception):
+                self._raised(span, job, task, error)
             raise
 
     def _begin(self, job: Job) -> Any:
@@ -111,17 +116,9 @@ class Traces:
 
     def _parent(self, job: Job) -> Any:
         """The context that a job carries; an empty one when it carries none."""
-        parent = self._context.Context()
         if job.metadata is None:
-            return parent
-        try:
-            said = msgspec.json.decode(job.metadata, type=dict[str, Any])
-        except msgspec.DecodeError:
-            return parent
-        carried = {name: said[name] for name in CARRIED if isinstance(said.get(name), str)}
-        for each in self._propagators:
-            parent = each.extract(carried, parent)
-        return parent
+            return self._context.Context()
+        return _context_of(job.metadata, self._propagators)
 
     @staticmethod
     def _raised(span: Any, job: Job, task: Task[..., Any], error: BaseException) -> None:
@@ -143,8 +140,12 @@ class Traces:
     def _heard(self, name: str, fields: Mapping[str, Any]) -> None:
         """An attempt has ended, as its event says."""
         span = self._spans.pop(fields["job_id"], None) if name in ENDS else None
-        if span is None:
-            return
+        if span is not None:
+            with suppress(Exception):  # its processors may raise, and an outcome waits for nobody
+                self._end(span, name, fields)
+
+    @staticmethod
+    def _end(span: Any, name: str, fields: Mapping[str, Any]) -> None:
         span.set_attribute("taskd.outcome", name.removeprefix("job."))
         said = fields.get("error") or fields.get("reason") or fields.get("why") or ""
         if name in {"job.retried", "job.failed", "job.abandoned"}:
@@ -153,6 +154,19 @@ class Traces:
         elif said:
             span.set_attribute("taskd.reason", str(said))
         span.end()
+
+
+def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
+    """The context of a trace in a job's metadata, into which anybody may have put anything."""
+    from opentelemetry import context
+
+    found = context.Context()
+    with suppress(msgspec.DecodeError):
+        said = msgspec.json.decode(metadata, type=dict[str, Any])
+        carried = {name: said[name] for name in CARRIED if isinstance(said.get(name), str)}
+        for each in propagators:
+            found = each.extract(carried, found)
+    return found
 
 
 def begin() -> Traces | None:
@@ -231,8 +245,4 @@ def go_on(job: Job) -> None:
         return
     from opentelemetry import context
 
-    carried = msgspec.json.decode(job.metadata, type=dict[str, Any])
-    parent = context.Context()
-    for each in propagators():
-        parent = each.extract(carried, parent)
-    context.attach(parent)
+    context.attach(_context_of(job.metadata, propagators()))

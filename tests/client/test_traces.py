@@ -13,7 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 from opentelemetry import baggage, context, trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -192,3 +192,17 @@ async def test_sql_gives_metadata_and_is_held_to_its_limits(sql: Any) -> None:
     for odd in ("[]", json.dumps({"x": "y" * 9000})):
         with pytest.raises(asyncpg.CheckViolationError):
             await sql.fetchval("SELECT taskd.enqueue('t', queue => 'q', metadata => $1)", odd)
+
+
+async def test_a_processor_of_spans_that_raises_does_not_hide_what_was_enqueued(
+    client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Raises(SpanProcessor):
+        def on_end(self, span: Any) -> None:
+            raise RuntimeError("not told")
+
+    provider = TracerProvider()
+    provider.add_span_processor(Raises())
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    job_id = await client.enqueue(NewJob("t", queue="mail"))
+    assert "traceparent" in await carried(sql, job_id)

@@ -274,6 +274,15 @@ async def test_a_newer_database_is_used_as_long_as_it_says_so(database: Database
             await refuse(database)
 
 
+async def test_a_database_of_a_build_before_the_first_release_is_told_apart(
+    database: Database, sql
+) -> None:
+    await sql.execute("ALTER TABLE taskd.migration DROP COLUMN works_with")
+    for refuse in (migrations.check, migrations.migrate):
+        with pytest.raises(SchemaEdited, match=r"before the first release.*begin anew"):
+            await refuse(database)
+
+
 async def test_a_migration_that_was_edited_is_neither_used_nor_built_upon(
     database: Database, sql
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from taskd.core.migration import Migration
 from taskd.errors import SchemaOutdated, SchemaTooNew
-from taskd.store import migrations
+from taskd.store import migrations, workers
 from taskd.store.migrations import all_migrations
 from taskd.worker.report import Report
 from tests.worker.conftest import WITHIN_S, Desk, until
@@ -70,6 +70,15 @@ async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started
     assert stopped["outgrown"] is True
     with pytest.raises(SchemaTooNew):
         await desk.start()
+
+
+async def test_a_ledger_that_was_emptied_buries_nobody(desk: Desk) -> None:
+    idle_task(desk)
+    await desk.start()
+    await desk.sql.execute("DELETE FROM taskd.migration")
+    worker_id = await desk.sql.fetchval("SELECT id FROM taskd.worker")
+    assert await workers.beat(desk.lane, worker_id, LEASE_S, draining=False) == 0
+    assert await workers.beat(desk.lane, worker_id + 1, LEASE_S, draining=False) is None
 
 
 async def _beaten_since(desk: Desk, moment: Any) -> bool:

@@ -14,7 +14,11 @@ import structlog
 
 from taskd import events
 from taskd.core.backoff import Fixed
+from taskd.core.job import Job
+from taskd.core.lines import KeepLogs
 from taskd.core.outcome import Snooze
+from taskd.core.registry import Registry
+from taskd.errors import StoreUnavailable
 from taskd.store import logs
 from taskd.worker import log_keeper
 from tests.worker import process_app
@@ -398,3 +402,115 @@ async def test_what_an_attempt_says_after_its_end_does_not_replace_it(desk: Desk
     await logs.write(desk.lane, [said._replace(lines='[{"text": "late"}]')])
     [attempt] = await logs.of_job(desk.lane, 1)
     assert attempt["lines"] == [{"text": "in time"}]
+
+
+# The keeper alone, where the moment matters at which a thread speaks.
+
+
+@pytest.fixture
+def keeper(desk: Desk) -> Iterator[log_keeper.LogKeeper]:
+    registry = Registry()
+
+    @desk.task(name="spoken")
+    async def spoken() -> None: ...
+
+    registry.add(spoken)
+    keeper = log_keeper.LogKeeper(desk.lane, registry, KeepLogs.ALL, lambda _: True)
+    deafen = keeper.begin(lambda wake: wake())
+    yield keeper
+    deafen()
+
+
+def claimed(fence: int) -> Job:
+    return Job(7, fence, "spoken", "{}", fence, None, None, 100, 0, 0.0, 0.0, queue="default")
+
+
+def say(keeper: log_keeper.LogKeeper, job: Job, text: str) -> None:
+    keeper.line(job, 0.0, "info", text, "", {}, None)
+
+
+async def kept(desk: Desk) -> dict[int, list[str]]:
+    attempts = await logs.of_job(desk.lane, 7)
+    return {each["fence"]: [line["text"] for line in each["lines"]] for each in attempts}
+
+
+async def test_a_thread_of_an_earlier_attempt_that_speaks_on_takes_no_line_from_the_next(
+    desk: Desk, keeper: log_keeper.LogKeeper
+) -> None:
+    first, second = claimed(1), claimed(2)
+    say(keeper, first, "one")
+    events.job_abandoned(first, "timeout", "")
+    for n in range(3):
+        say(keeper, second, f"two {n}")
+        say(keeper, first, "too late")
+    events.job_done(second, 0.1)
+    await keeper.tick()
+    assert await kept(desk) == {1: ["one"], 2: ["two 0", "two 1", "two 2"]}
+    assert not desk.heard.of("logs.dropped")
+
+
+async def test_what_a_thread_says_between_two_attempts_costs_no_other_its_lines(
+    desk: Desk, keeper: log_keeper.LogKeeper
+) -> None:
+    first, second = claimed(1), claimed(2)
+    say(keeper, first, "one")
+    events.job_abandoned(first, "timeout", "")
+    say(keeper, first, "too late")
+    say(keeper, second, "two")
+    events.job_done(second, 0.1)
+    await keeper.tick()
+    assert await kept(desk) == {1: ["one"], 2: ["two"]}
+    assert not desk.heard.of("logs.dropped")
+
+
+async def test_a_line_that_comes_while_its_attempt_ends_is_not_counted_for_ever(
+    desk: Desk, keeper: log_keeper.LogKeeper
+) -> None:
+    class Ends:
+        def __str__(self) -> str:
+            events.job_done(job, 0.1)
+            return "x" * 1000
+
+    job = claimed(1)
+    say(keeper, job, "in time")
+    keeper.line(job, 0.0, "info", Ends(), "", {}, None)
+    await keeper.tick()
+    assert await kept(desk) == {1: ["in time"]}
+    assert keeper._held == 0
+
+
+async def test_what_ends_in_the_middle_of_a_line_may_speak_as_well(
+    desk: Desk, keeper: log_keeper.LogKeeper
+) -> None:
+    job = claimed(1)
+    with keeper._lock:  # as when garbage is collected while a line is put down
+        say(keeper, job, "collected")
+    events.job_done(job, 0.1)
+    await keeper.tick()
+    assert await kept(desk) == {1: ["collected"]}
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back(
+    desk: Desk, keeper: log_keeper.LogKeeper, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    tries: list[bool] = []
+    write = logs.write
+
+    async def fails_once(*args: Any) -> None:
+        tries.append(True)
+        if len(tries) == 1:
+            raise StoreUnavailable("not now")
+        await write(*args)
+
+    monkeypatch.setattr(logs, "write", fails_once)
+    monkeypatch.setattr(log_keeper, "RUNNING_EVERY_S", 0.0)
+    monkeypatch.setattr(log_keeper, "FORGOTTEN_AFTER_S", -1.0)
+    monkeypatch.setattr(keeper, "_runs", lambda _: runs)
+    monkeypatch.setattr(keeper, "stopping", True)  # each tick writes at once
+    say(keeper, claimed(1), "said")
+    await keeper.tick()
+    assert await kept(desk) == {}
+    await keeper.tick()
+    assert await kept(desk) == {1: ["said"]}
+    assert keeper._held == (0 if not runs else len(keeper._open[7].lines.to_json()) - 2)

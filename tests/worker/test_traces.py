@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry import context, trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -18,10 +18,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from taskd import Client
 from taskd.core.backoff import Fixed
 from taskd.core.batch import Item
-from taskd.core.job import NewJob
+from taskd.core.job import Job, NewJob
 from taskd.core.outcome import Snooze
 from taskd.schedules import every, schedule
 from taskd.store import jobs
+from taskd.worker import traces
 from taskd.workflows import pipeline, stage
 from tests.worker import process_app
 from tests.worker.conftest import Desk, until
@@ -257,6 +258,44 @@ async def test_a_context_that_is_none_harms_nobody(
     [run] = runs(spans)
     assert run.parent is None
     assert run.links == ()
+
+
+@pytest.mark.parametrize("when", ["on_start", "on_end"])
+async def test_a_processor_of_spans_that_raises_fails_no_job(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    class Raises(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            assert when != "on_start"
+
+        def on_end(self, span: Any) -> None:
+            assert when != "on_end"
+
+    provider = TracerProvider()
+    provider.add_span_processor(Raises())
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    tries: list[int] = []
+
+    @desk.task(backoff=Fixed(0.01))
+    async def works(ctx: Any) -> None:
+        tries.append(ctx.attempt)
+        if ctx.attempt == 1:
+            raise RuntimeError("once")
+
+    job_id = await desk.sql.fetchval("SELECT taskd.enqueue('works', queue => 'default')")
+    started = await desk.start()
+    [row] = await desk.settled(job_id)
+    assert await started.stop() == 0
+    assert (row["state"], tries) == ("done", [1, 2])
+    assert not desk.heard.of("service.crashed")
+
+
+def test_a_process_takes_an_odd_context_for_none(spans: InMemorySpanExporter) -> None:
+    job = Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, metadata='{"traceparent": 5}')
+    before = context.get_current()
+    traces.go_on(job)
+    assert not trace.get_current_span().get_span_context().is_valid
+    context.attach(before)
 
 
 async def test_without_a_provider_attempts_know_of_nothing(desk: Desk) -> None:
