@@ -148,7 +148,8 @@ def _takes(odd: ValidationError) -> str:
     """The arguments there are, for a name that is missing or wrong: mostly both at once."""
     if odd.validator not in ("required", "additionalProperties"):
         return ""
-    names = ", ".join(odd.schema.get("properties", ()))
+    schema: Any = odd.schema
+    names = ", ".join(schema.get("properties", ()))
     return f"; it takes {names[:MESSAGE_CHARACTERS] or 'no arguments'}"
 
 
