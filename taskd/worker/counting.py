@@ -129,6 +129,11 @@ class Counting:
         # Not for `done` and `claimed`, which come from the loop alone.
         self._lock = threading.Lock()
 
+    def copy(self) -> Counted:
+        """All numbers of one moment, for a thread that reads while they change."""
+        with self._lock:
+            return msgspec.json.decode(msgspec.json.encode(self.counted), type=Counted)
+
     def done(self, job: Job, duration_s: float) -> None:
         """An attempt ended well: the hot path."""
         try:

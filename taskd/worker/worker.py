@@ -122,7 +122,7 @@ class Worker:
         """All that it has counted, and how things are now."""
         counted = Counting(self.limits) if self.counting is None else self.counting
         parts: Assembly | None = getattr(self, "parts", None)
-        return take(self._place.number, self.condition(), counted.counted, parts)
+        return take(self._place.number, self.condition(), counted.copy(), parts)
 
     # Life.
 

@@ -127,6 +127,17 @@ def test_a_value_lies_in_the_buckets_that_end_at_it_or_above_it(value: float) ->
         assert found[f"{metric}_sum{{{labels[1:]}}}"] == pytest.approx(value)
 
 
+def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
+    counted = Counting(["q"])
+    counted.done(job(), 0.1)
+    found = counted.copy()
+    assert found == counted.counted
+    counted.done(job(), 0.1)
+    counted.heard("job.failed", {"queue": "q", "task": "t", "duration_ms": 5})
+    assert (found.tasks[0].done, found.tasks[0].outcomes) == (1, {})
+    assert counted.copy().tasks[0].done == 2
+
+
 def test_the_waits_of_a_batch_are_those_of_its_jobs() -> None:
     waits = [0.0, 0.005, 0.0051, 0.3, 0.3, 7200, 7201, 1e9]
     together, apart = Counting(["q"]), Counting(["q"])
