@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Sequence[dict[str, Any]]]
 
-MEND_UNREACHED = "See that it runs, and that host, port and user of the DSN are right."
+MEND_UNREACHED = "See that it runs, and that host, port, user and database of the DSN are right."
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -157,6 +158,9 @@ async def _tail(
                 await tail.follow(job_id)
             else:
                 await tail.begin(since_s)
+                # A quiet database would look like a command that hangs.
+                if sys.stderr.isatty():
+                    session.say("taskd: following; Ctrl-C ends it")
                 await tail.go_on()
 
 

@@ -11,6 +11,7 @@ import pytest
 from taskd.cli.tail import line
 from taskd.core.job import JobState
 from taskd.core.tail import Event
+from tests.cli.screens import Tty
 from tests.store.test_watching import FINISH
 
 
@@ -53,6 +54,18 @@ def test_what_happens_is_told_until_ctrl_c(taskd, process, server):
     tail.send_signal(signal.SIGINT)
     assert tail.wait(30) == 0
     assert tail.stderr.read() == ""
+
+
+def test_on_a_terminal_it_says_that_it_follows_while_nothing_happens(taskd):
+    tail = Tty(["tail"], taskd.dsn)
+    try:
+        tail.until("following; Ctrl-C ends it")
+        job_id = taskd.enqueue("send_report", "--queue", "email")
+        tail.until(f"{job_id}  email send_report")
+        tail.press("\x03")
+        assert tail.process.wait(30) == 0
+    finally:
+        tail.close()
 
 
 def test_only_what_was_asked_for_is_told(taskd):
