@@ -149,7 +149,7 @@ def _takes(odd: ValidationError) -> str:
     if odd.validator not in ("required", "additionalProperties"):
         return ""
     schema: Any = odd.schema
-    names = ", ".join(schema.get("properties", ()))
+    names = ", ".join(sorted(schema.get("properties", ())))
     return f"; it takes {names[:MESSAGE_CHARACTERS] or 'no arguments'}"
 
 

@@ -240,9 +240,9 @@ async def test_a_named_job_takes_its_queue_from_the_published_task(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ({}, "'to' is a required property; it takes to, copies$"),
+        ({}, "'to' is a required property; it takes copies, to$"),
         ({"to": 5}, "the value is not of type 'string'"),
-        ({"to": "x", "cpies": 2}, r"'cpies' was unexpected\); it takes to, copies$"),
+        ({"to": "x", "cpies": 2}, r"'cpies' was unexpected\); it takes copies, to$"),
         ({"to": "x", "copies": "2"}, r"\$\.copies"),
     ],
 )
