@@ -116,10 +116,11 @@ async def test_every_kind_of_handler_has_its_span_and_works_within_it(
     await started.stop()
     assert {row["state"] for row in rows} == {"done"}
     found = {each.context.span_id: each for each in runs(spans)}
-    assert sorted(each.name for each in found.values()) == [
+    # A process that does not start in time, on a starved machine, is an attempt with its span, too.
+    done = [each.name for each in found.values() if each.attributes["taskd.outcome"] == "done"]
+    assert sorted(done) == [
         "run adds", "run at_once", "run commits", "run gathers", "run gathers", "run plain",
     ]  # fmt: skip
-    assert {each.attributes["taskd.outcome"] for each in found.values()} == {"done"}
     for each in spans.get_finished_spans():
         if each.kind is SpanKind.INTERNAL:
             assert found[each.parent.span_id].name == f"run {each.name}"
