@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import shlex
+import shutil
 import sys
 import traceback
 from contextlib import suppress
@@ -22,6 +25,8 @@ from taskd.errors import TaskdError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from taskd.cli.session import Session
 
 PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
@@ -110,6 +115,31 @@ COMMANDS = {
 }
 
 
+# A command in a text: not the word alone, which is the program's name, its schema's and more.
+COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
+
+
+def typed(text: str) -> str:
+    """The text, its commands in the form in which this program was called.
+
+    Somebody who has typed `.venv/bin/taskd demo` has no `taskd` to type next.
+    """
+    context = click.get_current_context(silent=True)
+    called = (context.find_root().info_name if context else None) or PROGRAM
+    return text if called == PROGRAM else COMMAND.sub(lambda _: f"{called} ", text)
+
+
+def as_called() -> str:
+    """How to call this program again: by its name if the path leads to it, else as it was typed."""
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{shlex.quote(sys.orig_argv[0])} -m {PROGRAM}"
+    found = shutil.which(PROGRAM)
+    with suppress(OSError):
+        if found and Path(found).samefile(sys.argv[0]):
+            return PROGRAM
+    return shlex.quote(sys.argv[0])
+
+
 class Commands(click.Group):
     """A group that imports a command when it is called, and turns errors into exit codes."""
 
@@ -156,11 +186,11 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit):
             raise
         except BaseException as error:  # noqa: BLE001 - the last stop of every error
-            ctx.exit(report(error))
+            ctx.exit(report(error, ctx.obj))
 
 
-def report(error: BaseException) -> int:
-    """Say on stderr what went wrong; the exit code."""
+def report(error: BaseException, session: Session | None = None) -> int:
+    """Say on stderr what went wrong, and what to do next; the exit code."""
     if isinstance(error, SystemExit):
         raise error
     if isinstance(error, KeyboardInterrupt | click.Abort):
@@ -168,7 +198,12 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE  # the reader has left, as `head` does
     if isinstance(error, TaskdError):
-        click.echo(f"taskd: {hide_password(str(error))}", err=True)
+        click.echo(typed(f"taskd: {hide_password(str(error))}"), err=True)
+        next_ = list(getattr(error, "__notes__", ()))
+        if next_ and session is not None:
+            next_.append(session.dsn_told())
+        for line in next_:
+            click.echo(typed(f"  {line}"), err=True)
         return error.exit_code
     text = "".join(traceback.format_exception(error))
     click.echo(hide_password(text), err=True, nl=False)
@@ -230,7 +265,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        cli.main(prog_name=PROGRAM)
+        cli.main(prog_name=as_called(), complete_var=f"_{PROGRAM.upper()}_COMPLETE")
     finally:
         _let_go_of_closed_streams()
 

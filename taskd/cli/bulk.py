@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskd.cli.known import ask_named
 from taskd.cli.output import count, print_json
 from taskd.cli.session import DURATION, QUEUE, Session
 from taskd.core.change import Filter
@@ -112,13 +113,24 @@ def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
 
     asks = on_terminal() and not how.yes
     if how.dry_run or asks:
-        found, sample = session.ask(lambda lane: bulk.look(lane, wanted, how.limit))
+        found, sample = ask_named(
+            session,
+            lambda lane: bulk.look(lane, wanted, how.limit),
+            queue=wanted.queue,
+            task=wanted.task,
+            empty=lambda looked: not looked[0],
+        )
         if how.dry_run:
             _print_sample(session, found, sample, how)
             return
         if found > ASK_ABOVE_JOBS:
             click.confirm(f"{count(found, 'job')} will be {how.done}. Go on?", abort=True, err=True)
-    ids = session.ask(lambda lane: _act(session, lane, wanted, act, how))
+    ids = ask_named(
+        session,
+        lambda lane: _act(session, lane, wanted, act, how),
+        queue=wanted.queue,
+        task=wanted.task,
+    )
     if how.as_json:
         print_json({how.done: ids, "dry_run": False, "refused": []})
     session.say(f"{count(len(ids), 'job')} {how.done}")

@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from taskd import events
+from taskd.cli import typed
 from taskd.cli.session import Session, pass_session
 from taskd.cli.sink import HOST, MARKER, Folder, serving
 from taskd.core.backoff import Fixed
@@ -279,7 +280,7 @@ class Run:
             click.echo("left          PostgreSQL does not answer; run the demo again for the rest")
             return
         for line in self._summary(outcome):
-            click.echo(line)
+            click.echo(typed(line))
 
     def _summary(self, outcome: Outcome) -> Iterator[str]:
         yield f"jobs          {_jobs_line(outcome, len(self.ids))}"

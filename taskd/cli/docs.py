@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import click
 
+from taskd.cli import typed
 from taskd.cli.output import print_json, printable
 from taskd.cli.session import json_option
 
@@ -53,7 +54,7 @@ def docs(ctx: click.Context, topic: str | None, as_json: bool) -> None:
         return
     page = _find(pages, topic)
     if page is None:
-        click.echo(f"taskd: {_nothing_about(pages, topic)}", err=True)
+        click.echo(typed(f"taskd: {_nothing_about(pages, topic)}"), err=True)
         ctx.exit(EXIT_NOT_FOUND)
     if as_json:
         print_json(page._asdict())
@@ -86,7 +87,8 @@ def _list(pages: list[Page], *, as_json: bool) -> None:
     for page in pages:
         click.echo(f"{page.topic:{width}}  {page.title}")
     if sys.stdout.isatty():
-        click.echo("\ntaskd docs TOPIC shows one, by its name or the last part of it.", err=True)
+        said = "\ntaskd docs TOPIC shows one, by its name or the last part of it."
+        click.echo(typed(said), err=True)
 
 
 def _find(pages: list[Page], topic: str) -> Page | None:

@@ -141,7 +141,8 @@ async def _database(
             await _look(target, loaded.settings, checks, facts, refused)
     except TaskdError as error:
         text = hide_password(str(error))
-        facts["reach"] = [{"error": text, "mend": MEND_UNREACHED}]
+        mend = " ".join(getattr(error, "__notes__", ())) or MEND_UNREACHED
+        facts["reach"] = [{"error": text, "mend": mend}]
         return text, error.exit_code
     return "", 0
 

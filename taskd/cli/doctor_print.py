@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from taskd.cli import typed
 from taskd.cli.output import printable
 from taskd.core.doctor.finding import FAILED, Finding, Level, Mend, count
 
@@ -92,7 +93,7 @@ def _say(text: str, width: int, **style: bool) -> None:
     """Text in lines that fit, behind the badge."""
     indent = " " * 9
     lines = textwrap.wrap(
-        printable(text), max(width, 40), initial_indent=indent, subsequent_indent=indent,
+        typed(printable(text)), max(width, 40), initial_indent=indent, subsequent_indent=indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     for line in lines:
@@ -104,12 +105,12 @@ def _next(finding: Finding, mend: Mend, width: int) -> None:
     if mend.kind == "advice":
         _say(f"next: {mend.text}", width)
         return
-    lines = printable(_text(mend)).splitlines()
+    lines = typed(printable(_text(mend))).splitlines()
     more = len(lines) - SQL_LINES_MAX
     if more > 1:
         lines = [
             *lines[:SQL_LINES_MAX],
-            f"... {more} lines more: taskd doctor {finding.check} --sql",
+            typed(f"... {more} lines more: taskd doctor {finding.check} --sql"),
         ]
     for number, line in enumerate(lines):
         lead = "next: " if not number else " " * 6

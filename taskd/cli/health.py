@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from taskd.cli import typed
 from taskd.cli.output import count, print_json
 from taskd.cli.session import QUEUE, Session, json_option
 
@@ -61,7 +62,9 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
     if unserved:
         names = ", ".join(unserved)
         click.echo(
-            f"taskd: no live worker serves {names}; start one: taskd run --queue {unserved[0]}",
+            typed(
+                f"taskd: no live worker serves {names}; start one: taskd run --queue {unserved[0]}"
+            ),
             err=True,
         )
     return not unserved

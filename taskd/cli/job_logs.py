@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from taskd.cli.output import Row, count, printable
+from taskd.core.words import clock, zone
 
 COLOURS = {"debug": "bright_black", "info": None, "warning": "yellow", "error": "red"}
 
@@ -20,6 +21,8 @@ def print_attempt(attempt: Row) -> None:
         head += ", which still runs"
     elif not attempt["ended"]:
         head += ", whose end was not written: what came last may be missing"
+    for line in attempt["lines"][:1]:
+        head += f", times at {zone(datetime.fromisoformat(line['at']))}" if line.get("at") else ""
     click.secho(head, bold=True)
     for place, line in enumerate(attempt["lines"]):
         if place == attempt["first"] and attempt["left_out"]:
@@ -43,8 +46,7 @@ def _print_line(line: dict[str, Any]) -> None:
 
 
 def _time(at: str) -> str:
-    """The time of the day on this machine, to the millisecond."""
-    return datetime.fromisoformat(at).astimezone().strftime("%H:%M:%S.%f")[:-3] if at else ""
+    return clock(datetime.fromisoformat(at)) if at else ""
 
 
 def _quoted(value: str) -> str:

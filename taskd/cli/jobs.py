@@ -9,6 +9,7 @@ import click
 
 from taskd.cli.job_logs import print_attempt
 from taskd.cli.jobs_change import cancel, retry, set_, unknown_jobs
+from taskd.cli.known import ask_named
 from taskd.cli.output import (
     Row,
     count,
@@ -93,7 +94,12 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
     """
     from taskd.store import reports
 
-    rows = session.ask(lambda lane: reports.list_jobs(lane, **filters))
+    rows = ask_named(
+        session,
+        lambda lane: reports.list_jobs(lane, **filters),
+        queue=filters["queue"],
+        task=filters["task"],
+    )
     if ids:
         for row in rows:
             click.echo(row["id"])
@@ -112,7 +118,8 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
 def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: bool) -> None:
     """Show everything about a job: arguments, times, every error with its traceback.
 
-    Arguments that the task redacts are shown as ***.
+    Arguments that the task redacts are shown as ***. An attempt is running from its claim until
+    its outcome is written; the log's duration_ms is the handler's own time.
     """
     from taskd.store import logs as stored_logs
     from taskd.store import reports
@@ -167,9 +174,9 @@ def _print_error(error: dict[str, Any]) -> None:
     head = f"attempt {error.get('attempt')} on worker {error.get('worker')}"
     began, ended = (_moment(error.get(name)) for name in ("started", "ended"))
     if began is not None:
-        head += f", started {moment(began)}"
+        head += f", claimed {moment(began)}"
     if began is not None and ended is not None:
-        head += f", took {span((ended - began).total_seconds())}"
+        head += f", running for {span((ended - began).total_seconds())}"
     click.secho(head, bold=True)
     click.echo(printable(f"{error.get('type')}: {error.get('message')}"))
     if error.get("traceback"):

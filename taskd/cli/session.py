@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from taskd import config
+from taskd.cli import typed
 from taskd.core.job import check_queue
 from taskd.core.outcome import REASON_BYTES_MAX
-from taskd.errors import InvalidJob
+from taskd.errors import ConfigError, InvalidJob
 
 if TYPE_CHECKING:
     from taskd.client import Client, Target
@@ -50,12 +51,22 @@ class Session:
     def say(self, message: str) -> None:
         """A message for people, on stderr, unless they asked for quiet."""
         if not self.quiet:
-            click.echo(message, err=True)
+            click.echo(typed(message), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
         """What is odd about the settings and yet no error."""
         for sentence in loaded.ignored:
             self.say(f"taskd: {sentence}")
+
+    def dsn_told(self) -> str:
+        """Where the DSN comes from, for somebody who must look at it."""
+        try:
+            source = self.load().sources["dsn"]
+        except ConfigError:
+            source = "default"
+        if source == "default":
+            return "No DSN is configured: this is taskd's own PostgreSQL, see `taskd db status`."
+        return f"The DSN comes from {source}; see `taskd config` and `taskd doctor`."
 
     @asynccontextmanager
     async def target(self) -> AsyncIterator[Target]:

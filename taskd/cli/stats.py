@@ -9,6 +9,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from taskd.cli.known import ask_named
 from taskd.cli.output import count, print_rows, span, span_of, text_of
 from taskd.cli.session import DURATION, QUEUE, Session, json_option, pass_session
 
@@ -74,7 +75,12 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
         return
     from taskd.store import reports
 
-    rows = session.ask(lambda lane: reports.stats(lane, by_hour=by is not None, **filters))
+    rows = ask_named(
+        session,
+        lambda lane: reports.stats(lane, by_hour=by is not None, **filters),
+        queue=filters["queue"],
+        task=filters["task"],
+    )
     columns = ({"HOUR": text_of("hour")} if by else {}) | COLUMNS
     print_rows(rows, columns, as_json=as_json)
 
@@ -115,7 +121,13 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
     from taskd.core.error_groups import group
     from taskd.store import reports
 
-    read = session.ask(lambda lane: reports.stats_errors(lane, read_max=ERRORS_READ_MAX, **filters))
+    read = ask_named(
+        session,
+        lambda lane: reports.stats_errors(lane, read_max=ERRORS_READ_MAX, **filters),
+        queue=filters["queue"],
+        task=filters["task"],
+        empty=lambda errors: not errors.told,
+    )
     groups = group(read.told)
     rows = [msgspec.structs.asdict(each) for each in groups[:limit]]
     print_rows(rows, ERROR_COLUMNS, as_json=as_json)

@@ -13,12 +13,14 @@ import click
 
 from taskd.cli.jobs import STATES
 from taskd.cli.jobs_change import unknown_jobs
+from taskd.cli.known import tell_unknown
 from taskd.cli.output import cell, first_line, print_json, span
 from taskd.cli.session import DURATION, JOB_ID, QUEUE, Session, json_option, pass_session, run
 from taskd.cli.top import Interval
 from taskd.cli.watching import Asking, watching
 from taskd.core.job import FINISHED
 from taskd.core.tail import Event, Teller, Watch, story
+from taskd.core.words import clock, zone
 from taskd.errors import JobNotFound
 
 if TYPE_CHECKING:
@@ -116,7 +118,7 @@ class Lines:
 
 def line(event: Event) -> str:
     """What people read of an event."""
-    at = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    at = clock(event.at)
     name = click.style(f"{event.event:<9}", fg=COLOURS.get(event.event))
     parts = [at, name, f"{event.job_id:>8}", cell(f"{event.queue or '?'} {event.task or '?'}")]
     return "  ".join([*parts, *filter(None, [_details(event)])])
@@ -133,7 +135,7 @@ def _details(event: Event) -> str:
     if event.wait_s is not None:
         said.append(f"waited {span(event.wait_s)}")
     if event.run_s is not None:
-        said.append(f"took {span(event.run_s)}")
+        said.append(f"running for {span(event.run_s)}")
     if event.run_at is not None:
         said.append(_due(event.at, event.run_at))
     if event.event == "gone":
@@ -152,15 +154,16 @@ async def _tail(
     session: Session, lines: Lines, job_id: int | None, since_s: float | None, interval_s: float
 ) -> None:
     async with watching(session, "tail") as lane:
+        await tell_unknown(session, lane, queue=lines.queue, task=lines.task)
         tail = Tail(session, lane, lines, interval_s)
         with suppress(Full):
             if job_id is not None:
                 await tail.follow(job_id)
             else:
-                await tail.begin(since_s)
+                began = await tail.begin(since_s)
                 # A quiet database would look like a command that hangs.
                 if sys.stderr.isatty():
-                    session.say("taskd: following; Ctrl-C ends it")
+                    session.say(f"taskd: following, times at {zone(began)}; Ctrl-C ends it")
                 await tail.go_on()
 
 
@@ -174,21 +177,22 @@ class Tail:
         self._teller: Teller | None = None
         self._silent = False
 
-    async def begin(self, since_s: float | None) -> None:
-        """Remember what lives, and tell what was."""
+    async def begin(self, since_s: float | None) -> datetime:
+        """Remember what lives, and tell what was; the time of the database."""
         from taskd.store import watching as store
 
         look = await store.look(self._lane, None, [])
         _, self._watch = self._watch.compare(look)
         self._teller = Teller(look.now - timedelta(seconds=since_s or 0.0))
         if since_s is None:
-            return
+            return look.now
         where = (self._lines.queue, self._lines.task)
         ids = await store.since(self._lane, since_s, *where, PAST_MAX)
         past = self._teller.past(await store.jobs(self._lane, ids))
         if len(ids) == PAST_MAX:
             self._session.say(f"only the last {PAST_MAX:,} jobs of that time are told")
         self._lines.print(past)
+        return look.now
 
     async def go_on(self) -> None:
         """Tell what happens, for ever."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskd.cli.known import tell_unknown
 from taskd.cli.output import print_json
 from taskd.cli.session import QUEUE, Session, json_option, pass_session, run
 from taskd.cli.terminal import STYLES, Terminal, can_show
@@ -74,6 +75,7 @@ async def _top(
     session: Session, interval_s: float, queue: str | None, once: bool, as_json: bool
 ) -> None:
     async with watching(session, "top") as lane:
+        await tell_unknown(session, lane, queue=queue)
         looks = Looks(lane, interval_s)
         await looks.look()  # what is wrong now ends the command, later it does not
         if as_json:

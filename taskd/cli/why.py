@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
+from taskd.cli import typed
 from taskd.cli.jobs_change import unknown_jobs
 from taskd.cli.output import moment, print_json, printable
 from taskd.cli.session import JOB_ID, Session, json_option, pass_session
@@ -46,4 +47,4 @@ def why(session: Session, job_id: int, as_json: bool) -> None:
     for _, text, commands in told:
         click.echo(f"- {printable(text)}")
         for command in commands:
-            click.echo(f"  next: {click.style(printable(command), bold=True)}")
+            click.echo(f"  next: {click.style(typed(printable(command)), bold=True)}")

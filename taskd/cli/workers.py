@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from taskd.cli.output import print_rows, span_of, text_of
+from taskd.cli.output import print_rows, printable, span_of, text_of
 from taskd.cli.session import DURATION, Session, json_option, pass_session
 from taskd.core.migration import CodeRange
+from taskd.core.words import given_up
 
 COLUMNS = {
     "ID": text_of("id"),
@@ -37,12 +38,17 @@ COLUMNS = {
 def workers(session: Session, dead_s: float, as_json: bool) -> None:
     """List workers, live and recently dead.
 
-    A worker is live, draining (it stops), silent (its lease has run out) or dead. SCHEMA:
-    the newest migration that its code knows, or from the oldest that it works with.
+    A worker is live, late (no beat for a third of its lease: it has died, hangs, or has no way to
+    the database), draining (it stops), silent (its lease has run out) or dead. SCHEMA: the newest
+    migration that its code knows, or from the oldest that it works with.
     """
     from taskd.store import reports
 
     rows = session.ask(lambda lane: reports.list_workers(lane, dead_s))
     print_rows(rows, COLUMNS, as_json=as_json)
-    if not any(row["state"] == "live" for row in rows):
+    for row in rows:
+        if row["state"] == "late":
+            said = given_up(row["beat_age_s"], row["lease_s"], row["lease_until"])
+            session.say(f"{printable(row['host'])} (pid {row['pid']}) is late: it {said}")
+    if not any(row["state"] in ("live", "late") for row in rows):
         session.say("no live worker; start one with `taskd run`")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 LIST_MAX = 1000
 PARTS_MAX = 1000
-CANCEL_BATCH = 1000
-RETRY_BATCH = 1000
 NAME_MAX = 34
 ALSO_MAX = 3
 WORKFLOW_ID = click.IntRange(1, 2**63 - 1)
@@ -148,16 +146,12 @@ def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> No
     """
 
     async def work(lane: Lane) -> tuple[int, int]:
+        from taskd.client import bulk
         from taskd.core.job import JobState
-        from taskd.store import jobs
-        from taskd.store import workflows as store
 
-        if not await store.stop(lane, workflow_id):
+        moved = await bulk.cancel_workflow(lane, workflow_id, reason)
+        if moved is None:
             raise WorkflowNotFound(_unknown(workflow_id))
-        moved: dict[int, JobState] = {}
-        while left := await store.jobs_to_cancel(lane, workflow_id):
-            for first in range(0, len(left), CANCEL_BATCH):
-                moved |= await jobs.cancel(lane, left[first : first + CANCEL_BATCH], reason)
         asked = list(moved.values()).count(JobState.RUNNING)
         return len(moved) - asked, asked
 
@@ -180,17 +174,12 @@ def retry(session: Session, workflow_id: int, as_json: bool) -> None:
     """
 
     async def work(lane: Lane) -> tuple[list[int], list[int]]:
-        from taskd.store import jobs
+        from taskd.client import bulk
         from taskd.store import workflows as store
 
         if await store.find(lane, workflow_id) is None:
             raise WorkflowNotFound(_unknown(workflow_id))
-        # Parents have smaller ids, so they are back before those that wait for them.
-        wanted = await store.jobs_to_retry(lane, workflow_id)
-        back: list[int] = []
-        for first in range(0, len(wanted), RETRY_BATCH):
-            back += await jobs.retry(lane, wanted[first : first + RETRY_BATCH])
-        return sorted({*back}), sorted({*wanted} - {*back})
+        return await bulk.retry_workflow(lane, workflow_id)
 
     back, refused = session.ask(work)
     if as_json:

@@ -22,7 +22,8 @@ class Server(msgspec.Struct, frozen=True):
     """A worker that serves the job's queue, or did.
 
     Attributes:
-        state: `live`, `draining` (it stops), `silent` (its lease has run out) or `dead`.
+        state: `live`, `late` (its beat is), `draining` (it stops), `silent` (its lease has run out)
+            or `dead`.
         knows: it has the job's task.
         running: how many jobs it runs, of all queues.
         died_ago_s: seconds since it ended or was buried.
@@ -61,6 +62,8 @@ class Facts(msgspec.Struct, frozen=True):
         max_attempts: its own or its task's; None when nobody has published the task.
         claimed_before: a worker has had it already.
         due_in_s: seconds until it is due, below zero since then.
+        timeout_s: of one attempt, its own or its task's; None: no limit, or nobody has published
+            the task.
         error_type: of its last failed attempt, as `error_message`.
         task_app: the app that has published its task.
         schedule: what made it; None: somebody did. `tick`: the time that it was made for.
@@ -83,6 +86,8 @@ class Facts(msgspec.Struct, frozen=True):
         queue_max_running: what an operator allows its queue, as `queue_rate`.
         queue_running: how many of its queue run, while it queues and that is limited.
         worker_state: of the worker that runs or ran it, as Server.state; None when it is not known.
+        worker_lease_s: for how long after a beat its claims are honoured; `worker_lease_until`: as
+            of its last one.
         living: how many live workers there are, whatever they serve.
         serving: how many of them serve the queue.
         knowing: how many of those know the task.
@@ -105,6 +110,7 @@ class Facts(msgspec.Struct, frozen=True):
     due_in_s: float
     started_at: datetime | None
     started_ago_s: float | None
+    timeout_s: float | None
     finished_at: datetime | None
     finished_ago_s: float | None
     reason: str | None
@@ -147,6 +153,8 @@ class Facts(msgspec.Struct, frozen=True):
     worker_pid: int | None
     worker_state: str | None
     worker_beat_ago_s: float | None
+    worker_lease_s: float | None
+    worker_lease_until: datetime | None
     living: int
     serving: int
     knowing: int
@@ -213,7 +221,7 @@ def reasons(facts: Facts) -> list[Reason]:
 
 
 def _running(facts: Facts) -> Iterator[Reason]:
-    if facts.worker_state in ("live", "draining"):
+    if facts.worker_state in ("live", "late", "draining"):
         yield Reason(Why.RUNNING)
     else:
         # Any live worker takes it back, whatever it serves.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import NamedTuple
 
 from taskd.core.job import FINISHED, JobState
 from taskd.core.registry import BUILT_IN_APP
 from taskd.core.why import AHEAD_MAX, Facts, Reason, Server, Why, reasons
-from taskd.core.words import count, moment, rate_text, span
+from taskd.core.words import count, given_up, moment, rate_text, span
 
 SAID_CHARS_MAX = 200
 SERVERS_NAMED_MAX = 5
+# A timeout ends an attempt at once, unless its handler does not let it.
+HEED_S = 5.0
 # A sentence or two, and the commands to go on with.
 Words = tuple[str, list[str]]
 
@@ -53,13 +56,40 @@ def _running(facts: Facts) -> Words:
     limit = f" of {facts.max_attempts}" if facts.max_attempts else ""
     text = (
         f"{_owner(facts)} has it since {moment(facts.started_at)}, "
-        f"for {span(facts.started_ago_s)}; attempt {facts.attempt}{limit}. "
+        f"for {span(facts.started_ago_s)}; attempt {facts.attempt}{limit}."
     )
+    logs = f"taskd jobs show {facts.id} --logs"
+    if facts.worker_state == "late":
+        return f"{text} {_late(facts)}", ["taskd workers"]
     if facts.worker_state == "draining":
-        text += "The worker is stopping: what does not end in time is given back."
-    else:
-        text += f"The worker's lease is alive; it last beat {_ago(facts.worker_beat_ago_s)}."
-    return text, [] if facts.cancel_asked else [f"taskd jobs cancel {facts.id}"]
+        return f"{text} The worker is stopping: what does not end in time is given back.", [logs]
+    over_s = (facts.started_ago_s or 0.0) - facts.timeout_s if facts.timeout_s else 0.0
+    if over_s > HEED_S:
+        text += (
+            f" Its timeout of {span(facts.timeout_s)} has been over for {span(over_s)}, and its "
+            "handler does not heed that."
+        )
+        return text, [logs, *([] if facts.cancel_asked else [f"taskd jobs cancel {facts.id}"])]
+    text += f" {_until(facts)} Its worker last beat {_ago(facts.worker_beat_ago_s)}."
+    if facts.cancel_asked:
+        return text, [logs]
+    return f"Nothing is wrong: {text}", [logs, f"taskd tail --job {facts.id}"]
+
+
+def _until(facts: Facts) -> str:
+    """How long an attempt may take; it begins a moment after its claim."""
+    if not facts.timeout_s or facts.started_at is None:
+        return "It has no timeout." if facts.task_app else "Nobody has published its timeout."
+    until = facts.started_at + timedelta(seconds=facts.timeout_s)
+    return f"It may run until about {moment(until)}, its timeout of {span(facts.timeout_s)}."
+
+
+def _late(facts: Facts) -> str:
+    said = given_up(facts.worker_beat_ago_s, facts.worker_lease_s, facts.worker_lease_until)
+    return (
+        f"But the worker is late: it {said}. It has died, hangs, or has no way to the database. "
+        "When it is given up, a live worker takes the job back."
+    )
 
 
 def _worker_lost(facts: Facts) -> Words:
@@ -295,7 +325,7 @@ TELL: dict[Why, Callable[[Facts], Words]] = {
 
 def _servers(facts: Facts, name: Callable[[Server], str]) -> str:
     """Who serves the queue: `2 live workers serve the queue email: ...`."""
-    live = [each for each in facts.servers if each.state == "live"][:SERVERS_NAMED_MAX]
+    live = [each for each in facts.servers if each.state in ("live", "late")][:SERVERS_NAMED_MAX]
     more = facts.serving - len(live)
     names = [name(each) for each in live] + ([f"{more:,} more"] if more else [])
     many = f"{count(facts.serving, 'live worker')} {_verb(facts.serving, 'serve')}"

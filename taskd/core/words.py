@@ -22,14 +22,32 @@ def moment(value: datetime | None) -> str:
     return "" if value is None else value.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
+def clock(value: datetime) -> str:
+    """The time of the day in the zone of the reader, to the millisecond; see zone()."""
+    return value.astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def zone(value: datetime) -> str:
+    """The zone of the reader then, `+02:00`: said once where times of the day follow."""
+    return value.astimezone().isoformat(timespec="seconds")[-6:]
+
+
+def given_up(beat_ago_s: float | None, lease_s: float | None, lease_until: datetime | None) -> str:
+    """What becomes of a worker whose beat is late."""
+    return (
+        f"last beat {span(beat_ago_s)} ago; without another beat it is given up {span(lease_s)} "
+        f"after that one, at about {moment(lease_until)}"
+    )
+
+
 def span(seconds: float | None) -> str:
     """A length of time in its two largest units: `850ms`, `12s`, `3m 5s`, `2h 10m`, `4d 3h`."""
     if seconds is None:
         return ""
     if seconds < 0:
         return "-" + span(-seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.3g}ms" if seconds else "0s"
+    if seconds < 0.9995:  # from there on three digits would be written 1e+03
+        return f"{max(seconds * 1000, 0.001):.3g}ms" if seconds else "0s"
     if seconds < 10:
         return f"{seconds:.1f}s".replace(".0s", "s")
     whole = round(seconds)

@@ -17,6 +17,7 @@ import asyncpg
 
 from taskd.errors import StoreUnavailable
 from taskd.store import hosts
+from taskd.store.reach import place_of, reaching
 from taskd.store.statements import statement
 from taskd.store.translate import STRAYED, Down, is_gone, translate, translated
 
@@ -54,6 +55,7 @@ class Database:
         self.pooled: bool | None = None
         self._revive = revive
         self._addresses = hosts.addresses(connect_args)
+        self._place = place_of(connect_args)
 
     async def connect(self, purpose: str, **settings: str) -> asyncpg.Connection:
         """A new connection whose `application_name` is `taskd <purpose>`.
@@ -64,7 +66,7 @@ class Database:
         Raises:
             StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
         """
-        with translated():
+        with reaching(self._place, CONNECT_TIMEOUT_S):
             try:
                 connection = await self._connect_directly_or_not(purpose, settings)
             except (ConnectionRefusedError, FileNotFoundError):
@@ -85,7 +87,7 @@ class Database:
         """
         # As in _connect_directly_or_not: nothing prepared, no question about the host.
         pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
-        with translated():
+        with reaching(self._place, CONNECT_TIMEOUT_S):
             connection = await self._connect(
                 {"application_name": f"taskd {purpose}"},
                 command_timeout=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import re
 from collections.abc import Iterator, Sequence
 
@@ -74,6 +75,7 @@ NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
 OTHER_SCHEMA = "`taskd db check` says if the schema is older or newer than this taskd."
 # How asyncpg refuses a value before it is sent: with the value.
 _ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
+_CODES = re.compile(r"\[Errno (\d+)\]")
 # As PostgreSQL names what it misses, whatever the language of its messages.
 _OURS = re.compile(r"\btaskd\b")
 
@@ -121,7 +123,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     if _is_bad_value(error):
         hint = getattr(error, "hint", None)  # what our own functions say is to be done
         return ValueRefused(f"PostgreSQL: {message}" + (f". {hint}" if hint else ""))
-    if isinstance(error, _DOWN):
+    if isinstance(error, _DOWN) or is_refused(error):
         return Down(f"PostgreSQL cannot be reached: {message}")
     if isinstance(error, _HELD_UP):
         return HeldUp(f"PostgreSQL: {message}")
@@ -136,13 +138,11 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
 def _to_be_mended(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
     """What somebody must put right, the DSN, a right or the schema; None when that is not it."""
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-        return PermissionDenied(
-            f"PostgreSQL refuses the login: {message}. Check user and password."
-        )
+        return PermissionDenied(f"PostgreSQL refuses the login: {message}")
     if isinstance(error, asyncpg.ClientConfigurationError):
         return ConfigError(f"the DSN cannot be used: {message}")
     if isinstance(error, asyncpg.InvalidCatalogNameError):
-        return ConfigError(f"{message}. Create it, or correct the DSN.")
+        return ConfigError(message)
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return PermissionDenied(f"PostgreSQL: {message}. {_needs(roles)}")
     if isinstance(error, asyncpg.InvalidSchemaNameError | asyncpg.UndefinedTableError):
@@ -156,6 +156,15 @@ def _missing(message: str) -> SchemaError:
     # A table of somebody else's is missing when a trigger or a rule of theirs wants it.
     ours = _OURS.search(message)
     return SchemaMissing(NO_SCHEMA) if ours else SchemaError(f"PostgreSQL: {message}")
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether nobody listens there, at any address of the host."""
+    if isinstance(error, ConnectionRefusedError):
+        return True
+    # Of a name with several addresses, as localhost with ::1, asyncio tells all in one error.
+    codes = _CODES.findall(str(error)) if type(error) is OSError and error.errno is None else []
+    return bool(codes) and all(int(code) == errno.ECONNREFUSED for code in codes)
 
 
 def is_gone(error: BaseException) -> bool:

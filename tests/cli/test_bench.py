@@ -201,7 +201,8 @@ def test_every_number_has_a_limit(nowhere, args):
 
 def test_a_database_without_the_schema(bench, empty_dsn):
     _, said = bench(*SMALL, code=78, dsn=empty_dsn)
-    assert said == "taskd: this database has no schema taskd. Run `taskd db migrate`.\n"
+    assert said.startswith("taskd: this database has no schema taskd. Run `")
+    assert said.endswith("taskd db migrate`.\n")
 
 
 def test_on_a_terminal_it_shows_how_far_it_is(process, taskd):

@@ -78,7 +78,7 @@ def test_show_tells_everything(some):
     assert job["state"] == "failed"
     text = some("jobs", "show", 4).stdout
     began = moment(datetime(2026, 1, 1, tzinfo=UTC))
-    assert f"attempt 5 on worker 12, started {began}, took 1s\n" in text
+    assert f"attempt 5 on worker 12, claimed {began}, running for 1s\n" in text
     assert 'File "app.py", line 3' in text
     assert "\x1b" not in text
     assert some.json("jobs", "show", 6)[0]["host"] == "host1"
@@ -173,7 +173,7 @@ def test_show_prints_what_was_logged_by_attempt(some):
     )
     shown = some("jobs", "show", 6, "--logs").stdout
     assert "log of attempt 0 on worker 12, which still runs" in shown
-    assert "log of attempt 1 on worker 12\n" in shown
+    assert "log of attempt 1 on worker 12, times at " in shown
     assert "info    a?[2J logger=shop\n[7 lines left out]\n error   odd n='a b'\nTrace\n" in (
         shown.replace("\N{REPLACEMENT CHARACTER}", "?").replace("\\x1b", "?")
     )

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import taskd.cli
-from taskd.cli import COMMANDS, EXIT_CODES, cli, report
+from taskd.cli import COMMANDS, EXIT_CODES, as_called, cli, report, typed
 from taskd.cli.run import summary
 from taskd.errors import ConfigError, SchemaMissing, StoreUnavailable, TaskdError
 
@@ -144,15 +144,49 @@ def test_an_unexpected_error_brings_its_traceback_without_passwords(nowhere, mon
 
 
 def test_a_server_that_is_not_there_is_exit_69(nowhere):
-    nowhere.dsn = "postgresql://taskd@127.0.0.1:1/x"
+    nowhere.dsn, place = "postgresql://taskd@127.0.0.1:1/x", "host 127.0.0.1, port 1, database x"
     for args in (["jobs", "list"], ["health"], ["db", "migrate"], ["enqueue", "t", "--queue", "q"]):
-        assert "cannot be reached" in nowhere(*args, code=69).stderr
+        assert nowhere(*args, code=69).stderr.splitlines()[-3:] == [
+            f"taskd: PostgreSQL cannot be reached at {place}: connection refused",
+            "  See that PostgreSQL runs there, and that host and port of the DSN are right.",
+            "  The DSN comes from TASKD_DSN; see `taskd config` and `taskd doctor`.",
+        ], args
+
+
+def test_commands_to_type_next_are_told_as_the_program_was_called(nowhere):
+    environ = {"TASKD_DSN": "postgresql://taskd@127.0.0.1:1/x"}
+    result = CliRunner().invoke(cli, ["stats"], env=environ, prog_name=".venv/bin/taskd")
+    assert "see `.venv/bin/taskd config` and `.venv/bin/taskd doctor`" in result.stderr
+    with click.Context(cli, info_name="python -m taskd"):
+        said = "taskd: run `taskd db migrate`, taskd why 1; the schema taskd is /x/taskd run"
+        assert typed(said) == (
+            "taskd: run `python -m taskd db migrate`, python -m taskd why 1; "
+            "the schema taskd is /x/taskd run"
+        )
+
+
+def test_the_program_is_called_by_its_name_where_the_path_leads_to_it(tmp_path, monkeypatch):
+    here, other = tmp_path / "here" / "taskd", tmp_path / "an other" / "taskd"
+    for each in (here, other):
+        each.parent.mkdir()
+        each.write_text("#!/bin/sh\n")
+        each.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here.parent))
+    monkeypatch.setattr(sys, "argv", [str(here)])
+    assert as_called() == "taskd"
+    monkeypatch.setattr(sys, "argv", [str(other)])
+    assert as_called() == f"'{other}'"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/taskd/__main__.py"])
+    monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "taskd"])
+    assert as_called() == ".venv/bin/python -m taskd"
 
 
 def test_a_missing_database_is_exit_78(nowhere, server):
     nowhere.dsn = server.dsn("taskd_no_such_database")
     for args in (["jobs", "list"], ["health"], ["db", "check"], ["enqueue", "t", "--queue", "q"]):
-        assert "does not exist. Create it" in nowhere(*args, code=78).stderr
+        said = nowhere(*args, code=78).stderr
+        assert "has no database 'taskd_no_such_database'" in said
+        assert "  Create it, or correct the DSN." in said
 
 
 def test_a_missing_schema_is_exit_78_and_says_what_to_do(empty):

@@ -103,10 +103,55 @@ def test_a_running_job_names_its_worker(taskd, why):
     run(taskd, made)
     words, text = why(made)
     assert words == ["running"]
-    assert "- host1 (pid 4242) has it since " in text
+    assert "host1 (pid 4242) has it since " in text
     assert "for 3m" in text
-    assert "lease is alive" in text
+    assert text.splitlines()[1].startswith("- Nothing is wrong: ")
+    assert "Its worker last beat " in text
+    assert "Nobody has published its timeout." in text
+    assert f"  next: taskd jobs show {made} --logs\n  next: taskd tail --job {made}\n" in text
+    assert "cancel" not in text
+
+
+def test_a_running_job_says_until_when_it_may(taskd, why):
+    made = job(taskd)
+    taskd.publish()
+    taskd.worker(12, "email")
+    run(taskd, made)
+    taskd.sql("UPDATE taskd.task SET timeout_s = 600")
+    text = why(made)[1]
+    assert "- Nothing is wrong: " in text
+    assert "It may run until about " in text
+    assert ", its timeout of 10m." in text
+    taskd.sql("UPDATE taskd.task SET timeout_s = NULL")
+    assert "It has no timeout." in why(made)[1]
+    change(taskd, made, "timeout_s = 60")
+    text = why(made)[1]
+    assert "Its timeout of 1m has been over for 2m" in text
     assert f"next: taskd jobs cancel {made}\n" in text
+    assert "Nothing is wrong" not in text
+
+
+def test_a_running_job_whose_worker_has_not_beaten_for_a_while(taskd, why):
+    made = job(taskd)
+    taskd.worker(12, "email")
+    run(taskd, made)
+    taskd.sql(
+        "UPDATE taskd.worker SET beat_at = now() - interval '12 min', "
+        "lease_until = now() + interval '18 min'"
+    )
+    words, text = why(made)
+    assert words == ["running"]
+    assert "But the worker is late: it last beat 12m" in text
+    assert " without another beat it is given up 30m after that one, at about " in text
+    assert "next: taskd workers\n" in text
+    assert "Nothing is wrong" not in text
+    [row] = taskd.json("workers")
+    assert (row["state"], row["lease_s"]) == ("late", 1800)
+    assert "host1 (pid 4242) is late: it last beat 12m" in taskd("workers").stderr
+    assert "no live worker" not in taskd("workers").stderr
+    assert " late " in taskd("top", "--once").stdout
+    # It is still counted on until it is given up.
+    assert why(job(taskd))[0] == ["queued"]
 
 
 def test_a_running_job_that_was_asked_to_stop(taskd, why):

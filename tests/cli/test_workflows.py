@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskd import Client, task
-from taskd.cli.workflows import CANCEL_BATCH
+from taskd.client.bulk import BATCH_JOBS
 from taskd.core.job import NewJob
 from taskd.core.registry import Registry
 from taskd.workflows import Workflow, chain, group, pipeline, stage
@@ -90,7 +90,7 @@ def test_a_pipeline_shows_stages_that_have_not_begun_and_counts_its_runs(taskd):
 
 
 def test_cancelling_a_workflow_ends_what_waits_and_asks_what_runs(taskd):
-    assert CANCEL_BATCH < 1500
+    assert BATCH_JOBS < 1500
     run = start(taskd, group([JOB] * 1500, then=JOB))
     taskd.worker(12, "q")
     taskd.sql("UPDATE taskd.job SET state = 'running', worker_id = 12 WHERE node = 't[0]'")
