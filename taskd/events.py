@@ -270,9 +270,20 @@ def job_snoozed(job: Job, ack: Ack, duration_s: float) -> None:
     _emit("job.snoozed", "info", **_job_fields(job, duration_s), delay_s=round(ack.delay_s, 1))
 
 
-def job_released(job: Job, why: str) -> None:
-    """A claimed job was given back; the attempt does not count."""
-    _emit("job.released", "info", **_job_fields(job), why=why)
+def job_released(job: Job) -> None:
+    """A job that was claimed and not started was given back; the attempt does not count."""
+    _emit("job.released", "info", **_job_fields(job))
+
+
+def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
+    """An attempt was cut short, as its worker stops (`stop`) or has no lease (`fence`)."""
+    _emit(
+        "job.interrupted",
+        "warning",
+        **_job_fields(job, duration_s),
+        why=why,
+        delay_s=round(ack.delay_s, 1),
+    )
 
 
 def job_abandoned(job: Job, why: str, stack: str) -> None:
@@ -462,9 +473,9 @@ def login_accepted(who: str, address: str) -> None:
     _emit("login.accepted", "info", who=who, address=address)
 
 
-def login_refused(who: str, address: str, why: str) -> None:
-    """Somebody could not log in to the dashboard."""
-    _emit("login.refused", "warning", who=who[:100], address=address, why=why)
+def login_refused(who: str, address: str, why: str, times: int) -> None:
+    """Somebody could not log in to the dashboard; `times` above 1: so often, this the last time."""
+    _emit("login.refused", "warning", who=who[:100], address=address[:100], why=why, times=times)
 
 
 def action_taken(action: str, who: str, target: str, jobs: int, job_ids: Sequence[int]) -> None:

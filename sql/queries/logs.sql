@@ -1,7 +1,8 @@
 -- The lines that handlers have logged, kept with their attempts (see the migration).
 
 -- Lines of attempts that have ended, or have run for a while. What an attempt says when it has ended is not kept: the
--- row that has its end stays as it is. `failed`: kept as long as jobs that failed; the queue's times decide. A job that
+-- row that has its end stays as it is. `failed`: kept as long as jobs that failed; the queue's times decide, and where
+-- nothing is kept of how it has ended, what was written while it ran goes. A job that
 -- runs again and again keeps the first and the last 19 of its attempts: older rows of those whose fence says that there
 -- may be more go in the same statement, which does not see the new ones.
 
@@ -31,6 +32,10 @@ WITH told AS MATERIALIZED (
         ) AS surplus
         WHERE told.fence > 19
     ))
+), unkept AS (
+    DELETE FROM taskd.job_log AS log
+    USING told
+    WHERE told.seconds = 0 AND log.job_id = told.job_id AND log.fence = told.fence AND NOT log.ended
 ), written AS (
     INSERT INTO taskd.job_log AS log (
         job_id, fence, worker_id, expires_at, attempt, ended, first, left_out, lines

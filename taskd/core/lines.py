@@ -70,41 +70,51 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
 
 
-def line_of(
-    at_s: float,
-    level: str,
-    text: object,
-    logger: str,
-    fields: Mapping[str, Any],
-    error: BaseException | None,
-    hide: Callable[[str], str],
-) -> bytes:
+class Said(msgspec.Struct, frozen=True):
+    """What a handler has logged, as it was said.
+
+    Attributes:
+        at_s: when, in seconds since 1970.
+        level: `debug`, `info`, `warning` or `error`.
+        logger: who says it, if the logger has a name.
+        fields: what else was said.
+        error: the exception that was logged with it.
+    """
+
+    at_s: float
+    level: str
+    text: object
+    logger: str = ""
+    fields: Mapping[str, Any] = {}
+    error: BaseException | None = None
+
+
+def line_of(said: Said, hide: Callable[[str], str]) -> bytes:
     """A line as JSON, of at most 4 KiB; never raises.
 
     Args:
-        at_s: seconds since 1970.
         hide: takes out what must not be shown, before anything is cut.
     """
     try:
-        said = {
+        fields = {
             clean(str(name), NAME_BYTES_MAX): _shown(value, hide)
-            for name, value in list(fields.items())[:FIELDS_MAX]
+            for name, value in list(said.fields.items())[:FIELDS_MAX]
         }
-        trace = "" if error is None else _tail(hide(_trace(error)))
+        trace = "" if said.error is None else _tail(hide(_trace(said.error)))
         line = Line(
-            datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds"),
-            level,
-            clean(hide(str(text)), TEXT_BYTES_MAX),
-            clean(logger, NAME_BYTES_MAX),
-            said,
+            datetime.fromtimestamp(said.at_s, UTC).isoformat(timespec="milliseconds"),
+            said.level,
+            clean(hide(str(said.text)), TEXT_BYTES_MAX),
+            clean(said.logger, NAME_BYTES_MAX),
+            fields,
             trace,
         )
         written = msgspec.json.encode(line)
         if len(written) > LINE_BYTES_MAX:  # what JSON escapes takes more room
-            line = Line(line.at, level, clean(line.text, TEXT_BYTES_MAX // 6))
+            line = Line(line.at, said.level, clean(line.text, TEXT_BYTES_MAX // 6))
             written = msgspec.json.encode(line)
     except Exception:  # noqa: BLE001 - a text of any class may do anything when it is asked for
-        return msgspec.json.encode(Line("", level, "(this line could not be read)"))
+        return msgspec.json.encode(Line("", said.level, "(this line could not be read)"))
     return written
 
 

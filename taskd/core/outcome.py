@@ -8,13 +8,14 @@ writes; whether the row still belongs to this attempt is decided there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from taskd.core import backoff, failure, form
+from taskd.core.checks import shown
 from taskd.core.job import Job, JobState
 from taskd.core.stages import Next, Stop
 from taskd.core.unique import Enqueued
@@ -59,16 +60,21 @@ class Cancel(Verdict):
     """End the job as `cancelled`."""
 
     def __init__(self, reason: str = "") -> None:
-        super().__init__(reason or "the handler cancelled it")
-        self.reason = str(reason) or "the handler cancelled it"
+        self.reason = _reason(reason) or "the handler cancelled it"
+        super().__init__(self.reason)
 
 
 class Fail(Verdict):
     """End the job as `failed`, without another attempt."""
 
     def __init__(self, reason: str = "") -> None:
-        super().__init__(reason or "the handler gave up")
-        self.reason = str(reason) or "the handler gave up"
+        self.reason = _reason(reason) or "the handler gave up"
+        super().__init__(self.reason)
+
+
+def _reason(told: object) -> str:
+    """Whatever a handler gives as its reason must not keep it from saying how the job ends."""
+    return told if isinstance(told, str) else "" if told is None else shown(told)
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -129,9 +135,15 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A stopping worker, or one that lost its lease, cancelled the attempt."""
+    """A stopping worker, or one that lost its lease, cancelled the attempt.
+
+    Attributes:
+        abandoned: it ignored the cancellation and may still run.
+        why: `stop`, or `fence`: the worker had lost its lease, or could not renew it.
+    """
 
     abandoned: bool = False
+    why: str = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +366,7 @@ def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
     # By its type: what isinstance() asks as well, its __class__, is the handler's to answer.
     said = issubclass(type(error), Verdict)
     decision = error if said else _rule(job, task, error)
-    hide = hider(job, task)
+    hide = hider([job], task)
     described = failure.describe(error, hide)
     match decision:
         case Cancel(reason=reason):
@@ -372,11 +384,12 @@ def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
             return _again(job, task, described)
 
 
-def hider(job: Job, task: Task[..., Any] | None) -> Callable[[str], str]:
-    """What takes out of a text, which is kept and logged, the values that the task hides."""
+def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], str]:
+    """What takes out of a text, which is kept and logged, the values that the jobs' task hides."""
     if task is None or not task.redact:
         return str
-    secrets = form.secrets(job.args, task.redact)
+    found = {secret for job in jobs for secret in form.secrets(job.args, task.redact)}
+    secrets = sorted(found, key=len, reverse=True)
     return lambda text: form.hide(text, secrets)
 
 

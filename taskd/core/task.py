@@ -11,9 +11,7 @@ import hashlib
 import inspect
 import math
 import re
-import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -32,6 +30,14 @@ from taskd.core.kind import Kind, isolation_of, kind_of
 from taskd.core.limit import Limit, LimitOf, limit_of
 from taskd.core.lines import keep_logs_of
 from taskd.core.outcome import Snooze, Verdict
+from taskd.core.signature import (
+    args_fields,
+    args_schema_of,
+    check_context,
+    defaults_of,
+    item_class,
+    signature_of,
+)
 from taskd.core.unique import Unique, plain
 from taskd.errors import InvalidArgs
 
@@ -40,8 +46,6 @@ R = TypeVar("R")
 
 # The one kind of message in which msgspec quotes a value.
 QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
-CONTEXT_PARAMETER = "ctx"
-RESERVED_PARAMETERS = frozenset({"conn"})
 MAX_ATTEMPTS_DEFAULT = 20
 TIMEOUT_S_DEFAULT = 3600.0
 MAX_WAIT_S_DEFAULT = 0.2
@@ -145,27 +149,27 @@ class Task(Generic[P, R]):
         self.keep_logs = keep_logs_of(self.name, keep_logs)
         self.limit = limit
         _check_limit(self.name, limit, self._fields)
-        self.limit_defaults = _defaults(self.args_type, limit.arguments if limit else ())
-        self.unique_defaults = _defaults(self.args_type, unique.arguments if unique else ())
+        self.limit_defaults = defaults_of(self.args_type, limit.arguments if limit else ())
+        self.unique_defaults = defaults_of(self.args_type, unique.arguments if unique else ())
 
     def _take_arguments(self, handler: Callable[..., R]) -> None:
         """Make of the handler's signature what checks arguments, and what is published of them."""
-        self._signature, self.takes_context = _signature(self.name, handler)
-        _check_context(self.name, self.kind, takes_context=self.takes_context)
+        self._signature, self.takes_context = signature_of(self.name, handler)
+        check_context(self.name, self.kind, takes_context=self.takes_context)
         self._item: type | None = None
         if self.kind is Kind.BATCH:
             # Its one parameter is the list; to enqueue, there is one job's arguments in its place.
-            self._item = _item_class(self.name, handler, self._signature)
+            self._item = item_class(self.name, handler, self._signature)
             self.takes_context = True
             fields = batches.args_fields(self._item)
         else:
-            fields = _args_fields(self.name, handler, self._signature)
+            fields = args_fields(self.name, handler, self._signature)
         self.args_type = msgspec.defstruct(
             self.name, fields, kw_only=True, forbid_unknown_fields=True, gc=False
         )
         try:
             self._decoder = msgspec.json.Decoder(self.args_type)
-            self.args_schema: str = _args_schema(self.args_type)
+            self.args_schema: str = args_schema_of(self.args_type)
         except TypeError as error:
             raise TypeError(f"task {self.name}: {error}") from None
         self.signature_hash = hashlib.sha256(self.args_schema.encode()).hexdigest()[:32]
@@ -274,7 +278,7 @@ class Task(Generic[P, R]):
             TypeError: it is made of an argument that the task has not.
         """
         _check_unique(self.name, unique, self._fields)
-        return unique.of(args, _defaults(self.args_type, unique.arguments))
+        return unique.of(args, defaults_of(self.args_type, unique.arguments))
 
 
 def _without_value(error: Exception) -> str:
@@ -338,25 +342,6 @@ def _check_limit(task: str, limit: Limit | None, fields: tuple[str, ...]) -> Non
         raise TypeError(f"task {task}: limit: it has no argument {missing[0]!r}")
 
 
-def _defaults(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[str, Any]:
-    """The defaults of these arguments, as their JSON says them."""
-    fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
-    given = {each.name: _made(each) for each in fields if not each.required}
-    try:
-        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain)))
-    except TypeError as error:
-        raise TypeError(
-            f"task {args_type.__name__}: the default of an argument that makes a key has no JSON "
-            f"form: {error}"
-        ) from None
-
-
-def _made(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default_factory is msgspec.NODEFAULT:
-        return field.default
-    return field.default_factory()
-
-
 def encode_args(task: str, args: Mapping[str, Any]) -> str:
     """The JSON text of arguments by name, for a task whose signature is not known here.
 
@@ -375,87 +360,6 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
         kind = type(args).__name__
         raise InvalidArgs(f"task {task}: the arguments are a mapping by name, not a {kind}")
     return payload.decode()
-
-
-def _signature(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """The signature without `ctx`, and whether the handler wants `ctx`."""
-    parameters = list(inspect.signature(handler).parameters.values())
-    takes_context = bool(parameters) and parameters[0].name == CONTEXT_PARAMETER
-    if takes_context:
-        parameters = parameters[1:]
-    for parameter in parameters:
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"task {name}: name each argument; {parameter} cannot be checked")
-        if parameter.name in RESERVED_PARAMETERS or parameter.name == CONTEXT_PARAMETER:
-            raise TypeError(f"task {name}: the parameter name {parameter.name!r} is taken by taskd")
-    return inspect.Signature(parameters), takes_context
-
-
-def _check_context(task: str, kind: Kind, *, takes_context: bool) -> None:
-    if kind is Kind.PROCESS and takes_context:
-        raise TypeError(
-            f"task {task}: a handler with process=True has no ctx, which lives in its worker; "
-            "what it needs of the job goes into its arguments"
-        )
-    if kind is Kind.BATCH and takes_context:
-        raise TypeError(f"task {task}: each item of a batch has a ctx of its own; take the list")
-    if kind is Kind.TRANSACTION and not takes_context:
-        raise TypeError(f"task {task}: with transaction= its first parameter is ctx, for ctx.conn")
-
-
-def _item_class(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> type:
-    hints = _hints(name, handler, signature)
-    if len(signature.parameters) != 1 or len(hints) != 1:
-        return batches.args_class(name, None)
-    (hint,) = hints.values()
-    return batches.args_class(name, hint)
-
-
-def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
-    # Only what is decoded: `ctx: Context` and the return type may be imported for checkers alone.
-    written = getattr(handler, "__annotations__", {})
-    wanted = SimpleNamespace(
-        __annotations__={k: v for k, v in written.items() if k in signature.parameters}
-    )
-    names = getattr(inspect.unwrap(handler), "__globals__", {})
-    try:
-        return typing.get_type_hints(wanted, names, include_extras=True)
-    except NameError as error:
-        raise TypeError(f"task {name}: its annotations cannot be read: {error}") from None
-
-
-def _args_fields(
-    name: str, handler: Callable[..., Any], signature: inspect.Signature
-) -> list[tuple[str, Any, Any]]:
-    hints = _hints(name, handler, signature)
-    fields: list[tuple[str, Any, Any]] = []
-    for parameter in signature.parameters.values():
-        hint = hints.get(parameter.name, Any)
-        if parameter.default is parameter.empty:
-            fields.append((parameter.name, hint, msgspec.NODEFAULT))
-        else:
-            fields.append((parameter.name, hint, _default(parameter.default)))
-    return fields
-
-
-def _default(value: Any) -> Any:
-    # The very object, as in any call: msgspec would copy or refuse some defaults.
-    return msgspec.field(default_factory=lambda: value)
-
-
-def _args_schema(args_type: type[msgspec.Struct]) -> str:
-    """JSON Schema of the arguments, flat: a top-level object with what it needs in `$defs`."""
-    schema = msgspec.json.schema(args_type)
-    definitions = schema.pop("$defs", {})
-    top = definitions.pop(str(schema.pop("$ref", "")).rpartition("/")[2], None) or schema
-    top.pop("title", None)
-    top.setdefault("properties", {})
-    top.setdefault("required", [])
-    for field in top["properties"].values():
-        field.pop("default", None)
-    if definitions:
-        top["$defs"] = definitions
-    return msgspec.json.encode(top, order="sorted").decode()
 
 
 def _has_odd_float(value: Any) -> bool:

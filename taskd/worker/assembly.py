@@ -21,12 +21,13 @@ from taskd.worker.controls import Calls, Controls
 from taskd.worker.firer import Firer
 from taskd.worker.handler_tasks import HandlerTasks
 from taskd.worker.health import Health
+from taskd.worker.held_lines import hider
 from taskd.worker.job_lines import JobLines, JobThreads, own_threads
 from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
 from taskd.worker.leaving import Leaving
 from taskd.worker.listener import Listener
-from taskd.worker.log_keeper import LogKeeper, hider
+from taskd.worker.log_keeper import LogKeeper
 from taskd.worker.notify import Notifier, Notify
 from taskd.worker.progress import ProgressWriter
 from taskd.worker.promoter import Promoter
@@ -80,8 +81,9 @@ class Assembly:
         self.threads = JobThreads(self._works_for, settings.threads, "taskd-job")
         keep = KeepLogs(settings.keep_logs)
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
-        self.keeper = LogKeeper(self.upkeep, registry, keep, self._runs) if keeps else None
-        self.lines = JobLines(self._works_for, self.keeper, self._hides)
+        told = (self.upkeep, registry, keep, self._runs, pulse.together)
+        self.keeper = LogKeeper(*told) if keeps else None
+        self.lines = JobLines(self._works_for, self.keeper, self._hides, pulse.together)
         self.processes = JobProcesses(settings, settings.app, self.keeper)
         self.transactions = Transactions(database, settings.transaction_connections)
         self._pulse, self._loop = pulse, asyncio.get_running_loop()
@@ -161,7 +163,9 @@ class Assembly:
     def _hides(self, job: Job) -> Callable[[str], str] | None:
         """What hides the arguments of a job that its task redacts, if it does."""
         task = self.shared.registry.get(job.task)
-        return hider(job, task) if task is not None and task.redact else None
+        if task is None or not task.redact:
+            return None
+        return hider(self._pulse.together.get(job.id, [job]), task)
 
     def begin_lines(self) -> None:
         """Name the job in what handlers log, and keep it where that is wanted."""

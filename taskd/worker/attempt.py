@@ -139,7 +139,7 @@ class Attempt:
             return happened
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0)
-        return CancelAsked(self.cancel_reason) if self.why == "cancel" else Interrupted()
+        return CancelAsked(self.cancel_reason) if self.why == "cancel" else self._interrupted()
 
     def abandonment(self) -> Happened:
         """What to settle when it ignores its cancellation."""
@@ -149,9 +149,10 @@ class Attempt:
             return NotStarted()
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0, abandoned=left, killed=not left)
-        return (
-            CancelAsked(self.cancel_reason) if self.why == "cancel" else Interrupted(abandoned=left)
-        )
+        return CancelAsked(self.cancel_reason) if self.why == "cancel" else self._interrupted(left)
+
+    def _interrupted(self, abandoned: bool = False) -> Interrupted:
+        return Interrupted(abandoned, "fence" if self.why == "fence" else "stop")
 
     def stack(self) -> str:
         """Where it waits, for the log."""

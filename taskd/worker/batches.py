@@ -94,6 +94,7 @@ class Batch:
         members = list(self.members)
         job, own = members[0].job, ContextVars()
         coroutine = self.task.handler([member.item for member in members])
+        pulse.together[job.id] = [member.job for member in members]
         pulse.job = job
         try:
             waits_for = own.run(coroutine.send, None)
@@ -109,6 +110,7 @@ class Batch:
                 happened = Raised(error)
         finally:
             pulse.job = None
+            pulse.together.pop(job.id, None)
         for member, became in zip(members, outcomes(len(members), happened), strict=True):
             if isinstance(became, Raised):
                 member.traceback = became.error.__traceback__

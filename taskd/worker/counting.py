@@ -31,9 +31,10 @@ OUTCOMES = {
     "job.cancelled": "cancelled",
     "job.snoozed": "snoozed",
     "job.released": "released",
+    "job.interrupted": "interrupted",
     "job.abandoned": "abandoned",
 }
-ALL_OUTCOMES = ("done", *OUTCOMES.values(), "interrupted")
+ALL_OUTCOMES = ("done", *OUTCOMES.values())
 # Told to those who read every event only.
 UNCOUNTED = ("job.started", "queue.claimed")
 # How many jobs an event was about, where that is a number of its own.
@@ -98,6 +99,7 @@ class Counted(msgspec.Struct):
         events: how often each event was told; of attempts, those that did not end well.
         jobs: how many jobs the events of JOBS_OF were about.
         crashes: how often each service crashed.
+        interruptions: how many attempts were cut short, by why.
     """
 
     tasks: list[OfTask] = msgspec.field(default_factory=list)
@@ -107,6 +109,7 @@ class Counted(msgspec.Struct):
     events: dict[str, int] = msgspec.field(default_factory=dict)
     jobs: dict[str, int] = msgspec.field(default_factory=dict)
     crashes: dict[str, int] = msgspec.field(default_factory=dict)
+    interruptions: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Counting:
@@ -177,8 +180,9 @@ class Counting:
 
     def _ended(self, name: str, fields: Mapping[str, Any]) -> None:
         task = self._begin(fields["queue"], fields["task"])
-        interrupted = name == "job.released" and fields["why"] == "interrupted"
-        _count(task.outcomes, "interrupted" if interrupted else OUTCOMES[name])
+        _count(task.outcomes, OUTCOMES[name])
+        if name == "job.interrupted":
+            _count(self.counted.interruptions, fields["why"])
         if "duration_ms" in fields:
             task.ran += 1
             _add(task.run, RUN_BOUNDS_S, fields["duration_ms"] / 1000)

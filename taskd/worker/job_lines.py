@@ -17,7 +17,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -26,11 +26,14 @@ import structlog
 
 from taskd import events
 from taskd.core.job import Job
+from taskd.core.lines import Said
 
 LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "warning"}
 # Of a record of the standard library; what else it has was said by who logs.
 MARK = "_taskd_seen"
-BOUND = ("job_id", "task", "queue", "attempt")
+BOUND = ("job_id", "task", "queue", "attempt", "batch_jobs", "batch_job_ids")
+# Of a batch so many jobs are named.
+NAMED_MAX = 20
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
 UNSAID = PLAIN.union(BOUND)
 
@@ -40,16 +43,7 @@ _here = threading.local()
 class Keeps(Protocol):
     """Takes the lines of jobs whose lines are kept."""
 
-    def line(
-        self,
-        job: Job,
-        at_s: float,
-        level: str,
-        text: object,
-        logger: str,
-        fields: Mapping[str, Any],
-        error: BaseException | None,
-    ) -> None:
+    def line(self, job: Job, said: Said) -> None:
         """A handler has logged this; called in any thread, never raises."""
 
 
@@ -89,6 +83,7 @@ class JobLines:
         keeps: takes the lines of jobs; None: nobody keeps any.
         hides: what takes out of a text what must not be shown of a job's arguments; None: nothing
             must be. Where taskd writes the lines, it is asked.
+        together: the jobs of each batch that runs, by the id of the first, for which it speaks.
     """
 
     def __init__(
@@ -96,8 +91,10 @@ class JobLines:
         whose: Callable[[], Job | None],
         keeps: Keeps | None = None,
         hides: Callable[[Job], Callable[[str], str] | None] = lambda _: None,
+        together: Mapping[int, Sequence[Job]] | None = None,
     ) -> None:
         self._whose, self._keeps, self._hides = whose, keeps, hides
+        self._together = {} if together is None else together
         self._filter = _Filter(self)
         self._filtered: list[logging.Handler] = []
         self._own: logging.Handler | None = None
@@ -168,8 +165,9 @@ class JobLines:
             }
             error = _error(event.get("exc_info"))
             level = LEVELS.get(method, method)
-            self._keeps.line(job, time.time(), level, event.get("event", ""), "", fields, error)
-        _bind(event, job)
+            said = Said(time.time(), level, event.get("event", ""), "", fields, error)
+            self._keeps.line(job, said)
+        self._bind(event, job)
         return event
 
     def _to_events(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
@@ -213,9 +211,21 @@ class JobLines:
                 text = _message(record)
             level = _level_of(record.levelno)
             error = _error(record.exc_info)
-            self._keeps.line(job, record.created, level, text, record.name, fields, error)
+            line = Said(record.created, level, text, record.name, fields, error)
+            self._keeps.line(job, line)
         said[MARK] = True
-        _bind(said, job)
+        self._bind(said, job)
+
+    def _bind(self, line: MutableMapping[str, Any], job: Job) -> None:
+        """What a line says by itself stays."""
+        line.setdefault("job_id", job.id)
+        line.setdefault("task", job.task)
+        line.setdefault("queue", job.queue)
+        line.setdefault("attempt", job.attempt)
+        jobs = self._together.get(job.id)
+        if jobs is not None:
+            line.setdefault("batch_jobs", len(jobs))
+            line.setdefault("batch_job_ids", [each.id for each in jobs[:NAMED_MAX]])
 
 
 class _Filter(logging.Filter):
@@ -246,14 +256,6 @@ class _ToEvents(logging.Handler):
 def _filtering() -> Any:
     """Loggers that let through what taskd's own lines would."""
     return structlog.make_filtering_bound_logger(events.level())
-
-
-def _bind(line: MutableMapping[str, Any], job: Job) -> None:
-    """What a line says by itself stays."""
-    line.setdefault("job_id", job.id)
-    line.setdefault("task", job.task)
-    line.setdefault("queue", job.queue)
-    line.setdefault("attempt", job.attempt)
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from taskd.config import Settings
 from taskd.core import outcome
 from taskd.core.failure import describe
 from taskd.core.job import Job
-from taskd.core.lines import Lines, line_of
+from taskd.core.lines import Lines, Said, line_of
 from taskd.core.outcome import Ack, Raised, Returned, Verdict
 from taskd.core.process import Answer, MustEnd
 from taskd.core.task import Task
+from taskd.worker.held_lines import hider
 from taskd.worker.job_lines import JobLines
-from taskd.worker.log_keeper import hider
 from taskd.worker.traces import go_on
 
 PR_SET_PDEATHSIG = 1
@@ -123,7 +123,7 @@ class JobProcess:
             if task is None:
                 raise LookupError(f"there is no task {request.module}.{request.name} here")  # noqa: TRY301
             arguments = task.decode(request.job.args, request.job.args_version)
-            self._hide = hider(request.job, task) if task.redact or request.keep else None
+            self._hide = hider([request.job], task) if task.redact or request.keep else None
             self._kept.begin(self._hide if request.keep else None)
             self._job = request.job
             go_on(request.job)
@@ -153,19 +153,10 @@ class Kept:
         """An attempt begins; None: its lines are not kept."""
         self._hide, self._kept = hide, Lines()
 
-    def line(
-        self,
-        job: Job,
-        at_s: float,
-        level: str,
-        text: object,
-        logger: str,
-        fields: Mapping[str, Any],
-        error: BaseException | None,
-    ) -> None:
+    def line(self, job: Job, said: Said) -> None:
         """The handler has logged this."""
         if self._hide is not None:
-            self._kept.add(line_of(at_s, level, text, logger, fields, error, self._hide))
+            self._kept.add(line_of(said, self._hide))
 
     def end(self) -> tuple[list[str], int]:
         """The attempt has ended: what is kept of its lines, and how many were left out."""

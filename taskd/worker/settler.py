@@ -8,7 +8,7 @@ from typing import Any
 from taskd import events
 from taskd.core import outcome
 from taskd.core.job import Job, JobState
-from taskd.core.outcome import Ack, Happened, Raised, Returned
+from taskd.core.outcome import Ack, Happened, Interrupted, Raised, Returned
 from taskd.core.task import Task
 from taskd.worker.acker import Acker
 from taskd.worker.context import AttemptContext
@@ -85,7 +85,8 @@ class Settler:
         if isinstance(happened, GIVEN_BACK):
             self.counts["released"] += 1  # said once for many, in Consumer and Runner
         else:
-            self._say(job, ack, time.monotonic() - began)
+            why = happened.why if isinstance(happened, Interrupted) else "stop"
+            self._say(job, ack, time.monotonic() - began, why)
 
     def _completed(
         self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
@@ -105,10 +106,13 @@ class Settler:
 
         self._acker.settled(ack, told)
 
-    def _say(self, job: Job, ack: Ack, duration_s: float) -> None:
-        """Count the outcome and write its line."""
+    def _say(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
+        """Count the outcome and write its line; `why` it was interrupted, if it was."""
         counts = self.counts
         match ack.state:
+            case _ if ack.interrupted:
+                counts["interrupted"] += 1
+                events.job_interrupted(job, ack, duration_s, why)
             case JobState.DONE:
                 counts["done"] += 1
                 events.job_done(job, duration_s)
@@ -119,10 +123,8 @@ class Settler:
                 counts["cancelled"] += 1
                 events.job_cancelled(job, ack, duration_s)
             case JobState.QUEUED:
-                counts["interrupted" if ack.interrupted else "released"] += 1
-                events.job_released(job, "interrupted" if ack.interrupted else "not started")
-            case _ if ack.interrupted:
-                counts["interrupted"] += 1
+                counts["released"] += 1
+                events.job_released(job)
             case _ if ack.refund:
                 counts["snoozed"] += 1
                 events.job_snoozed(job, ack, duration_s)

@@ -31,7 +31,7 @@ from taskd.worker.middleware import inside
 
 ENDS = {
     "job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed", "job.released",
-    "job.abandoned",
+    "job.interrupted", "job.abandoned",
 }  # fmt: skip
 # How long a stop waits for spans to be exported.
 FLUSH_S = 2.0
@@ -125,7 +125,7 @@ class Traces:
         """Record what a handler has raised, without what its task hides; a verdict is none."""
         if not span.is_recording() or isinstance(error, Verdict | HandlerRaised):
             return
-        described = describe(error, outcome.hider(job, task))
+        described = describe(error, outcome.hider([job], task))
         if described.type in {"CancelledError", "GeneratorExit"}:
             return  # it was told to end, and its outcome says why
         span.add_event(

@@ -43,6 +43,7 @@ class Pulse:
         on_wake: what to call on the main loop when the worker rests no more.
         job: the job whose handler is being stepped now.
         owners: the asyncio tasks that handlers have made, and for which job.
+        together: the jobs of each batch that runs, by the id of the first, for which it is stepped.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Pulse:
         self.on_wake: list[Callable[[], None]] = []
         self.job: Job | None = None
         self.owners: dict[asyncio.Task[object], Job] = {}
+        self.together: dict[int, list[Job]] = {}
         self.lags = [0] * (len(LAG_BOUNDS_S) + 1)
         self.lag_s = 0.0
 

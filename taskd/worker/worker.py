@@ -316,7 +316,10 @@ class Worker:
             events.worker_outgrown(self._me.schema.newest, oldest)
             self.report.outgrown = True
             if not self._stop_asked.is_set():
-                self.stop(f"the schema works with code of {oldest:04d} and later")
+                self.stop(
+                    f"the schema works with code of {oldest:04d} and later: "
+                    "upgrade taskd on this machine"
+                )
 
     async def _be_reborn(self) -> None:
         backoff = Backoff()

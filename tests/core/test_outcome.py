@@ -131,8 +131,10 @@ def test_reasons_say_what_happened() -> None:
     assert "ignored" in (settled(TimedOut(30, abandoned=True), attempt=3).reason or "")
 
 
-@pytest.mark.parametrize("reason", ["x" * 10_000, "a\x00b", "a\ud800b"])
-def test_reasons_fit_their_column(reason: str) -> None:
+@pytest.mark.parametrize(
+    "reason", ["x" * 10_000, "a\x00b", "a\ud800b", 10**5000, [], None], ids=type
+)
+def test_reasons_fit_their_column(reason: Any) -> None:
     for verdict in (Cancel(reason), Fail(reason)):
         kept = settled(Raised(verdict)).reason or ""
         assert 0 < len(kept.encode()) <= 500

@@ -139,8 +139,14 @@ def test_each_outcome_harms_its_own_job_only(crowd: Crowd, mix: list[tuple[str, 
             row = await desk.state(job_id, *states)
             if row["state"] == "failed":
                 assert row["reason"], (kind, what)
+        # One that snoozes for no time at all may run once more by now.
+        ended = [
+            each
+            for each, (_, what) in zip(hostile, mix, strict=True)
+            if not isinstance(_said(what), Snooze)
+        ]
         assert not await crowd.sql.fetchval(
-            "SELECT count(*) FROM taskd.job WHERE state = 'running'"
+            "SELECT count(*) FROM taskd.job WHERE state = 'running' AND id = ANY ($1)", ended
         )
         await crowd.sql.execute("DELETE FROM taskd.job")
 

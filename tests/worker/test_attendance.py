@@ -70,7 +70,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     assert not await desk.sql.fetch(MARKS)
     # Quiet again: each job rings, and is found at once.
     job_id = await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
-    await desk.settled(job_id, within_s=5)
+    await desk.settled(job_id)
     await until(lambda: len(rings.heard) > before)
 
 
@@ -121,7 +121,7 @@ async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left
     await desk.heard.wait("queue.left")
     await asyncio.sleep(0.3)  # it goes on looking, and must not take "nothing there" for an answer
     await transaction.commit()
-    await desk.settled(job_id, within_s=5)
+    await desk.settled(job_id)
     await producer.close()
 
 
@@ -177,7 +177,7 @@ async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
     # From now on they are rung for.
     second = await desk.start(**NO_POLL)
     [job_id] = await desk.enqueue(work.job())
-    await desk.settled(job_id, within_s=5)
+    await desk.settled(job_id)
     go.set()
     await second.stop()
 

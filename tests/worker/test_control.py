@@ -66,7 +66,7 @@ async def test_jobs_of_a_paused_task_are_put_aside_and_come_back_when_it_is_resu
     )
     assert ran == ["mail"]
     assert await tasks.resume(desk.lane, ["report"]) == ["report"]
-    rows = await desk.settled(*ids, within_s=5.0)
+    rows = await desk.settled(*ids)
     assert {row["state"] for row in rows} == {"done"}
     assert {row["attempt"] for row in rows} == {1}
     assert len(ran) == 31
@@ -97,7 +97,7 @@ async def test_a_pause_that_ends_by_itself_brings_the_jobs_back(desk: Desk) -> N
     await desk.heard.wait("tasks.paused", tasks=["report"])
     [job_id] = await desk.enqueue(report.job())
     await desk.heard.wait("jobs.parked")
-    [row] = await desk.settled(job_id, within_s=5.0)
+    [row] = await desk.settled(job_id)
     assert row["state"] == "done"
 
 
@@ -109,7 +109,7 @@ async def test_what_a_worker_parked_late_is_brought_back_all_the_same(desk: Desk
     [job_id] = await desk.enqueue(report.job().after(3600))
     # As if a worker that had not heard of the resumption had written it just now.
     await desk.sql.execute("UPDATE taskd.job SET parked = true, fence = 1 WHERE id = $1", job_id)
-    [row] = await desk.settled(job_id, within_s=5.0)
+    [row] = await desk.settled(job_id)
     assert row["state"] == "done"
 
 

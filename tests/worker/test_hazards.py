@@ -205,7 +205,7 @@ async def test_a_cancellation_that_taskd_did_not_ask_for_is_a_failed_attempt(des
     assert {json.loads(row["errors"])[0]["type"] for row in rows} == {"CancelledError"}
 
 
-ENDS = {"timeout": "job.failed", "cancel": "job.cancelled", "stop": "job.released"}
+ENDS = {"timeout": "job.failed", "cancel": "job.cancelled", "stop": "job.interrupted"}
 
 
 @pytest.mark.parametrize("first", ENDS)

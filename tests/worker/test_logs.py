@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,17 +15,27 @@ import structlog
 
 from taskd import events
 from taskd.core.backoff import Fixed
+from taskd.core.batch import Item
 from taskd.core.job import Job
-from taskd.core.lines import KeepLogs
+from taskd.core.lines import KeepLogs, Said
 from taskd.core.outcome import Snooze
 from taskd.core.registry import Registry
 from taskd.errors import StoreUnavailable
 from taskd.store import logs
-from taskd.worker import log_keeper
+from taskd.worker import held_lines, log_keeper
+from taskd.worker.batches import Batches
+from taskd.worker.job_lines import BOUND
 from tests.worker import process_app
 from tests.worker.conftest import Desk, until
 
+# Nothing here is about time: each test waits for what must come, and has all the time there is.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("patient")]
 log = logging.getLogger("shop")
+
+
+@dataclass
+class Secret:
+    word: str
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +52,7 @@ def written() -> Iterator[list[dict[str, Any]]]:
     class Collects(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said = vars(record)
-            bound = {name: said.get(name) for name in ("job_id", "task", "queue", "attempt")}
+            bound = {name: said.get(name) for name in BOUND}
             records.append({"text": record.getMessage()} | bound)
 
     handler = Collects()
@@ -415,18 +426,26 @@ def keeper(desk: Desk) -> Iterator[log_keeper.LogKeeper]:
     async def spoken() -> None: ...
 
     registry.add(spoken)
-    keeper = log_keeper.LogKeeper(desk.lane, registry, KeepLogs.ALL, lambda _: True)
+    keeper = log_keeper.LogKeeper(desk.lane, registry, KeepLogs.ALL, lambda _: True, {})
     deafen = keeper.begin(lambda wake: wake())
     yield keeper
     deafen()
 
 
-def claimed(fence: int) -> Job:
-    return Job(7, fence, "spoken", "{}", fence, None, None, 100, 0, 0.0, 0.0, queue="default")
+@pytest.fixture
+def each_time(monkeypatch: pytest.MonkeyPatch, keeper: log_keeper.LogKeeper) -> None:
+    """Each tick writes what ended and what runs, and forgets at once what does not."""
+    monkeypatch.setattr(log_keeper, "RUNNING_EVERY_S", 0.0)
+    monkeypatch.setattr(held_lines, "FORGOTTEN_AFTER_S", -1.0)
+    monkeypatch.setattr(keeper, "stopping", True)
+
+
+def claimed(fence: int, job_id: int = 7) -> Job:
+    return Job(job_id, fence, "spoken", "{}", fence, None, None, 100, 0, 0.0, 0.0, queue="default")
 
 
 def say(keeper: log_keeper.LogKeeper, job: Job, text: str) -> None:
-    keeper.line(job, 0.0, "info", text, "", {}, None)
+    keeper.line(job, Said(0.0, "info", text))
 
 
 async def kept(desk: Desk) -> dict[int, list[str]]:
@@ -473,17 +492,17 @@ async def test_a_line_that_comes_while_its_attempt_ends_is_not_counted_for_ever(
 
     job = claimed(1)
     say(keeper, job, "in time")
-    keeper.line(job, 0.0, "info", Ends(), "", {}, None)
+    keeper.line(job, Said(0.0, "info", Ends()))
     await keeper.tick()
     assert await kept(desk) == {1: ["in time"]}
-    assert keeper._held == 0
+    assert keeper.held.size == 0
 
 
 async def test_what_ends_in_the_middle_of_a_line_may_speak_as_well(
     desk: Desk, keeper: log_keeper.LogKeeper
 ) -> None:
     job = claimed(1)
-    with keeper._lock:  # as when garbage is collected while a line is put down
+    with keeper.held._lock:  # as when garbage is collected while a line is put down
         say(keeper, job, "collected")
     events.job_done(job, 0.1)
     await keeper.tick()
@@ -492,7 +511,11 @@ async def test_what_ends_in_the_middle_of_a_line_may_speak_as_well(
 
 @pytest.mark.parametrize("runs", [True, False])
 async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back(
-    desk: Desk, keeper: log_keeper.LogKeeper, monkeypatch: pytest.MonkeyPatch, runs: bool
+    desk: Desk,
+    keeper: log_keeper.LogKeeper,
+    each_time: None,
+    monkeypatch: pytest.MonkeyPatch,
+    runs: bool,
 ) -> None:
     tries: list[bool] = []
     write = logs.write
@@ -503,14 +526,126 @@ async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back
             raise StoreUnavailable("not now")
         await write(*args)
 
-    monkeypatch.setattr(logs, "write", fails_once)
-    monkeypatch.setattr(log_keeper, "RUNNING_EVERY_S", 0.0)
-    monkeypatch.setattr(log_keeper, "FORGOTTEN_AFTER_S", -1.0)
-    monkeypatch.setattr(keeper, "_runs", lambda _: runs)
-    monkeypatch.setattr(keeper, "stopping", True)  # each tick writes at once
     say(keeper, claimed(1), "said")
+    monkeypatch.setattr(logs, "write", fails_once)
+    keeper.held.take_running(keeper.held._open[7].at, 0.0)  # it is seen to run, before its end
+    keeper.held._open[7].news = True
+    monkeypatch.setattr(keeper.held, "_runs", lambda _: runs)
     await keeper.tick()
     assert await kept(desk) == {}
     await keeper.tick()
     assert await kept(desk) == {1: ["said"]}
-    assert keeper._held == (0 if not runs else len(keeper._open[7].lines.to_json()) - 2)
+    assert keeper.held.size == (0 if not runs else len(keeper.held._open[7].lines.to_json()) - 2)
+
+
+@pytest.mark.parametrize("keep", [KeepLogs.ALL, KeepLogs.FAILED])
+async def test_what_is_said_after_the_end_is_never_written(
+    desk: Desk,
+    keeper: log_keeper.LogKeeper,
+    each_time: None,
+    monkeypatch: pytest.MonkeyPatch,
+    keep: KeepLogs,
+) -> None:
+    monkeypatch.setattr(keeper.held, "_keep", keep)
+    job = claimed(1)
+    events.job_done(job, 0.1)
+    say(keeper, job, "from a thread that has outlived its attempt")
+    monkeypatch.setattr(keeper.held, "_runs", lambda _: False)
+    monkeypatch.setattr(held_lines, "FORGOTTEN_AFTER_S", 1e9)
+    await keeper.tick()
+    assert await kept(desk) == {}
+    assert keeper.held.size > 0
+    monkeypatch.setattr(held_lines, "FORGOTTEN_AFTER_S", -1.0)
+    await keeper.tick()
+    assert await kept(desk) == {}
+    assert (keeper.held.size, bool(keeper.held)) == (0, False)
+
+
+async def test_of_more_long_attempts_than_are_written_at_once_each_has_its_turn(
+    desk: Desk, keeper: log_keeper.LogKeeper, each_time: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_lines, "BATCH_MAX", 2)
+    rounds: list[list[int]] = []
+    write = logs.write
+
+    async def noted(on: Any, told: Any) -> None:
+        rounds.append([each.job_id for each in told])
+        if len(rounds) == 2:
+            raise StoreUnavailable("not now")
+        await write(on, told)
+
+    monkeypatch.setattr(logs, "write", noted)
+    running = [claimed(1, job_id) for job_id in range(1, 6)]
+    for _ in range(6):
+        for job in running:
+            say(keeper, job, "on and on")
+        await keeper.tick()
+    # Who was not written keeps its turn, also when it could not be.
+    assert rounds == [[1, 2], [3, 4], [3, 4], [5, 1], [2, 3], [4, 5]]
+    assert await desk.sql.fetchval("SELECT count(*) FROM taskd.job_log") == 5
+
+
+async def test_threads_of_one_attempt_that_begin_to_speak_at_once_lose_no_line(
+    desk: Desk, keeper: log_keeper.LogKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, hider = claimed(1), held_lines.hider
+
+    def speaks(*args: Any) -> Any:
+        monkeypatch.setattr(held_lines, "hider", hider)
+        say(keeper, job, "faster")  # between the look and the lock
+        return hider(*args)
+
+    monkeypatch.setattr(held_lines, "hider", speaks)
+    say(keeper, job, "slower")
+    events.job_done(job, 0.1)
+    await keeper.tick()
+    assert await kept(desk) == {1: ["faster", "slower"]}
+    assert keeper.held.size == 0
+
+
+# Batches.
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch waits until it is full, however long that takes."""
+    monkeypatch.setattr(Batches, "_waited", lambda *_: None)
+
+
+@pytest.mark.parametrize("keep", ["all", "failed"])
+async def test_a_line_of_a_batch_names_its_jobs_and_is_kept_with_each_of_them(
+    desk: Desk, written: list[dict[str, Any]], full: None, keep: str
+) -> None:
+    @desk.task(batch=3, max_attempts=1, keep_logs=keep, redact=["word"])
+    async def gathers(items: list[Item[Secret]]) -> list[Exception | None]:
+        log.info("all of %s", [item.args.word for item in items])
+        await asyncio.to_thread(says, "in a thread")
+        return [None, ValueError("odd"), None]
+
+    ids = await desk.enqueue(*(gathers.job(Secret(word)) for word in ("hunter11", "hunter22", "x")))
+    started = await desk.start()
+    await desk.settled(*ids)
+    await started.stop()
+    assert [each["batch_job_ids"] for each in written] == [ids, ids]
+    assert {(each["job_id"], each["batch_jobs"]) for each in written} == {(ids[0], 3)}
+    texts = ["all of ['***', '***', 'x']", "in a thread"]
+    found = [
+        [line["text"] for each in await logs.of_job(desk.lane, job_id) for line in each["lines"]]
+        for job_id in ids
+    ]
+    assert found == ([texts] * 3 if keep == "all" else [[], texts, []])
+
+
+async def test_of_a_large_batch_the_first_jobs_are_named(
+    desk: Desk, written: list[dict[str, Any]], full: None
+) -> None:
+    @desk.task(batch=30)
+    async def gathers(items: list[Item[Secret]]) -> None:
+        log.info("here")
+
+    ids = await desk.enqueue(*(gathers.job(Secret("x")) for _ in range(30)))
+    started = await desk.start()
+    await desk.settled(*ids)
+    await started.stop()
+    assert [(each["batch_jobs"], each["batch_job_ids"]) for each in written] == [(30, ids[:20])]
+    assert not started.worker._pulse.together

@@ -27,6 +27,15 @@ from taskd.workflows import pipeline, stage
 from tests.worker import process_app
 from tests.worker.conftest import Desk, until
 
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def all_the_time_there_is(request: pytest.FixtureRequest) -> None:
+    """Nothing here is about time: each test waits for what must come."""
+    if "desk" in request.fixturenames:
+        request.getfixturevalue("patient")
+
 
 @dataclass
 class Thing:

@@ -154,7 +154,7 @@ async def test_a_timeout_does_not_wait_for_the_connection(ledger: Desk) -> None:
 
     slow, after = await ledger.enqueue(locks.job(), next_one.job())
     await ledger.start(transaction_connections=1)
-    row, done = await ledger.settled(slow, after, within_s=5.0)
+    row, done = await ledger.settled(slow, after)
     assert row["reason"] == "TimedOut: the attempt took longer than 0.3 s"
     assert done["state"] == "done"
     assert await booked(ledger) == [after]
