@@ -7,6 +7,7 @@ defaults < files < environment < flags.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -98,6 +99,13 @@ def _url(value: Any) -> str:
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def _networks(value: Any) -> tuple[str, ...]:
+    names = _names(value)
+    for name in names:
+        ipaddress.ip_network(name, strict=False)
+    return names
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -268,6 +276,12 @@ class Settings:
         None,
         "Where browsers find the dashboard when a proxy stands before it: https://jobs.example.org.",
         _url,
+    )
+    web_proxies: tuple[str, ...] = setting(
+        (),
+        "Proxies before the dashboard, as addresses or networks: theirs are the X-Forwarded-For "
+        "headers by which it tells apart who guesses passwords.",
+        _networks,
     )
     web_password: str | None = setting(
         None,

@@ -1,11 +1,12 @@
 -- Metrics: what a scrape asks the database, in one statement, however much there is.
 --
--- The live jobs are counted in one pass over the table, of which no more than `blocks_max` blocks are read: of a
--- larger one some, taken at random, and the counts are scaled (`sampled` says how much was read; 1: all, so they are
--- exact). Where jobs of one queue lie together, that may be far off for a small queue beside a large one: so of a queue
--- with up to 10,000 queued jobs these are counted along job_claim, and the running ones always are, along job_running.
--- Which jobs are the oldest due ones is found along job_claim, by one probe for each queue and priority, and along
--- job_due. Nothing of the history is read.
+-- All running jobs are counted along job_running, and of each queue the first queued ones along job_claim: 10,000 of two queues,
+-- 20,000 by the number of queues of more, but 500 of each. A queue with no more than that is exact. What is left is counted
+-- in one pass over the table: jobs in other states, and those of longer queues. Of a table
+-- with more than `blocks_max` blocks it reads so many, taken at random, and scales the counts (`sampled` says how much was
+-- read; 1: all, so they are exact). Where jobs of one queue lie together, that may be far off for a small one beside a
+-- large one. Which jobs are the oldest due ones is found along job_claim, by one probe for each queue and priority, and
+-- along job_due. Nothing of the history is read.
 --
 -- A held snapshot is somebody's transaction that keeps vacuum from removing what died since: the age is that of the oldest.
 -- Whoever may not read all of pg_stat_activity (pg_monitor may) sees those of its own user alone, and prepared
@@ -35,24 +36,37 @@ WITH RECURSIVE ahead AS (
     ) AS late
 ), sampled AS (
     SELECT least(1, $1::double precision / greatest(1, pg_relation_size('taskd.job') / current_setting('block_size')::bigint)) AS share
+), line AS (
+    (SELECT queue::text FROM taskd.job WHERE state = 'queued' ORDER BY job.queue LIMIT 1)
+    UNION ALL
+    SELECT following.queue
+    FROM line CROSS JOIN LATERAL (
+        SELECT job.queue::text FROM taskd.job WHERE state = 'queued' AND job.queue > line.queue ORDER BY job.queue LIMIT 1
+    ) AS following
+), bound AS (
+    SELECT greatest(500, least(10000, 20000 / greatest(1, count(*)))) AS jobs FROM (SELECT FROM line LIMIT $2) AS lines
+), queued AS MATERIALIZED (
+    SELECT line.queue, bound.jobs AS bound, (
+        SELECT count(*)
+        FROM (SELECT FROM taskd.job WHERE state = 'queued' AND job.queue = line.queue LIMIT bound.jobs + 1) AS first
+    ) AS jobs
+    FROM (SELECT * FROM line LIMIT $2) AS line CROSS JOIN bound
 ), counted AS (
     SELECT queue::text, state::text, count(*) AS jobs
     FROM taskd.job TABLESAMPLE SYSTEM (
         least(100, 100 * $1::double precision
               / greatest(1, pg_relation_size('taskd.job') / current_setting('block_size')::bigint))
     )
-    WHERE state <> 'running'
+    WHERE state IN ('blocked', 'scheduled')
+       OR state = 'queued' AND job.queue = ANY (ARRAY(SELECT queue FROM queued WHERE queued.jobs > bound))
     GROUP BY job.queue, job.state
-), queued AS MATERIALIZED (
-    SELECT queue, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE state = 'queued' AND job.queue = ahead.queue LIMIT 10001) AS first) AS jobs
-    FROM (SELECT DISTINCT queue FROM (SELECT * FROM ahead LIMIT $2) AS pairs) AS ahead CROSS JOIN sampled
-    WHERE share < 1
 ), running AS (
     SELECT queue::text, count(*) AS jobs, min(started_at) AS started
     FROM taskd.job WHERE worker_id IS NOT NULL GROUP BY job.queue
 ), named AS (
     (SELECT name::text AS queue FROM taskd.queue ORDER BY name LIMIT $2)
     UNION SELECT queue FROM counted
+    UNION SELECT queue FROM queued
     UNION SELECT queue FROM running
     UNION SELECT queue FROM due
 ), living AS (
@@ -63,10 +77,10 @@ WITH RECURSIVE ahead AS (
 ), told AS (
     SELECT 'jobs' AS metric, queue AS first, state AS second, round(jobs / share)::double precision AS value
     FROM counted CROSS JOIN sampled
-    WHERE state <> 'queued' OR share = 1
+    WHERE state <> 'queued'
     UNION ALL
     SELECT 'jobs', queued.queue, 'queued',
-           CASE WHEN queued.jobs <= 10000 THEN queued.jobs ELSE greatest(queued.jobs, round(counted.jobs / share)) END
+           CASE WHEN queued.jobs <= bound THEN queued.jobs ELSE greatest(queued.jobs, round(counted.jobs / share)) END
     FROM queued CROSS JOIN sampled LEFT JOIN counted ON counted.queue = queued.queue AND counted.state = 'queued'
     UNION ALL
     SELECT 'jobs', queue, 'running', jobs FROM running

@@ -80,7 +80,7 @@ LIMIT 1;
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin
 WITH found AS MATERIALIZED (
-    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, fence, crashes, cancel_asked, deadline,
+    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, fence, crashes, cancel_asked, deadline,
            args_version, schedule, tick,
            worker_id, started_at, finished_at, reason, errors -> -1 AS error, limit_name, limit_key
     FROM taskd.jobs
@@ -88,8 +88,10 @@ WITH found AS MATERIALIZED (
     LIMIT 1
 ), peer AS MATERIALIZED (
     SELECT worker.id, worker.host, worker.pid, worker.app, worker.started_at, worker.beat_at, worker.died_at,
+           worker.lease_until, worker.draining,
            CASE WHEN worker.died_at IS NOT NULL THEN 'dead'
                 WHEN worker.lease_until < clock_timestamp() THEN 'silent'
+                WHEN worker.beat_at + (worker.lease_until - worker.beat_at) / 3 < clock_timestamp() THEN 'late'
                 WHEN worker.draining THEN 'draining'
                 ELSE 'live' END AS state,
            found.queue = ANY (worker.queues) AS serves,
@@ -101,6 +103,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.fence > 0 AS claimed_before, found.crashes, found.cancel_asked, found.run_at,
        date_part('epoch', found.run_at - clock_timestamp()) AS due_in_s,
        found.started_at, date_part('epoch', clock_timestamp() - found.started_at) AS started_ago_s,
+       coalesce(found.timeout_s, published.timeout_s::double precision) AS timeout_s,
        found.finished_at, date_part('epoch', clock_timestamp() - found.finished_at) AS finished_ago_s,
        found.reason, found.error ->> 'type' AS error_type, found.error ->> 'message' AS error_message,
        published.app AS task_app, found.schedule, found.tick,
@@ -117,6 +120,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
        owner.state AS worker_state,
        date_part('epoch', clock_timestamp() - owner.beat_at) AS worker_beat_ago_s,
+       date_part('epoch', owner.lease_until - owner.beat_at) AS worker_lease_s, owner.lease_until AS worker_lease_until,
        found.limit_name, rule.known AS limit_known, rule.concurrency AS limit_concurrency,
        rule.concurrency_in_all AS limit_in_all, rule.rate AS limit_rate,
        (SELECT gate::text FROM taskd.job WHERE id = found.id) AS gate,
@@ -151,9 +155,9 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        CASE WHEN found.state = 'queued' AND bounded.max_running IS NOT NULL THEN (
            SELECT count(*) FROM taskd.job AS other WHERE other.worker_id IS NOT NULL AND other.queue = found.queue
        ) END AS queue_running,
-       (SELECT count(*) FROM peer WHERE state = 'live') AS living,
-       (SELECT count(*) FROM peer WHERE state = 'live' AND serves) AS serving,
-       (SELECT count(*) FROM peer WHERE state = 'live' AND serves AND knows) AS knowing,
+       (SELECT count(*) FROM peer WHERE state IN ('live', 'late') AND NOT draining) AS living,
+       (SELECT count(*) FROM peer WHERE state IN ('live', 'late') AND NOT draining AND serves) AS serving,
+       (SELECT count(*) FROM peer WHERE state IN ('live', 'late') AND NOT draining AND serves AND knows) AS knowing,
        CASE WHEN found.state = 'queued' THEN (
                 SELECT count(*)
                 FROM (
@@ -185,7 +189,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
                SELECT *
                FROM peer
                WHERE serves
-               ORDER BY array_position(ARRAY['live', 'draining', 'silent', 'dead'], state), knows DESC,
+               ORDER BY array_position(ARRAY['live', 'late', 'draining', 'silent', 'dead'], state), knows DESC,
                         died_at DESC, started_at DESC, id
                LIMIT $3
            ) AS served
@@ -318,7 +322,8 @@ SELECT count(*) AS workers
 FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $1 = ANY (queues);
 
--- Live workers and those that ended within the given time. `silent`: its lease has run out, and nobody
+-- Live workers and those that ended within the given time. `late`: no beat for a third of its lease, in which two
+-- should have come; it has died, hangs, or has no way here. `silent`: its lease has run out, and nobody
 -- has buried it yet. Running jobs are counted along job_running.
 
 -- name: list_workers(dead_s double precision, batch bigint)
@@ -326,13 +331,15 @@ WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $
 SELECT id::text AS id,
        CASE WHEN died_at IS NOT NULL THEN 'dead'
             WHEN lease_until < clock_timestamp() THEN 'silent'
+            WHEN beat_at + (lease_until - beat_at) / 3 < clock_timestamp() THEN 'late'
             WHEN draining THEN 'draining'
             ELSE 'live' END AS state,
        host, pid, app, version, schema_oldest, schema_newest, queues, cardinality(tasks) AS tasks,
        (SELECT count(*) FROM taskd.job
         WHERE worker_id = worker.id) AS running,
-       started_at, beat_at, died_at,
+       started_at, beat_at, lease_until, died_at,
        date_part('epoch', clock_timestamp() - beat_at) AS beat_age_s,
+       date_part('epoch', lease_until - beat_at) AS lease_s,
        date_part('epoch', coalesce(died_at, clock_timestamp()) - started_at) AS up_s
 FROM taskd.worker AS worker
 WHERE died_at IS NULL OR died_at > clock_timestamp() - make_interval(secs => $1)
@@ -355,6 +362,38 @@ WHERE died_at IS NULL AND host = $1 AND boot_id = $2 AND pid_namespace = $3
 ORDER BY started_at DESC
 LIMIT $4;
 
+-- The names of queues and tasks, for somebody whose filter has found nothing; and whether jobs bear the given names all the
+-- same, which nobody serves and nobody has published. What somebody has said of a queue names it, what a worker serves or
+-- has served within the last week, the published tasks, and the queued jobs, by skipping along job_claim. Whether jobs bear a name is
+-- looked for among the newest 100,000 of the live and of the finished ones, by job_pkey and job_history_id.
+
+-- name: known_names(queue text, task text, batch bigint)
+-- roles: observer, admin
+WITH RECURSIVE waiting AS (
+    (SELECT queue::text FROM taskd.job WHERE state = 'queued' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.queue::text FROM taskd.job AS job
+            WHERE job.state = 'queued' AND job.queue > waiting.queue
+            ORDER BY job.queue LIMIT 1)
+    FROM waiting WHERE waiting.queue IS NOT NULL
+), newest AS (
+    (SELECT queue::text, task::text FROM taskd.job ORDER BY id DESC LIMIT 100000)
+    UNION ALL
+    (SELECT queue, task FROM taskd.job_history ORDER BY id DESC LIMIT 100000)
+)
+SELECT ARRAY(
+           SELECT name::text FROM taskd.queue
+           UNION SELECT unnest(queues)::text FROM taskd.worker
+           UNION SELECT queue::text FROM taskd.task
+           UNION SELECT queue FROM waiting WHERE queue IS NOT NULL
+           ORDER BY 1 LIMIT $3
+       ) AS queues,
+       ARRAY(
+           SELECT name::text FROM taskd.task UNION SELECT unnest(tasks)::text FROM taskd.worker ORDER BY 1 LIMIT $3
+       ) AS tasks,
+       $1::text IS NOT NULL AND EXISTS (SELECT FROM newest WHERE queue = $1) AS queue_met,
+       $2::text IS NOT NULL AND EXISTS (SELECT FROM newest WHERE task = $2) AS task_met;
+
 -- name: list_tasks(batch bigint)
 -- roles: producer, worker, observer, admin
 SELECT name::text, app, queue::text, kind, max_attempts::smallint, timeout_s::double precision,
@@ -372,7 +411,7 @@ LIMIT $1;
 
 -- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
 -- roles: observer, admin
-SELECT CASE WHEN $4 THEN date_trunc('hour', finished_at) END AS hour,
+SELECT CASE WHEN $4 THEN date_trunc('hour', finished_at, 'UTC') END AS hour,
        queue, task,
        count(*) FILTER (WHERE state = 'done') AS done,
        count(*) FILTER (WHERE state = 'failed') AS failed,

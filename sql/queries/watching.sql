@@ -122,7 +122,9 @@ WITH live AS MATERIALIZED (
     FROM taskd.job WHERE worker_id IS NOT NULL
 ), peer AS MATERIALIZED (
     SELECT worker.id, worker.host, worker.pid, worker.app, worker.version, worker.queues, worker.started_at, worker.beat_at,
+           worker.draining,
            CASE WHEN worker.lease_until < clock_timestamp() THEN 'silent'
+                WHEN worker.beat_at + (worker.lease_until - worker.beat_at) / 3 < clock_timestamp() THEN 'late'
                 WHEN worker.draining THEN 'draining'
                 ELSE 'live' END AS state,
            (SELECT count(*) FROM running WHERE running.worker_id = worker.id) AS running
@@ -131,7 +133,7 @@ WITH live AS MATERIALIZED (
     ORDER BY worker.started_at DESC
     LIMIT $3
 ), serving AS (
-    SELECT queue, count(*) AS workers FROM peer CROSS JOIN unnest(queues) AS queue WHERE state = 'live' GROUP BY queue
+    SELECT queue, count(*) AS workers FROM peer CROSS JOIN unnest(queues) AS queue WHERE state IN ('live', 'late') AND NOT draining GROUP BY queue
 ), named AS (
     SELECT queue FROM live
     UNION SELECT unnest(queues) FROM peer

@@ -148,6 +148,97 @@ LEFT JOIN taskd.progress AS progress
 WHERE job.id = $1
 LIMIT 1;
 
+-- The keys of a limit that have jobs, in their order, from `first_key` on: found by leaps along job_place and job_line, so a page costs
+-- the same however many keys and jobs there are. Each is counted up to `count_max`; `next` ones have a place of their key and
+-- wait for one in all, `waiting` ones for a place or a token of their key. Of those that have places the running ones come first.
+
+-- name: web_limit_keys(name text, first_key text, batch bigint, count_max bigint, holders_max bigint)
+-- roles: worker, observer, admin
+WITH RECURSIVE held AS (
+    (SELECT limit_key AS key
+     FROM taskd.job
+     WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+       AND limit_key >= $2
+     ORDER BY limit_name, limit_key
+     LIMIT 1)
+    UNION ALL
+    SELECT following.key
+    FROM held CROSS JOIN LATERAL (
+        SELECT limit_key AS key
+        FROM taskd.job
+        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+          AND limit_key > held.key
+        ORDER BY limit_name, limit_key
+        LIMIT 1
+    ) AS following
+), line AS (
+    (SELECT limit_key AS key
+     FROM taskd.job
+     WHERE limit_name = $1 AND limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL
+       AND (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END) >= '=' || $2
+     ORDER BY limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END)
+     LIMIT 1)
+    UNION ALL
+    SELECT following.key
+    FROM line CROSS JOIN LATERAL (
+        SELECT limit_key AS key
+        FROM taskd.job
+        WHERE limit_name = $1 AND limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL
+          AND (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END) > '=' || line.key
+        ORDER BY limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END)
+        LIMIT 1
+    ) AS following
+), shown AS (
+    SELECT key FROM (SELECT key FROM held LIMIT $3) AS h
+    UNION
+    SELECT key FROM (SELECT key FROM line LIMIT $3) AS l
+    ORDER BY key
+    LIMIT $3
+)
+SELECT shown.key, place.running, place.queued, place.next, waiting.jobs AS waiting,
+       CASE WHEN rule.rate IS NOT NULL THEN coalesce(
+           least(rule.burst, bucket.tokens + rule.rate * greatest(0, date_part('epoch', clock_timestamp() - bucket.filled_at))),
+           rule.burst) END AS tokens,
+       holder.jobs::text AS holders
+FROM shown
+LEFT JOIN taskd.job_limit AS rule ON rule.name = $1
+LEFT JOIN taskd.bucket AS bucket ON bucket.limit_name = $1 AND bucket.limit_key = shown.key
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE state = 'running') AS running,
+           count(*) FILTER (WHERE state IN ('queued', 'scheduled')) AS queued,
+           count(*) FILTER (WHERE gate = 'next') AS next
+    FROM (
+        SELECT state, gate
+        FROM taskd.job
+        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+          AND limit_key = shown.key
+        LIMIT $4
+    ) AS first
+) AS place
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs
+    FROM (
+        SELECT FROM taskd.job
+        WHERE limit_name = $1 AND limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL
+          AND (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END) = '=' || shown.key
+        LIMIT $4
+    ) AS first
+) AS waiting
+CROSS JOIN LATERAL (
+    SELECT coalesce(json_agg(json_build_object('id', first.id, 'state', first.state, 'host', worker.host,
+               'age_s', date_part('epoch', clock_timestamp() - coalesce(first.started_at, first.enqueued_at)))), '[]') AS jobs
+    FROM (
+        SELECT id, state, worker_id, started_at, enqueued_at
+        FROM taskd.job
+        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+          AND limit_key = shown.key
+        ORDER BY limit_name, limit_key, job.state DESC
+        LIMIT $5
+    ) AS first
+    LEFT JOIN taskd.worker AS worker ON worker.id = first.worker_id
+) AS holder
+ORDER BY shown.key;
+
 -- What finished in the last `window_s` seconds, in so many steps; see the function.
 
 -- name: web_finished(queue text, window_s double precision, steps integer, blocks_max integer)

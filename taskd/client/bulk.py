@@ -1,4 +1,4 @@
-"""Acting on all jobs that a filter means, a thousand at a time, with nothing held in between."""
+"""Acting on all jobs of a filter or a workflow, a thousand at a time, with nothing held between."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
 from taskd.core.change import Filter
+from taskd.core.job import JobState
 from taskd.errors import KeyHeld
-from taskd.store import control
+from taskd.store import control, jobs, workflows
 from taskd.store.jobs import Fetches
 
 BATCH_JOBS = 1000
@@ -53,3 +54,38 @@ async def act(on: Fetches, do: Act, ids: Sequence[int]) -> Collection[int]:
         except KeyHeld:
             continue
     return await do(on, ids)
+
+
+async def cancel_workflow(
+    on: Fetches, workflow_id: int, reason: str, limit: int = sys.maxsize
+) -> dict[int, JobState] | None:
+    """Let no further stage begin, and cancel the live jobs, `limit` of them at most.
+
+    Returns:
+        By id what they were made: cancelled, or still running and asked to stop; None: there is no
+        such workflow.
+    """
+    if not await workflows.stop(on, workflow_id):
+        return None
+    moved: dict[int, JobState] = {}
+    while len(moved) < limit and (left := await workflows.jobs_to_cancel(on, workflow_id)):
+        left = left[: limit - len(moved)]
+        for at in range(0, len(left), BATCH_JOBS):
+            moved |= await jobs.cancel(on, left[at : at + BATCH_JOBS], reason)
+    return moved
+
+
+async def retry_workflow(
+    on: Fetches, workflow_id: int, limit: int = sys.maxsize
+) -> tuple[list[int], list[int]]:
+    """Bring failed and cancelled jobs back, `limit` at most: those that are, those that cannot be.
+
+    Raises:
+        KeyHeld: as act().
+    """
+    # Parents have smaller ids, so they are back before those that wait for them.
+    wanted = (await workflows.jobs_to_retry(on, workflow_id))[:limit]
+    back: set[int] = set()
+    for at in range(0, len(wanted), BATCH_JOBS):
+        back |= {*await act(on, jobs.retry, wanted[at : at + BATCH_JOBS])}
+    return sorted(back), [each for each in wanted if each not in back]

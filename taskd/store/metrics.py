@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from taskd.store.jobs import Fetches
 
-# 32 MB, which hold 230,000 small jobs.
-BLOCKS_MAX = 4096
+# 2 MB, some 15,000 small jobs: a scrape costs each of many servers a few milliseconds.
+BLOCKS_MAX = 256
 # Of each kind of labels but queues of live jobs.
 ROWS_MAX = 1000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -59,8 +60,17 @@ async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row
             name: msgspec.json.decode(row[name]) if row[name] is not None else None
             for name in ("args", "errors", "result", "progress", "metadata")
         }
+        for error in decoded["errors"] or ():
+            error |= {name: _in_utc(error[name]) for name in ("started", "ended") if name in error}
         return row | decoded
     return None
+
+
+def _in_utc(written: str | None) -> str | None:
+    """A time that stands in JSON in the zone of whoever wrote it, as `--json` has all others."""
+    if written is None:
+        return None
+    return datetime.fromisoformat(written).astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 async def why_job(on: Fetches, job_id: int) -> Facts | None:
@@ -111,6 +121,20 @@ async def list_workers_here(on: Fetches, me: Incarnation) -> list[Row]:
     return _rows(
         await on.fetch("list_workers_here", me.host, me.boot_id, me.pid_namespace, ROWS_MAX)
     )
+
+
+class Names(NamedTuple):
+    """Names that there are, and whether jobs bear the ones that were asked about."""
+
+    queues: list[str]
+    tasks: list[str]
+    queue_met: bool
+    task_met: bool
+
+
+async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names:
+    """The queues and tasks that there are."""
+    return Names(*(await on.fetch("known_names", queue, task, ROWS_MAX))[0])
 
 
 async def list_tasks(on: Fetches) -> list[Row]:

@@ -21,6 +21,9 @@ PAGE_ROWS = 50
 READ_MAX = 5000
 # Failed and cancelled jobs stand among each other, and among nothing else.
 ENDS_READ_MAX = 500
+# Of each key of a limit.
+COUNT_MAX = 1000
+HOLDERS_MAX = 3
 ID_MAX = 2**63 - 1
 # Of each partition of the history: 16 MB, some 60,000 jobs, 120 ms.
 CHART_BLOCKS_MAX = 2048
@@ -144,6 +147,16 @@ async def finished_lately(
     """
     rows = await on.fetch("web_finished", queue, window_s, steps, CHART_BLOCKS_MAX)
     return [dict(row) for row in rows]
+
+
+async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
+    """The keys of a limit from `first` on: one more than a page has, which begins the next one.
+
+    Each with its counts, of which those above COUNT_MAX are COUNT_MAX + 1, and `holders`: the jobs
+    that have its places, those that run first.
+    """
+    rows = await on.fetch("web_limit_keys", name, first, PAGE_ROWS + 1, COUNT_MAX + 1, HOLDERS_MAX)
+    return [dict(row) | {"holders": msgspec.json.decode(row["holders"])} for row in rows]
 
 
 async def watch_jobs(on: Fetches, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:

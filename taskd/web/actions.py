@@ -46,7 +46,7 @@ async def cancel_job(board: Dashboard, request: Request) -> Response:
     """End one job that waits, or ask the worker of one that runs."""
     session, form = await board.acting(request)
     job_id = job_id_of(request)
-    ended = await jobs.cancel(board.on, [job_id], _reason(form, session))
+    ended = await jobs.cancel(board.on, [job_id], reason_of(form, session))
     said = {
         JobState.CANCELLED: f"job {job_id} was cancelled",
         JobState.RUNNING: f"the worker of job {job_id} was asked to stop it",
@@ -113,7 +113,7 @@ async def act_in_bulk(board: Dashboard, request: Request) -> Response:
     except ValueError:
         raise Refused("this form cannot be read") from None
     asked = _bulk(one(form, "action"), wanted_of(fields), min(ago_s, 86400.0))
-    do = _cancel(_reason(form, session), asked.wanted) if asked.action == "cancel" else jobs.retry
+    do = _cancel(reason_of(form, session), asked.wanted) if asked.action == "cancel" else jobs.retry
     done: list[int] = []
     try:
         async for ids in bulk.batches(board.on, asked.wanted, BULK_JOBS_MAX):
@@ -228,7 +228,7 @@ def _told_of_schedule(
     return RedirectResponse("/schedules", 303)
 
 
-def _reason(form: Mapping[str, list[str]], session: Session) -> str:
+def reason_of(form: Mapping[str, list[str]], session: Session) -> str:
     """What is kept with a cancelled job: who, and what they said."""
     said = one(form, "reason")
     return _cut(f"cancelled by {session.who}" + (f": {said}" if said else ""))

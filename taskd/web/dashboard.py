@@ -5,9 +5,11 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Any
 from urllib.parse import parse_qs, quote
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -18,6 +20,7 @@ from taskd.errors import (
     EnqueueError,
     InvalidTransition,
     JobNotFound,
+    LimitNotFound,
     PermissionDenied,
     ScheduleNotFound,
     SchemaError,
@@ -29,9 +32,11 @@ from taskd.store import web
 from taskd.store.database import Database
 from taskd.store.pool import Pool
 from taskd.store.web import ID_MAX
+from taskd.web.guard import port_of
 from taskd.web.live import Live
 from taskd.web.login import Logins, Session, Sessions, read_passwords
 from taskd.web.render import render
+from taskd.web.strangers import Refusals, client_of
 
 CONNECTIONS_MAX = 4
 RIGHTS_S = 60.0
@@ -74,12 +79,15 @@ class Dashboard:
         passwords = read_passwords(settings)
         self.guarded = bool(passwords)
         self.logins = Logins(passwords)
+        self.refusals = Refusals()
+        self._proxies = [ip_network(each, strict=False) for each in settings.web_proxies]
         self.url = settings.web_url
         self.statement_timeout_s = database.statement_timeout_s
         self._reads_args: tuple[float, bool] | None = None
 
     async def close(self) -> None:
         """Send everybody away and close the connections."""
+        self.refusals.tell_rest()
         await self.live.close()
         await self.on.close()
 
@@ -96,9 +104,21 @@ class Dashboard:
         """Whether the browser speaks TLS, to us or to the proxy before us."""
         return request.url.scheme == "https" or (self.url or "").startswith("https:")
 
+    def address(self, request: Request) -> str:
+        """Where the browser is, as the proxies say that are named in the settings."""
+        peer = request.client.host if request.client else "?"
+        forwarded = ",".join(request.headers.getlist("x-forwarded-for"))
+        return client_of(peer, forwarded, self._proxies)
+
     def cookie_name(self, request: Request) -> str:
-        """With TLS a name that no other host of the domain may set."""
-        return "__Host-taskd" if self.is_secure(request) else "taskd"
+        """With TLS a name that no other host of the domain may set.
+
+        Browsers send cookies to all ports of a host, so the name has the port by which the browser
+        knows this dashboard: another one beside it has cookies of its own.
+        """
+        name = "__Host-taskd" if self.is_secure(request) else "taskd"
+        port = port_of(request.headers.get("host", ""))
+        return name if port is None else f"{name}-{port}"
 
     def token(self, request: Request) -> str | None:
         """What the browser has of its session."""
@@ -170,6 +190,7 @@ class Dashboard:
             "notes": notes,
             "watch": None,
             "stage": None,
+            "follow": False,
         }
         return HTMLResponse(render(template, **(common | values)), status)
 
@@ -182,20 +203,25 @@ class Dashboard:
         status, title, said, advice = self._told(error)
         if status == 500:
             events.request_failed(request.method, request.url.path, error)
-        return self.page(
+        answer = self.page(
             request, "error.html", status, title=title, said=said, advice=advice, code=status
         )
+        if isinstance(error, HTTPException):
+            answer.headers.update(error.headers or {})
+        return answer
 
     def _told(self, error: Exception) -> tuple[int, str, str, str]:
         from taskd.store.translate import HeldUp, Silence
 
         said = str(error)
         match error:
+            case HTTPException():
+                return error.status_code, "That cannot be done", error.detail, ""
             case NotThere():
                 return 404, "Not found", said, ""
             case Refused() | EnqueueError() | InvalidTransition():
                 return 400, "That cannot be done", said, ""
-            case JobNotFound() | WorkflowNotFound() | ScheduleNotFound():
+            case JobNotFound() | WorkflowNotFound() | ScheduleNotFound() | LimitNotFound():
                 return 404, "Not found", said, ""
             case PermissionDenied():
                 advice = (

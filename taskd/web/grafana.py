@@ -156,6 +156,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (_rate("taskd_reconciled_jobs_total"), "reconciled"),
             (_rate("taskd_unknown_task_jobs_total"), "unknown task"),
             (_rate("taskd_parked_jobs_total"), "paused task"),
+            (_rate("taskd_interrupted_attempts_total", "why"), "interrupted: {{why}}"),
             (_rate("taskd_expired_jobs_total"), "expired"),
         ),
         _panel(

@@ -45,6 +45,14 @@ def host_of(address: str) -> str:
     return (urlsplit(f"//{address}").hostname or "").lower()
 
 
+def port_of(address: str) -> int | None:
+    """The port of `host:port`; None: it has none, or none that could be one."""
+    try:
+        return urlsplit(f"//{address}").port
+    except ValueError:
+        return None
+
+
 class Guard:
     """Middleware: refuses what was not sent to this host, or by another site; adds the headers.
 

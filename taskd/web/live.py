@@ -31,6 +31,7 @@ CHART_S, CHART_STEPS = 3600.0, 60
 ERRORS_S, ERRORS_READ_MAX = 86400.0, 2000
 DEAD_S = 3600.0
 QUEUE_CHARTS_MAX = 50
+# Who follows at a time (site.py).
 VIEWERS_MAX = 50
 # Parts of pages that are told anew, each by its template.
 PARTS = ("alerts", "tiles", "charts", "queues", "failing")
@@ -64,7 +65,7 @@ class Board(NamedTuple):
     @property
     def live_workers(self) -> int:
         """How many workers are there and work."""
-        return sum(row["state"] == "live" for row in self.workers)
+        return sum(row["state"] in ("live", "late") for row in self.workers)
 
     @property
     def unserved(self) -> list[Row]:
@@ -175,9 +176,9 @@ class Live:
         return chart(rows, CHART_STEPS, CHART_S), group(errors.told)
 
     @property
-    def full(self) -> bool:
-        """Whether as many look as may."""
-        return len(self._viewers) >= VIEWERS_MAX or self._closed
+    def closed(self) -> bool:
+        """Whether nobody may follow any more."""
+        return self._closed
 
     async def follow(
         self, job_id: int | None, stage: str | None = None

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import re
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from taskd.config import Settings
 from taskd.errors import ConfigError
+from taskd.web.strangers import network_of
 
 PASSWORD_CHARS_MIN = 8
 PASSWORD_BYTES_MAX = 1024
@@ -34,6 +37,8 @@ IDLE_S = 8 * 3600.0
 # From one address; a good one clears them.
 FAILURES_MAX = 5
 FAILURES_S = 60.0
+# From all of them: then only those from which somebody has logged in before are heard.
+FAILURES_IN_ALL_MAX = 50
 ADDRESSES_MAX = 1000
 # Guesses that are hashed or wait for it, from all addresses.
 GUESSES_MAX = 8
@@ -106,11 +111,17 @@ class TooMany(Exception):
 
 
 class Logins:
-    """Checks passwords, a bounded number of times."""
+    """Checks passwords, a bounded number of times.
+
+    Who guesses from one address waits alone. Who guesses from many makes strangers wait, and nobody
+    whose address somebody has logged in from since the process started.
+    """
 
     def __init__(self, passwords: Mapping[str, str]) -> None:
         self._passwords = dict(passwords)
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._in_all: deque[float] = deque(maxlen=FAILURES_IN_ALL_MAX)
+        self._known: OrderedDict[str, None] = OrderedDict()
         self._waiting = 0
         self._one = asyncio.Lock()
 
@@ -125,13 +136,17 @@ class Logins:
         Raises:
             TooMany: this address, or all of them, have guessed too often.
         """
-        failures = self._recent(address)
-        if len(failures) >= FAILURES_MAX:
-            raise TooMany(max(1.0, failures[0] + FAILURES_S - time.monotonic()))
+        network = network_of(address)
+        failures = self._recent(network)
+        _limit(failures, FAILURES_MAX)
+        if network not in self._known:
+            _limit(self._in_all, FAILURES_IN_ALL_MAX)
         if self._waiting >= GUESSES_MAX:
             raise TooMany(1.0)
         # Counted before it is checked, or several at once would be checked as the first.
-        failures.append(time.monotonic())
+        now = time.monotonic()
+        failures.append(now)
+        self._in_all.append(now)
         name = name if self.names_needed else SOMEBODY
         self._waiting += 1
         try:
@@ -142,17 +157,32 @@ class Logins:
             self._waiting -= 1
         if not right or known is None:
             return None
-        self._failures.pop(address, None)
+        self._failures.pop(network, None)
+        with contextlib.suppress(ValueError):
+            self._in_all.remove(now)
+        _remember(self._known, network, None)
         return name
 
-    def _recent(self, address: str) -> deque[float]:
-        failures = self._failures.setdefault(address, deque())
-        self._failures.move_to_end(address)
-        while len(self._failures) > ADDRESSES_MAX:
-            self._failures.popitem(last=False)
+    def _recent(self, network: str) -> deque[float]:
+        failures = self._failures.get(network, deque())
+        _remember(self._failures, network, failures)
         while failures and failures[0] < time.monotonic() - FAILURES_S:
             failures.popleft()
         return failures
+
+
+def _limit(failures: Sequence[float], most: int) -> None:
+    """Raise TooMany, while the earliest of so many failures is younger than FAILURES_S."""
+    left_s = failures[0] + FAILURES_S - time.monotonic() if len(failures) >= most else 0.0
+    if left_s > 0:
+        raise TooMany(max(1.0, left_s))
+
+
+def _remember(kept: OrderedDict[str, Any], key: str, value: Any) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > ADDRESSES_MAX:
+        kept.popitem(last=False)
 
 
 @dataclass(slots=True)

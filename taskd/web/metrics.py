@@ -20,11 +20,13 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.utils import floatToGoString
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from taskd.store.metrics import Value
+from taskd.web.app import Places
 from taskd.web.figures import Figures, Reading
 from taskd.web.vocabulary import METRICS, PREFIX
 from taskd.worker.counting import (
@@ -37,11 +39,14 @@ from taskd.worker.snapshot import Snapshot
 from taskd.worker.watch import LAG_BOUNDS_S
 
 Snapshots = Callable[[], Awaitable[Sequence[Snapshot]]]
+# Scrapes that are answered at a time; more than two servers have no use for them.
+SCRAPES_MAX = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Told as 0 before it happens for the first time, or no alert could see it grow from there.
 OUTCOMES_FROM_START = ("retried", "failed")
 EVENTS_FROM_START = ("schedule.failed", "schedule.stalled", "workers.buried", "loop.blocked")
 SOURCES = ("ring", "scout", "time")
+INTERRUPTIONS = ("stop", "fence")
 STATES = ("blocked", "scheduled", "queued", "running")
 
 
@@ -60,7 +65,8 @@ def metrics_route(snapshots: Snapshots, figures: Figures, thread: Executor) -> R
         text = await asyncio.get_running_loop().run_in_executor(thread, write, told, reading)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
-    return Route("/metrics", metrics)
+    few = Middleware(Places, places=SCRAPES_MAX, what="metrics")
+    return Route("/metrics", metrics, middleware=[few])
 
 
 async def _nothing() -> None:
@@ -152,6 +158,9 @@ def _process(page: Page, told: Snapshot) -> None:
         page.add(metric, counted.jobs.get(event, 0), me)
     for event, number in sorted((dict.fromkeys(EVENTS_FROM_START, 0) | counted.events).items()):
         page.add("taskd_events_total", number, me, event)
+    for why in INTERRUPTIONS:
+        number = counted.interruptions.get(why, 0)
+        page.add("taskd_interrupted_attempts_total", number, me, why)
     for service, number in sorted(counted.crashes.items()):
         page.add("taskd_service_crashes_total", number, me, service)
     _now(page, told)

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from taskd.config import parse_duration_s
-from taskd.core.change import Filter
-from taskd.core.job import FINISHED, JobState, check_queue
+from taskd.core.change import FINISHED_BADLY, Filter
+from taskd.core.job import FINISHED, LIVE, JobState, check_queue
 from taskd.core.tree import state_of, with_stages
 from taskd.core.why_told import tell
-from taskd.errors import InvalidJob, JobNotFound, WorkflowNotFound
-from taskd.store import logs, reports, schedules, web, workflows
+from taskd.errors import InvalidJob, JobNotFound, LimitNotFound, WorkflowNotFound
+from taskd.store import limits, logs, reports, schedules, web, workflows
 from taskd.web.dashboard import Dashboard, Refused, job_id_of, number_of
 from taskd.web.graph import PARTS_MAX, graph
 from taskd.web.live import stage_of
@@ -50,6 +50,7 @@ async def queue(board: Dashboard, request: Request) -> Response:
         found=await web.find_jobs(board.on, waiting),
         workers=[each for each in now.workers if name in each["queues"]],
         filters={"queue": name},
+        follow=True,
     )
 
 
@@ -170,26 +171,47 @@ async def workflow_list(board: Dashboard, request: Request) -> Response:
     name = request.query_params.get("name", "").strip()[:TEXT_CHARS_MAX] or None
     rows = await workflows.list_workflows(board.on, name, WORKFLOWS_MAX)
     rows = [row | {"state": state_of(row)} for row in rows]
-    return board.page(request, "workflows.html", rows=rows, name=name, rows_max=WORKFLOWS_MAX)
+    return board.page(
+        request, "workflows.html", rows=rows, name=name, rows_max=WORKFLOWS_MAX, follow=True
+    )
 
 
-async def workflow(board: Dashboard, request: Request) -> Response:
-    """One workflow: its graph, and how its parts stand."""
-    workflow_id = job_id_of(request)
+async def workflow_of(board: Dashboard, workflow_id: int) -> Row:
+    """One workflow.
+
+    Raises:
+        WorkflowNotFound: nobody knows it.
+    """
     found = await workflows.find(board.on, workflow_id)
     if found is None:
         raise WorkflowNotFound(
             f"no workflow has the id {workflow_id}: never started, or none of its jobs is kept"
         )
-    rows = await workflows.parts(board.on, workflow_id, PARTS_MAX + 1)
+    return found
+
+
+async def workflow(board: Dashboard, request: Request) -> Response:
+    """One workflow: its graph, and how its parts stand."""
+    found = await workflow_of(board, job_id_of(request))
+    rows = await workflows.parts(board.on, found["id"], PARTS_MAX + 1)
     parts = with_stages(rows, found["stages"])
-    return board.page(request, "workflow.html", row=found, parts=parts, graph=graph(parts))
+    states = {state for part in rows for state in part["states"]}
+    return board.page(
+        request,
+        "workflow.html",
+        row=found,
+        parts=parts,
+        graph=graph(parts),
+        can_cancel=bool(states & LIVE),
+        can_retry=bool(states & FINISHED_BADLY),
+        follow=True,
+    )
 
 
 async def schedule_list(board: Dashboard, request: Request) -> Response:
     """All schedules."""
     rows = await schedules.list_(board.on)
-    return board.page(request, "schedules.html", rows=rows)
+    return board.page(request, "schedules.html", rows=rows, follow=True)
 
 
 async def worker_list(board: Dashboard, request: Request) -> Response:
@@ -197,7 +219,32 @@ async def worker_list(board: Dashboard, request: Request) -> Response:
     rows = await reports.list_workers(board.on, DEAD_S)
     live = [row for row in rows if row["state"] != "dead"]
     dead = [row for row in rows if row["state"] == "dead"]
-    return board.page(request, "workers.html", live=live, dead=dead)
+    return board.page(request, "workers.html", live=live, dead=dead, follow=True)
+
+
+async def limit_list(board: Dashboard, request: Request) -> Response:
+    """All limits: what they allow, what has their places, and what waits for one."""
+    rows = await limits.list_limits(board.on)
+    return board.page(request, "limits.html", rows=rows, follow=True)
+
+
+async def limit(board: Dashboard, request: Request) -> Response:
+    """One limit, and its keys a page at a time: who holds its places, and how many wait."""
+    name = request.path_params["name"]
+    rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
+    if not rows:
+        raise LimitNotFound(f"no limit is named {name[:100]!r}")
+    first = request.query_params.get("from", "")
+    keys = await web.limit_keys(board.on, name, first)
+    return board.page(
+        request,
+        "limit.html",
+        row=rows[0],
+        keys=keys[: web.PAGE_ROWS],
+        first=first,
+        next=keys[web.PAGE_ROWS]["key"] if len(keys) > web.PAGE_ROWS else None,
+        follow=True,
+    )
 
 
 def _queue(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -12,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from taskd.core.words import UNIT_S, count, printable, rate_text, span
 
@@ -22,6 +23,9 @@ STATIC = HERE / "static"
 LINE_CHARS_MAX = 200
 TEXT_CHARS_MAX = 20_000
 LOG_CHARS_MAX = 2000
+TIME = re.compile(
+    r"(?<!\d)\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)(?!\d)", re.ASCII
+)
 
 
 @cache
@@ -36,7 +40,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         line=line, text=text, json=json_text, span=span, number=number, moment=moment, share=share,
-        path=path, rate=rate_text, pace=pace, count=count, lines=log_lines,
+        path=path, rate=rate_text, pace=pace, count=count, lines=log_lines, timed=timed,
     )  # fmt: skip
     made.globals.update(static=static, query=query)
     return made
@@ -68,7 +72,7 @@ def json_text(value: object) -> str:
 
 
 def log_lines(log: Mapping[str, Any]) -> str:
-    """What an attempt has logged, a line for each; times are in UTC."""
+    """What an attempt has logged, a line for each, with its time for `timed`."""
     told = [_log_line(each) for each in log["lines"]]
     if log["left_out"]:
         told.insert(log["first"], f"[{count(log['left_out'], 'line')} left out]")
@@ -76,7 +80,7 @@ def log_lines(log: Mapping[str, Any]) -> str:
 
 
 def _log_line(each: Mapping[str, Any]) -> str:
-    at = str(each.get("at", ""))[11:23]
+    at = str(each.get("at", ""))
     fields = {"logger": each["logger"]} if each.get("logger") else {}
     fields |= each.get("fields", {})
     said = [at, f"{each.get('level', ''):<7}", line(each.get("text", ""), LOG_CHARS_MAX)]
@@ -112,6 +116,26 @@ def moment(value: datetime | None, *, seconds: bool = True) -> Markup:
     shown = utc.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
     iso = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{} UTC</time>').format(iso, shown)
+
+
+def timed(said: str) -> Markup:
+    """A text in which each point in time is shown in the zone of the reader, as everywhere."""
+    parts, end = [], 0
+    for found in TIME.finditer(said):
+        try:
+            at = _moment_ms(found[0]) if found[1] else moment(datetime.fromisoformat(found[0]))
+        except ValueError:  # it looks like one, in a stranger's text
+            continue
+        parts += [escape(said[end : found.start()]), at]
+        end = found.end()
+    return Markup().join([*parts, escape(said[end:])])
+
+
+def _moment_ms(written: str) -> Markup:
+    """A point in time to the millisecond, as logs have it."""
+    iso = datetime.fromisoformat(written).astimezone(UTC).isoformat(timespec="milliseconds")[:23]
+    shown = Markup('<time datetime="{}Z" data-ms>{} UTC</time>')
+    return shown.format(iso, iso.replace("T", " "))
 
 
 def path(value: object) -> str:

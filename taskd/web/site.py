@@ -21,10 +21,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from taskd import events
 from taskd.config import Settings
 from taskd.store.database import Database
-from taskd.web import actions, pages
-from taskd.web.dashboard import Dashboard, NotThere, Refused, form_of, number_of, one
+from taskd.web import actions, live, pages, workflow_actions
+from taskd.web.app import Places
+from taskd.web.dashboard import Dashboard, NotThere, form_of, number_of, one
 from taskd.web.guard import Guard, is_loopback
-from taskd.web.live import PARTS
 from taskd.web.login import TooMany
 from taskd.web.render import STATIC
 
@@ -32,6 +32,9 @@ Page = Callable[[Dashboard, Request], Awaitable[Response]]
 
 STATIC_FILES = ("taskd.css", "taskd.js", "icon.svg")
 RETRY_MS = 5000
+# Requests that are answered at a time, those of whoever follows what is live among them; fewer than
+# the server has connections, so that probes and scrapes always find one.
+PAGES_MAX = 96
 
 
 def mounted(database: Database, settings: Settings, address: str) -> Dashboard | None:
@@ -56,8 +59,6 @@ def _app(board: Dashboard) -> Starlette:
                 if not everybody:
                     board.looking(request)
                 return await page(board, request)
-            except HTTPException as error:
-                return board.sorry(request, Refused(error.detail))
             except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a page
                 return board.sorry(request, error)
 
@@ -67,7 +68,7 @@ def _app(board: Dashboard) -> Starlette:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
             return board.sorry(request, NotThere(f"there is no page {request.url.path[:200]}"))
-        return board.sorry(request, Refused(error.detail))
+        return board.sorry(request, error)
 
     return Starlette(
         routes=[
@@ -83,19 +84,34 @@ def _app(board: Dashboard) -> Starlette:
             at("/queues/{name}/resume", actions.resume_queue, "POST"),
             at("/workflows", pages.workflow_list),
             at("/workflows/{id}", pages.workflow),
+            at("/workflows/{id}/cancel", workflow_actions.preview_cancel),
+            at("/workflows/{id}/cancel", workflow_actions.cancel, "POST"),
+            at("/workflows/{id}/retry", workflow_actions.preview_retry),
+            at("/workflows/{id}/retry", workflow_actions.retry, "POST"),
+            at("/limits", pages.limit_list),
+            at("/limits/{name:path}", pages.limit),
             at("/schedules", pages.schedule_list),
             at("/schedules/run", actions.run_schedule, "POST"),
             at("/schedules/pause", actions.pause_schedule, "POST"),
             at("/schedules/resume", actions.resume_schedule, "POST"),
             at("/workers", pages.worker_list),
-            at("/live", _live),
+            _few(at("/live", _live)),
             at("/login", _login, "GET", "POST", everybody=True),
             at("/logout", _logout, "POST"),
             at("/static/{name}", _static, everybody=True),
         ],
-        middleware=[Middleware(Guard, url=board.url)],
+        middleware=[
+            Middleware(Guard, url=board.url),
+            Middleware(Places, places=PAGES_MAX, what="pages"),
+        ],
         exception_handlers={HTTPException: nothing},
     )
+
+
+def _few(route: Route) -> Route:
+    """The same, for so many at a time: a stream has no end."""
+    route.app = Places(route.app, live.VIEWERS_MAX, "live pages")
+    return route
 
 
 async def _static(_board: Dashboard, request: Request) -> Response:
@@ -117,7 +133,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
     said, status = None, 200
     if request.method == "POST":
         form = await form_of(request)
-        address = request.client.host if request.client else "?"
+        address = board.address(request)
         name, password = one(form, "name"), form.get("password", [""])[0]
         try:
             who = await board.logins.check(name, password, address)
@@ -128,7 +144,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
                 events.login_accepted(who, address)
                 return board.log_in(request, who, to)
             said, status = "That is not it.", 403
-        events.login_refused(name, address, said)
+        board.refusals.tell(name, address, said)
     return board.page(
         request, "login.html", status, said=said, names=board.logins.names_needed, to=to
     )
@@ -144,10 +160,10 @@ async def _logout(board: Dashboard, request: Request) -> Response:
 
 async def _live(board: Dashboard, request: Request) -> Response:
     """A stream of what is new, for the script of the pages."""
-    if board.live.full:
-        return PlainTextResponse("as many look as may\n", 503, {"retry-after": "60"})
+    if board.live.closed:
+        return PlainTextResponse("it ends\n", 503)
     asked = request.query_params
-    parts = [part for part in asked.get("parts", "").split(",") if part in PARTS]
+    parts = [part for part in asked.get("parts", "").split(",") if part in live.PARTS]
     job_id = number_of(asked["job"]) if "job" in asked else None
     return StreamingResponse(
         _news(board, request, parts, job_id, asked.get("stage")),

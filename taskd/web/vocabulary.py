@@ -40,7 +40,12 @@ OF_PROCESSES = (
         "Attempts by how they ended: done, retried, failed, cancelled, snoozed, released, "
         "interrupted, abandoned.",
     ),
-    Metric("taskd_attempt_run_seconds", "histogram", ("queue", "task"), "How long attempts took."),
+    Metric(
+        "taskd_attempt_run_seconds",
+        "histogram",
+        ("queue", "task"),
+        "How long the handlers of attempts took: their own time, without claim and write.",
+    ),
     Metric(
         "taskd_job_wait_seconds",
         "histogram",
@@ -66,6 +71,13 @@ OF_PROCESSES = (
         ("queue", "source"),
         "Why a queue was claimed from again: ring (it was called), scout (the poll of all "
         "sleeping queues found something), time.",
+    ),
+    Metric(
+        "taskd_interrupted_attempts_total",
+        "counter",
+        ("why",),
+        "Attempts that their worker cut short, to be repeated: stop (it stopped, and they took "
+        "longer than the drain), fence (it had lost its lease, or could not renew it).",
     ),
     Metric(
         "taskd_rescued_jobs_total",

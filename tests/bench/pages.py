@@ -1,8 +1,10 @@
 """How long the pages of the dashboard take beside a large history: `python -m tests.bench.pages`.
 
 Makes a database on the server of TASKD_TEST_DSN (or an embedded one), fills it, serves the
-dashboard in this process and asks for each page over HTTP. Times are those of a browser that gets
-the whole page; what is shared by all who look (`overview`) is asked cold, too.
+dashboard in this process and asks for each page over HTTP, and reads what a scrape of /metrics
+does. Times are those of a browser that gets the whole page; what is shared by all who look
+(`overview`) is asked cold, too. Beside them the CPU of the sessions of this database, where their
+server runs on this machine, and that of this process.
 """
 
 from __future__ import annotations
@@ -11,27 +13,49 @@ import argparse
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import asyncpg
 import httpx
 
 from taskd.config import Settings
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store import metrics, migrations
+from taskd.store.database import Database, Lane
 from taskd.testing.server import with_database
 from taskd.web.app import make_app
 from taskd.web.dashboard import Dashboard
+from taskd.web.figures import Reading
+from taskd.web.metrics import write
 from taskd.web.server import Server
 from taskd.web.site import routes
 from tests.web import scene
 
 NAME = "taskd_bench_pages"
+CHUNK_JOBS = 100_000
+HOURS = 20
 QUEUED = """
 INSERT INTO taskd.job (queue, task, args, state, run_at)
 SELECT ($2::text[])[1 + n % 6], ($3::text[])[1 + n % 6], jsonb_build_object('account', n), 'queued',
     now() - interval '5 min' * random()
 FROM generate_series(1, $1::int) AS n
+"""
+# Jobs of yesterday expire on a day whose partition a worker would have made then.
+PARTITION = """
+DO $$
+DECLARE
+    day date := (now() AT TIME ZONE 'UTC')::date + 6;
+BEGIN
+    EXECUTE format('CREATE TABLE IF NOT EXISTS taskd.job_history_%s PARTITION OF taskd.job_history'
+                   ' FOR VALUES FROM (%L) TO (%L)', to_char(day, 'YYYYMMDD'),
+                   day || ' 00:00:00+00', day + 1 || ' 00:00:00+00');
+END $$
+"""
+BACKENDS = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend'
 """
 
 
@@ -50,64 +74,123 @@ def pages(middle: int, waiting: int) -> dict[str, str]:
         "a waiting job": f"/jobs/{waiting}",
         "workflows": "/workflows",
         "schedules": "/schedules",
+        "limits": "/limits",
         "workers": "/workers",
     }
 
 
-async def measure(dsn: str, times: int) -> None:
+class Measured(NamedTuple):
+    """A line of the table; times in milliseconds, each time of asking one."""
+
+    name: str
+    took: list[float]
+    server: float | None
+    own: float
+    kib: float
+
+    def line(self) -> str:
+        """It as a row."""
+        took = sorted(self.took)
+        p50, p95 = took[len(took) // 2], took[int(len(took) * 0.95)]
+        server = "?" if self.server is None else f"{self.server:.1f}"
+        return (
+            f"| {self.name:31} | {p50:7.0f} | {p95:7.0f} | {server:>10} | {self.own:7.1f} | "
+            f"{self.kib:7.0f} |"
+        )
+
+
+HEAD = (
+    f"| {'Page':31} |  p50 ms |  p95 ms | server CPU | own CPU |     KiB |\n"
+    f"| {'-' * 31} | ------: | ------: | ---------: | ------: | ------: |"
+)
+
+
+class Bench:
+    """Asks again and again, and counts the CPU of whoever answers."""
+
+    def __init__(self, sql: asyncpg.Connection[Any], times: int) -> None:
+        self._sql, self._times = sql, times
+        self.found: list[Measured] = []
+
+    async def ask(self, name: str, once: Callable[[], Awaitable[int]]) -> None:
+        """Ask so many times; `once` says how many bytes came."""
+        # Not the first time: connections are made then, and statements are planned.
+        size = await once()
+        before, own = await self._server_ms(), time.process_time()
+        took = []
+        for _ in range(self._times):
+            began = time.perf_counter()
+            size = await once()
+            took.append((time.perf_counter() - began) * 1000)
+        own = (time.process_time() - own) * 1000 / self._times
+        after = await self._server_ms()
+        both = before is not None and after is not None
+        server = (after - before) / self._times if both else None  # type: ignore[operator]
+        self.found.append(Measured(name, took, server, own, size / 1024))
+        print(f"measured: {name}", flush=True)
+
+    async def _server_ms(self) -> float | None:
+        total = 0
+        for row in await self._sql.fetch(BACKENDS):
+            try:
+                total += int(Path(f"/proc/{row[0]}/schedstat").read_text().split()[0])
+            except OSError:
+                # It has ended, or runs elsewhere.
+                return None
+        return total / 1e6
+
+
+async def measure(dsn: str, times: int) -> list[Measured]:
     connection = await asyncpg.connect(dsn)
     newest = await connection.fetchval("SELECT max(id) FROM taskd.job")
-    await connection.close()
+    bench = Bench(connection, times)
     dashboard = Dashboard(Database({"dsn": dsn}), Settings())
     server = Server(make_app(routes(dashboard)), "127.0.0.1:0")
     running = asyncio.create_task(server.run())
-    asked = pages(newest // 2, newest - 5)
-    print(f"| {'page':31} |  p50 ms |  p95 ms |      KB |")
-    print(f"| {'-' * 31} | ------: | ------: | ------: |")
+    lane = Lane(Database({"dsn": dsn}), "bench")
     async with httpx.AsyncClient(base_url=f"http://{server.address}", timeout=60) as browser:
-        for name, path in asked.items():
-            await told(browser, name, path, times)
-        await told(browser, "overview, read anew", "/", times, before=lambda: cold(dashboard))
+
+        async def page(path: str) -> int:
+            answer = await browser.get(path)
+            assert answer.status_code == 200, (path, answer.status_code)
+            return len(answer.content)
+
+        async def cold() -> int:
+            dashboard.live.forget()
+            dashboard.live._chart.read_at = float("-inf")
+            return await page("/")
+
+        async def scrape() -> int:
+            return len(write([], Reading(True, await metrics.read(lane), 0.0)))
+
+        for name, path in pages(newest // 2, newest - 5).items():
+            await bench.ask(name, partial(page, path))
+        await bench.ask("overview, read anew", cold)
+        await bench.ask("/metrics, read anew", scrape)
+    await lane.close()
     await dashboard.live.close()
     server.stop()
     await running
     await dashboard.close()
-
-
-def cold(dashboard: Dashboard) -> None:
-    dashboard.live.forget()
-    dashboard.live._chart.read_at = float("-inf")
-
-
-async def told(
-    browser: httpx.AsyncClient,
-    name: str,
-    path: str,
-    times: int,
-    before: Callable[[], None] = lambda: None,
-) -> None:
-    took, size = [], 0
-    for _ in range(times):
-        before()
-        began = time.perf_counter()
-        answer = await browser.get(path)
-        took.append((time.perf_counter() - began) * 1000)
-        assert answer.status_code == 200, (path, answer.status_code)
-        size = len(answer.content)
-    took.sort()
-    p50, p95 = took[len(took) // 2], took[int(len(took) * 0.95)]
-    print(f"| {name:31} | {p50:7.0f} | {p95:7.0f} | {size / 1024:7.0f} |", flush=True)
+    await connection.close()
+    return bench.found
 
 
 async def fill(dsn: str, finished: int, queued: int) -> None:
+    began = time.perf_counter()
     await migrations.migrate(Database({"dsn": dsn}, statement_timeout_s=60))
-    connection = await asyncpg.connect(dsn)
-    await scene.history(connection, finished, hours=20)
+    connection = await asyncpg.connect(dsn, server_settings={"synchronous_commit": "off"})
+    await connection.execute(PARTITION)
+    for first in range(1, finished + 1, CHUNK_JOBS):
+        last = min(first + CHUNK_JOBS - 1, finished)
+        await scene.history(connection, finished, HOURS, first, last)
+        print(f"{last:,} finished jobs, {time.perf_counter() - began:.0f} s", flush=True)
     await scene.live(connection)
     await connection.execute(QUEUED, queued, list(scene.QUEUES), list(scene.TASKS))
     await connection.execute("VACUUM ANALYZE taskd.job")
-    await connection.execute("ANALYZE taskd.job_history")
+    await connection.execute("VACUUM ANALYZE taskd.job_history")
     await connection.close()
+    print(f"{queued:,} queued jobs, {time.perf_counter() - began:.0f} s", flush=True)
 
 
 async def main() -> None:
@@ -124,12 +207,14 @@ async def main() -> None:
         server = embedded.start(durable=False)
         admin_dsn = server.dsn("postgres")
     admin = await asyncpg.connect(admin_dsn)
-    await admin.execute(f"DROP DATABASE IF EXISTS {NAME}")
+    await admin.execute(f"DROP DATABASE IF EXISTS {NAME} WITH (FORCE)")
     await admin.execute(f"CREATE DATABASE {NAME}")
     try:
         dsn = with_database(admin_dsn, NAME)
         await fill(dsn, options.finished, options.queued)
-        await measure(dsn, options.times)
+        found = await measure(dsn, options.times)
+        print(f"\n{options.finished:,} finished and {options.queued:,} queued jobs:\n\n{HEAD}")
+        print("\n".join(each.line() for each in found))
     finally:
         await admin.execute(f"DROP DATABASE {NAME} WITH (FORCE)")
         await admin.close()

@@ -37,8 +37,10 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-async def history(sql: Any, jobs: int, hours: float = 1.0) -> None:
-    """Finished jobs, evenly over the last hours; every 60th has failed."""
+async def history(
+    sql: Any, jobs: int, hours: float = 1.0, first: int = 1, last: int | None = None
+) -> None:
+    """Finished jobs, evenly over the last hours; every 60th has failed. Or a part of so many."""
     await sql.execute(
         f"""
         INSERT INTO taskd.job_history (id, worker_id, enqueued_at, run_at, started_at, finished_at,
@@ -56,10 +58,10 @@ async def history(sql: Any, jobs: int, hours: float = 1.0) -> None:
                 interval '1 ms' * (20 + 400 * abs(sin(n * 20.0 / $4)) * random()) AS w,
                 interval '1 ms' * (80 + 300 * random()) AS r,
                 CASE WHEN n % 60 = 0 THEN 'failed' WHEN n % 331 = 0 THEN 'cancelled' ELSE 'done' END AS st
-            FROM generate_series(1, $4::int) AS n
+            FROM generate_series($5::int, $6::int) AS n
         ) AS each
         """,
-        list(QUEUES), list(TASKS), hours, jobs,
+        list(QUEUES), list(TASKS), hours, jobs, first, last or jobs,
     )  # fmt: skip
 
 

@@ -220,7 +220,7 @@ async def test_a_large_table_is_sampled_and_the_counts_are_scaled(
     lane = Lane(database, "test")
     blocks = await sql.fetchval("SELECT pg_relation_size('taskd.job') / 8192")
     sampled = jobs_of([Value(*row) for row in await lane.fetch("read_metrics", blocks // 2, 100)])
-    exact = jobs_of(await read(lane))
+    exact = jobs_of([Value(*row) for row in await lane.fetch("read_metrics", blocks, 100)])
     await lane.close()
     assert 0.49 < sampled.pop(("", "")) <= 0.5
     assert exact.pop(("", "")) == 1

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -91,6 +92,24 @@ async def test_it_answers_and_names_neither_its_software_nor_the_time() -> None:
         answer = await get(server)
     assert answer.text == "hello\n"
     assert not {"server", "date"} & set(answer.headers)
+
+
+async def test_no_answer_waits_until_its_head_was_acknowledged() -> None:
+    accepted: list[int] = []
+
+    made = web_server._Connection.connection_made
+
+    def connected(self: Any, transport: asyncio.Transport) -> None:
+        sock = transport.get_extra_info("socket")
+        accepted.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(web_server._Connection, "connection_made", connected)
+        async with serving() as server:
+            await get(server)
+    assert accepted
+    assert all(accepted)
 
 
 async def test_after_a_stop_nobody_listens() -> None:

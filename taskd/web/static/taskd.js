@@ -15,7 +15,8 @@ function showTimes(within) {
     }
     const day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
     time.title = time.textContent;
-    time.textContent = `${day} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+    const part = "ms" in time.dataset ? `.${String(at.getMilliseconds()).padStart(3, "0")}` : "";
+    time.textContent = `${day} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}${part}`;
   }
 }
 
@@ -24,6 +25,10 @@ function showTimes(within) {
 const sign = document.getElementById("sign");
 const parts = [...document.querySelectorAll("[data-part]")].map((each) => each.dataset.part);
 const watched = document.body.dataset.watch;
+// Pages without parts of their own are loaded again, so seldom that it weighs next to nothing.
+const follows = "follow" in document.body.dataset;
+const FOLLOW_MS = 5000, REST = 50;
+let nextAt = performance.now() + FOLLOW_MS;
 let stream = null;
 // The job is not as this page shows it.
 let stale = false;
@@ -36,7 +41,9 @@ function say(text, kind) {
 
 function inUse(part) {
   const active = document.activeElement;
-  return (part !== active && part.contains(active)) || part.querySelector("details.act[open]") !== null;
+  const marked = document.getSelection();
+  return (part !== active && part.contains(active)) || part.querySelector("details.act[open]") !== null
+    || (!marked.isCollapsed && part.contains(marked.anchorNode));
 }
 
 function replace(old, html) {
@@ -67,11 +74,28 @@ async function reload() {
   replace(main, news.innerHTML);
   stale = false;
   document.body.dataset.stage = page.body.dataset.stage ?? "";
-  if (!page.body.dataset.watch) stopLooking("");
+  if (watched && !page.body.dataset.watch) stopLooking("");
+}
+
+async function follow() {
+  const main = document.getElementById("main");
+  const began = performance.now();
+  if (began < nextAt) return;
+  if (inUse(main)) {
+    say("in use: click the page to go on", "");
+    return;
+  }
+  nextAt = Infinity;
+  try {
+    await reload();
+  } finally {
+    stale = false;
+    nextAt = performance.now() + Math.max(FOLLOW_MS, REST * (performance.now() - began));
+  }
 }
 
 function look() {
-  if (stream !== null || document.hidden || (parts.length === 0 && !watched)) return;
+  if (stream !== null || document.hidden || (parts.length === 0 && !watched && !follows)) return;
   const asked = new URLSearchParams({ parts: parts.join(",") });
   if (watched) {
     asked.set("job", watched);
@@ -86,6 +110,7 @@ function look() {
       if (old !== null) replace(old, html);
     }
     if (news.changed || stale) reload().catch(() => say("not live", "bad"));
+    else if (follows) follow().catch(() => say("not live", "bad"));
   });
   stream.addEventListener("trouble", () => say("no answer from PostgreSQL", "bad"));
   stream.addEventListener("error", () => {
@@ -107,7 +132,7 @@ window.addEventListener("pageshow", (event) => { if (event.persisted) look(); })
 
 // Keys.
 
-const PLACES = { o: "/", j: "/jobs", f: "/jobs?state=failed", w: "/workflows", s: "/schedules", k: "/workers" };
+const PLACES = { o: "/", j: "/jobs", f: "/jobs?state=failed", w: "/workflows", s: "/schedules", l: "/limits", k: "/workers" };
 const keys = document.getElementById("keys");
 const keysButton = document.getElementById("keys-button");
 let going = 0;

@@ -1,23 +1,28 @@
 """Who may act, what it takes, and that it is the same as on the command line."""
 
+import asyncio
 import re
+from ipaddress import ip_network
 
 import pytest
 from click.testing import CliRunner
 
 from taskd import events
 from taskd.cli import cli
-from taskd.config import Settings
+from taskd.config import Settings, load
 from taskd.errors import ConfigError
 from taskd.store.database import Database
-from taskd.web import login
+from taskd.web import login, strangers
+from taskd.web.app import BODY_BYTES_MAX
 from taskd.web.guard import check_reach
 from taskd.web.login import hashed, read_passwords
 from taskd.web.site import mounted
+from tests.web import scene
 from tests.web.dashboard.conftest import PASSWORD
 from tests.web.dashboard.test_pages import enqueue, fail
 
 ACTIONS = (
+    *("/workflows/1/cancel", "/workflows/1/retry"),
     *("/jobs/1/retry", "/jobs/1/cancel", "/jobs/bulk", "/queues/email/pause"),
     *("/queues/email/resume", "/schedules/run", "/schedules/pause", "/schedules/resume", "/logout"),
 )
@@ -114,6 +119,105 @@ async def test_guessing_ends_soon(serve):
         assert answers == [403] * 5 + [429]
         # Also the right one: who guesses learns nothing more.
         assert (await browser.log_in()).status_code == 429
+
+
+async def test_who_guesses_behind_a_proxy_keeps_nobody_else_out(serve):
+    site = await serve(PASSWORD, web_proxies=("127.0.0.0/8", "10.0.0.7"))
+    async with site.browser() as stranger, site.browser() as owner:
+        for n in range(6):
+            # What the stranger writes there himself stands before what the proxies have written.
+            stranger.headers["x-forwarded-for"] = f"10.1.1.{n}, 203.0.113.9, 10.0.0.7"
+            last = await stranger.log_in(f"guess {n}")
+        assert last.status_code == 429
+        owner.headers["x-forwarded-for"] = "198.51.100.4"
+        assert (await owner.log_in()).status_code == 303
+
+
+async def test_nobody_is_believed_to_be_elsewhere_but_by_a_proxy_that_is_named(serve):
+    site = await serve(PASSWORD, web_proxies=("10.0.0.7",))
+    async with site.browser() as browser:
+        for n in range(6):
+            browser.headers["x-forwarded-for"] = f"203.0.113.{n}"
+            last = await browser.log_in(f"guess {n}")
+        assert last.status_code == 429
+
+
+async def test_who_has_logged_in_from_an_address_is_heard_while_strangers_guess_from_many(serve):
+    site = await serve(PASSWORD, web_proxies=("127.0.0.1",))
+    async with site.browser() as browser:
+        browser.headers["x-forwarded-for"] = "198.51.100.4"
+        assert (await browser.log_in()).status_code == 303
+        for n in range(login.FAILURES_IN_ALL_MAX):
+            browser.headers["x-forwarded-for"] = f"2001:db8:0:{n // 4:x}::{n}"
+            assert (await browser.log_in(f"guess {n}")).status_code == 403
+        browser.headers["x-forwarded-for"] = "2001:db8:ffff::1"
+        assert (await browser.log_in()).status_code == 429
+        browser.headers["x-forwarded-for"] = "198.51.100.4"
+        assert (await browser.log_in()).status_code == 303
+
+
+def test_the_address_is_the_last_that_no_proxy_has():
+    proxies = [ip_network("127.0.0.1"), ip_network("10.0.0.0/8")]
+    for peer, forwarded, address in (
+        ("192.0.2.1", "203.0.113.9", "192.0.2.1"),
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("127.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1", "1.1.1.1, 203.0.113.9, 10.0.0.3", "203.0.113.9"),
+        ("127.0.0.1", "10.0.0.3", "10.0.0.3"),
+        ("127.0.0.1", "<script>", "127.0.0.1"),
+        ("127.0.0.1", "203.0.113.9, nonsense", "127.0.0.1"),
+        ("?", "203.0.113.9", "?"),
+    ):
+        assert strangers.client_of(peer, forwarded, proxies) == address, forwarded
+    assert strangers.network_of("2001:db8:0:1:2::3") == "2001:db8:0:1::/64"
+    assert strangers.network_of("::ffff:192.0.2.1") == "192.0.2.1"
+    with pytest.raises(ConfigError, match="--web-proxies"):
+        load({"web_proxies": "nginx"}, environ={})
+
+
+async def test_guesses_fill_no_log(serve, told, monkeypatch):
+    monkeypatch.setattr(strangers, "LINES_S", 0.5)
+    monkeypatch.setattr(strangers, "LINES_MAX", 3)
+    site = await serve(PASSWORD)
+    async with site.browser() as browser:
+        for n in range(9):
+            await browser.log_in(f"guess {n}")
+        async with asyncio.timeout(30):
+            while sum(fields["times"] for name, fields in told if name == "login.refused") < 9:
+                await asyncio.sleep(0.05)
+    lines = [fields["times"] for name, fields in told if name == "login.refused"]
+    assert lines[:3] == [1, 1, 1]
+    assert len(lines) < 9
+    site.dashboard.refusals.tell("a", "b", "c")
+    for _ in range(9):
+        site.dashboard.refusals.tell("a", "b", "c")
+    # What is left is told at the end, too.
+    site.dashboard.refusals.tell_rest()
+    assert sum(fields["times"] for name, fields in told if name == "login.refused") == 19
+
+
+async def test_two_dashboards_of_one_host_have_cookies_of_their_own(serve):
+    first, second = await serve(PASSWORD), await serve(PASSWORD)
+    async with first.browser() as browser:
+        await browser.log_in()
+        assert (await browser.get("/")).status_code == 200
+        # Browsers send all cookies of a host to each of its ports.
+        answer = await browser.post(second.url + "/login", data={"password": PASSWORD})
+        assert answer.status_code == 303
+        assert len(browser.cookies) == 2
+        assert (await browser.get(second.url + "/")).status_code == 200
+        assert (await browser.get("/")).status_code == 200
+
+
+async def test_a_form_that_is_too_large_is_told_so(serve, guarded):
+    large = {"reason": "x" * BODY_BYTES_MAX, "csrf": await guarded.csrf()}
+    for path in ("/jobs/1/cancel", "/login"):
+        answer = await guarded.post(path, data=large)
+        assert answer.status_code == 413, path
+        assert f"a request may have {BODY_BYTES_MAX} bytes" in answer.text
+        assert "<!doctype html>" in answer.text
+    answer = await guarded.get("/jobs/1/cancel")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 async def test_names_have_hashes_of_their_own(serve, tmp_path, told, sql):
@@ -236,6 +340,40 @@ async def test_jobs_are_retried_and_cancelled(guarded, sql, told):
         "jobs.retry",
         "jobs.cancel",
     ]
+
+
+async def test_a_workflow_is_cancelled_and_brought_back_with_a_look_at_it_before(
+    guarded, sql, told
+):
+    ids = await scene.workflow(sql)
+    path = f"/workflows/{ids['workflow']}"
+    await sql.execute(
+        "UPDATE taskd.job SET state = 'running', worker_id = 1, attempt = 1, fence = 1, "
+        "started_at = now() WHERE id = $1",
+        ids["extract"],
+    )
+    page = (await guarded.get(path)).text
+    assert f'href="{path}/cancel"' in page
+    assert f'href="{path}/retry"' not in page
+    preview = (await guarded.get(f"{path}/cancel")).text
+    assert "Cancel 6 jobs of nightly analytics?" in preview
+    assert "1 running job is asked to stop" in preview
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 6
+    assert (await guarded.post(f"{path}/cancel", data={"csrf": "x"})).status_code == 400
+    answer = await guarded.act(f"{path}/cancel", reason="wrong month")
+    assert answer.headers["location"] == path
+    page = (await guarded.get(path)).text
+    assert "5 jobs cancelled, 1 running one asked to stop" in page
+    reasons = await sql.fetch("SELECT DISTINCT reason FROM taskd.job_history")
+    assert "cancelled by admin: wrong month" in {row["reason"] for row in reasons}
+    assert "Retry 5 jobs of" in (await guarded.get(f"{path}/retry")).text
+    await guarded.act(f"{path}/retry")
+    assert "5 jobs retried" in (await guarded.get(path)).text
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 6
+    acted = [(each["action"], each["jobs"]) for name, each in told if name == "action.taken"]
+    assert acted == [("workflows.cancel", 6), ("workflows.retry", 5)]
+    assert (await guarded.get("/workflows/999/cancel")).status_code == 404
+    assert (await guarded.act("/workflows/999/retry")).status_code == 404
 
 
 async def test_queues_are_paused_and_resumed(guarded, sql):

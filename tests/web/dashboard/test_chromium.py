@@ -88,7 +88,8 @@ async def test_pages_are_seen_on_a_desk_on_a_phone_and_in_the_dark(chromium, ser
     jobs = [f"/jobs/{ids[name]}" for name in ("retrying", "running", "merge")]
     paths = ["/", "/jobs?state=failed", "/queues/email", "/schedules", "/workers", *jobs]
     paths.append(f"/workflows/{ids['workflow']}")
-    few = [paths[0], paths[1], paths[5], paths[7]]
+    paths += await limits(sql)
+    few = [paths[0], paths[1], paths[5], paths[7], *paths[-2:]]
     for width, scheme, which in ((1280, "light", paths), (360, "light", few), (1280, "dark", few)):
         size = {"width": width, "height": 800}
         async with tab(chromium, site, viewport=size, color_scheme=scheme) as each:
@@ -98,6 +99,21 @@ async def test_pages_are_seen_on_a_desk_on_a_phone_and_in_the_dark(chromium, ser
                 assert await each.page.evaluate(wider) <= 0, (path, width)
                 assert await each.page.evaluate(CONTRAST) == [], (path, scheme)
             assert each.trouble == []
+
+
+async def limits(sql: Any) -> list[str]:
+    """A limit with a key that a stranger has named, one that is held, and their pages."""
+    await sql.execute(
+        "INSERT INTO taskd.job_limit (name, concurrency, rate, burst, by_hand) "
+        "VALUES ('provider', 2, 5, 10, true)"
+    )
+    await sql.execute(
+        "INSERT INTO taskd.job (queue, task, state, worker_id, started_at, limit_name, limit_key) "
+        "VALUES ('email', 't', 'running', 7001, now(), 'provider', 'account 7'), "
+        "('email', 't', 'blocked', NULL, NULL, 'provider', $1)",
+        HOSTILE,
+    )
+    return ["/limits", "/limits/provider"]
 
 
 async def test_everything_but_what_is_live_works_without_script(chromium, serve, sql):

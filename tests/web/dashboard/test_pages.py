@@ -1,6 +1,7 @@
 """What the pages of the dashboard show, and what they cost."""
 
 import asyncio
+import html
 import json
 import re
 
@@ -16,10 +17,11 @@ PAGES = (
     "/jobs?state=failed",
     "/workflows",
     "/schedules",
+    "/limits",
     "/workers",
     "/queues/email",
 )
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>'\"&{{7*7}} \u202eevil\u2066"
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>'\"&{{1111*1111}} \u202eevil\u2066"
 
 
 async def ok(browser, path, status=200):
@@ -99,8 +101,8 @@ async def test_a_job_shows_what_its_attempts_have_logged(serve, anybody, logins,
         job_id, json.dumps(lines),
     )  # fmt: skip
     text = await ok(anybody, f"/jobs/{job_id}")
-    assert "15:33:46.974 info    &lt;script&gt;" in text
-    assert "[5 lines left out]\n15:33:47.100" in text
+    assert "15:33:46.974 UTC</time> info    &lt;script&gt;" in text
+    assert re.search(r"\[5 lines left out\]\n<time [^>]*>2026-11-22 15:33:47.100 UTC<", text)
     assert "error   b n=1\nTraceback: here" in text
     site = await serve("correct horse", as_=logins.dsn("observer"))
     async with site.browser() as browser:
@@ -154,11 +156,45 @@ async def test_hostile_texts_stay_inert(anybody, sql, place):
         assert "<script>alert" not in text
         assert "<img" not in text
         assert "onerror=alert(2)>" not in text
-        assert "49 " not in text
+        assert "1234321" not in text
         assert "\u202e" not in text
         assert "\u2066" not in text
         assert len(text) < 150_000
     assert printable("\u202e") == "\\u202e"
+
+
+async def test_limits_say_who_holds_their_places_and_how_many_wait(anybody, sql):
+    await sql.execute(
+        "INSERT INTO taskd.job_limit (name, concurrency, by_hand) VALUES ('per <account>', 2, true)"
+    )
+    await sql.execute(
+        """
+        INSERT INTO taskd.job (queue, task, state, worker_id, attempt, fence, started_at, limit_name, limit_key)
+        SELECT 'q', 't', (CASE WHEN n % 3 = 0 THEN 'running' ELSE 'blocked' END)::taskd.job_state,
+            CASE WHEN n % 3 = 0 THEN 1 END, (n % 3 = 0)::int, (n % 3 = 0)::int,
+            CASE WHEN n % 3 = 0 THEN now() END, 'per <account>', 'key ' || lpad((n / 3)::text, 3, '0')
+        FROM generate_series(0, 359) AS n
+        """  # noqa: E501
+    )
+    await sql.execute(
+        "INSERT INTO taskd.job (queue, task, state, limit_name, limit_key) "
+        "VALUES ('q', 't', 'blocked', 'per <account>', $1)",
+        HOSTILE,
+    )
+    listed = await ok(anybody, "/limits")
+    assert 'href="/limits/per%20%3Caccount%3E"' in listed
+    assert ">120<" in listed
+    assert ">241<" in listed
+    path, seen = "/limits/per%20%3Caccount%3E", []
+    while path:
+        page = await ok(anybody, path)
+        assert "<img" not in page
+        seen += re.findall(r'<span class="cut">(key \d{3})', page)
+        found = re.search(r'rel="next" href="([^"]+)"', page)
+        path = found and html.unescape(found[1])
+    assert seen == [f"key {n:03}" for n in range(120)]
+    assert page.count("running</span>") >= 20
+    await ok(anybody, "/limits/none", 404)
 
 
 async def test_pages_go_on_by_key_through_all_jobs_and_none_comes_twice(anybody, sql):
@@ -315,7 +351,7 @@ async def test_pages_are_live_for_all_who_look_by_one_reading(serve, sql):
         while "email" not in (await anext(one))["parts"]["queues"]:
             pass
         # What one reading gave is for both.
-        assert live.full is False
+        assert not live.closed
         assert second["parts"]["tiles"] == first["parts"]["tiles"]
         await asyncio.gather(one.aclose(), two.aclose())
     # Nobody looks any more, so nothing is read.
