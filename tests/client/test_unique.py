@@ -481,7 +481,7 @@ async def test_a_key_that_is_held_is_told_alike_through_sqlalchemy_s_asyncpg(
 async def test_one_statement_alone_that_skips_locks_nothing(client: Client, sql: Any) -> None:
     """So producers that skip all the time do not keep the job from its worker."""
     await client.enqueue(job(1))
-    async with sql.transaction(), asyncio.timeout(5):
+    async with sql.transaction(), asyncio.timeout(30):
         await sql.fetch("SELECT id FROM taskd.job FOR UPDATE")
         assert (await client.enqueue(job(2))).outcome == "skipped"
 

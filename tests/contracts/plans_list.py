@@ -100,7 +100,7 @@ PINS = (
             *(ONES, IDS, ONES, ONES, ["q1"] * len(IDS), ["t"] * len(IDS), ["t"] * len(IDS)),
             *(ONES, ONES, ["[]"] * len(IDS)),
         ),
-        "job_log_pkey queue_pkey tid job_log",
+        "job_log_pkey job_log_pkey queue_pkey tid job_log",
     ),
     Pin("forget_logs", (IDS, ONES), "job_log_pkey"),
     Pin("prune_logs", (1000,), "job_log_expires tid job_log"),

@@ -162,3 +162,14 @@ def test_every_command_of_the_examples_exists(worker: Any, pod: Any) -> None:
         command = cli.get_command(None, args[0])  # type: ignore[arg-type]
         assert command is not None
         command.make_context(args[0], list(args[1:]), resilient_parsing=False).close()
+
+
+def test_the_probes_over_http_ask_the_port_that_the_worker_serves() -> None:
+    container = example("livenessProbe")
+    [port] = container["ports"]
+    assert container["args"][-2:] == ["--http", f"0.0.0.0:{port['containerPort']}"]
+    asked = {
+        kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
+    }
+    assert all(each["port"] == port["name"] for each in asked.values())
+    assert [each["path"] for each in asked.values()] == ["/livez", "/livez", "/readyz"]

@@ -3,8 +3,9 @@
     python -m tests.store.machine --examples 1000 --seed 7
 
 hypothesis plays: enqueues, claims, acks of all kinds, late ones and lost replies, workers that die,
-limits, keys, workflows, changes by hand, failovers that forget the last commits. After each step
-all rows must be as the model (oracle.py) has them; in the end everything must be worked off.
+limits, keys, workflows, lines of attempts, changes by hand, failovers that forget the last
+commits. After each step all rows must be as the model (oracle.py) has them; in the end everything
+must be worked off.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tests.store.oracle_rows import FINISHED, INTERRUPTS_REFUNDED, MAX_CRASHES, Row
+from tests.store.oracle_rows import FINISHED, INTERRUPTS_REFUNDED, MAX_CRASHES, Log, Row
 from tests.store.oracle_workflows import Workflows
 
 
@@ -216,3 +216,23 @@ class Oracle(Workflows):
     def forget(self, where: Callable[[Row], bool]) -> None:
         for job in [row.id for row in self.rows.values() if row.finished and where(row)]:
             del self.rows[job]
+
+    # What handlers have logged.
+
+    def write_log(self, job: int, fence: int, said: Log, *, keeps: bool) -> None:
+        """`keeps`: the queue keeps jobs that end as this attempt did."""
+        before = self.logs.get((job, fence))
+        if before is not None and before.ended:
+            return
+        if not keeps:
+            self.logs.pop((job, fence), None)
+        elif before is None:
+            self.logs[job, fence] = said
+        else:
+            before.ended, before.text = said.ended, said.text
+
+    def drop_old_logs(self, job: int, fence: int) -> None:
+        """Of a job that runs again and again the first attempt stays, and the last ones."""
+        older = sorted(each for of, each in self.logs if of == job and each < fence)
+        for each in older[1:-18] if fence > 19 else []:
+            del self.logs[job, each]

@@ -113,6 +113,16 @@ class Window:
 
 
 @dataclass
+class Log:
+    """The lines of an attempt."""
+
+    worker: int
+    attempt: int
+    ended: bool
+    text: str
+
+
+@dataclass
 class State:
     """All that the model knows."""
 
@@ -126,6 +136,7 @@ class State:
     limits: dict[str, Rule] = field(default_factory=dict)
     limited_tasks: set[str] = field(default_factory=set)
     openings: set[tuple[str, str | None]] = field(default_factory=set)
+    logs: dict[tuple[int, int], Log] = field(default_factory=dict)  # by job and fence
     # What the database has just shown: rows by id, with run_at, task and unique_key.
     seen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -98,7 +98,9 @@ class Player(RuleBasedStateMachine):
         self.backup: Oracle | None = None
         self.failovers = 0
         self.newest = 10  # above the versions that are drawn
+        self.spoken = 0  # each text that is logged is another one
         self.places: dict[tuple[str, str | None], int] = {}
+        self.places_then: dict[tuple[str, str | None], int] = {}
         self.do(stage.put_back("base"))
 
     # Words.

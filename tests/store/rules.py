@@ -11,11 +11,12 @@ from tests.store.oracle_rows import Rule
 from tests.store.player import HAND
 from tests.store.rules_births import Births
 from tests.store.rules_hands import Hands
+from tests.store.rules_logs import Logs
 from tests.store.rules_workers import Workers
 from tests.store.stage import FREE, LIMITED, QUEUES, Stage
 
 
-class Machine(Births, Workers, Hands):
+class Machine(Births, Workers, Logs, Hands):
     """Everything that may happen, in any order."""
 
     def __init__(self, stage: Stage) -> None:
@@ -68,6 +69,7 @@ class Machine(Births, Workers, Hands):
         if self.sound:
             self.drain()
             self.rows_are_as_the_model_has_them()
+            self.logs_are_as_the_model_has_them()
 
     def drain(self) -> None:
         for worker in self.workers:

@@ -177,6 +177,7 @@ class Hands(Player):
     def back_up(self) -> None:
         self.do(self.stage.remember("backup"))
         self.backup = copy.deepcopy(self.oracle)
+        self.places_then = self.places
 
     @rule(again=st.booleans())
     @precondition(lambda self: self.backup is not None and self.stride != STRIDES[-1])
@@ -188,6 +189,7 @@ class Hands(Player):
         self.oracle = copy.deepcopy(self.backup)
         self.oracle.seen = seen
         self.failovers += 1
-        self.places.clear()
+        # A limit may have been set below what ran already when the standby last heard of it.
+        self.places = self.places_then
         if not again:
             self.backup = None

@@ -15,7 +15,7 @@ from taskd.errors import QueueFull
 from taskd.store import control, jobs, limits, workflows
 from taskd.store.database import Lane
 from tests.store.helpers import DONE, FAILED, SCHEDULED, done, row, settle, state_of
-from tests.store.test_limits import enqueue, publish, queued, states
+from tests.store.limit_helpers import enqueue, publish, queued, states
 
 
 async def start(on: Any, *several: NewJob) -> list[int]:

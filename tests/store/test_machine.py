@@ -56,6 +56,9 @@ STATEMENTS = {
     "a deadline that counts as a good end": planted(
         "expire_jobs", (r"array_agg\('failed'::text\)", "array_agg('done'::text)")
     ),
+    "lines that are said too late and stand for those in time": planted(
+        "write_logs", (r"WHERE NOT log\.ended\s+RETURNING 1", "RETURNING 1")
+    ),
 }
 FUNCTIONS = {
     "a key that a claim does not free": FunctionBug(

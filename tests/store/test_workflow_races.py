@@ -24,29 +24,12 @@ from tests.store.helpers import (
     new_worker,
     rescue,
 )
-from tests.store.test_workflows import start
+from tests.store.workflow_helpers import AFTER, WRONG, start
 
 ROUNDS = 50
 LEAST_EACH = 5
 IMPATIENT = {"deadlock_timeout": "50ms"}
-AFTER = "SELECT taskd.enqueue_after('t', '{}', $1::bigint[], queue => 'q', on_failed => $2)"
 POLICIES = ["cancel", "cancel", "wait", "continue", "only"]
-
-# Whoever waits is held up by as many as it counts, and each of these will end, or may be retried.
-WRONG = """
-SELECT job.id, job.state::text, job.waits_for, held.up, held.in_vain
-FROM taskd.job AS job
-CROSS JOIN LATERAL (
-    SELECT count(*) AS up,
-           count(*) FILTER (WHERE parent.state = 'done'
-                               OR parent.state IN ('failed', 'cancelled') AND d.on_failed <> 'wait'
-           ) AS in_vain
-    FROM taskd.dependency AS d JOIN taskd.jobs AS parent ON parent.id = d.parent_id
-    WHERE d.job_id = job.id AND NOT d.counted
-) AS held
-WHERE (job.state = 'blocked') <> (job.waits_for IS NOT NULL)
-   OR job.state = 'blocked' AND (job.waits_for <> held.up OR held.up = 0 OR held.in_vain > 0)
-"""
 
 
 class Crowd:

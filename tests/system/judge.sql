@@ -276,6 +276,7 @@ CREATE TABLE judge.claim (
     closed_at timestamptz, closed_as text
 );
 CREATE INDEX claim_job ON judge.claim (job, seq);
+CREATE INDEX claim_at ON judge.claim (at);
 
 -- One row per start of a handler, with its claim (NULL: it had none).
 CREATE TABLE judge.run (

@@ -24,7 +24,7 @@ from taskd.worker.lease import new_incarnation
 from taskd.workflows import Pipeline, Workflow, chain, group
 from tests.system import chaos_app as app
 from tests.system import points_app
-from tests.system.chaos import WHY
+from tests.system.chaos_load import WHY
 from tests.system.points_strike import Strike
 
 Load = Callable[[], list[NewJob | Workflow | Pipeline]]
@@ -89,10 +89,11 @@ class Scene:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of jobs, and the statements that end its attempts."""
+    """A kind of jobs, the statements that end its attempts, and whether a handler ever returns."""
 
     scene: Scene
     acks: tuple[str, ...] = ("ack_done",)
+    returns: bool = True
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ KINDS: dict[str, Kind] = {
     "failing": Kind(
         Scene(lambda: [app.flaky.job(fails=n) for n in (1, 2)]), (*SETTLED, "ack_done")
     ),
-    "hopeless": Kind(Scene(lambda: [app.hopeless.job()]), SETTLED),
+    "hopeless": Kind(Scene(lambda: [app.hopeless.job()]), SETTLED, returns=False),
     "odd": Kind(Scene(lambda: [app.odd.job(kind=kind) for kind in app.ODDITIES]), SETTLED),
     "thread": Kind(Scene(lambda: [app.works_in_thread.job(ms=n) for n in (1, 50)])),
     "odd in thread": Kind(Scene(lambda: [app.odd_in_thread.job(kind="SystemExit")]), SETTLED),
@@ -225,9 +226,13 @@ KINDS: dict[str, Kind] = {
     "callbacks": Kind(Scene(_callbacks), SETTLED),
     "deadline": Kind(Scene(_expiring)),
     "cancelled": Kind(
-        Scene(lambda: [app.waits.job(ms=60_000) for _ in range(2)], meanwhile=_cancelled), SETTLED
+        Scene(lambda: [app.waits.job(ms=60_000) for _ in range(2)], meanwhile=_cancelled),
+        SETTLED,
+        returns=False,
     ),
-    "retried": Kind(Scene(lambda: [app.hopeless.job()], meanwhile=_retried), SETTLED),
+    "retried": Kind(
+        Scene(lambda: [app.hopeless.job()], meanwhile=_retried), SETTLED, returns=False
+    ),
 }
 
 _RUSH = {"taskd.worker.attendance.ATTEND_AFTER_S": 0.0}
@@ -334,7 +339,7 @@ def trials() -> list[Trial]:
             Trial(scene, Strike(moment, "", way))
             for moment in MOMENTS
             for way in ("kill", "cancel")
-            if (moment, way) not in NOT_DONE
+            if (moment, way) not in NOT_DONE and (kind.returns or moment != "returned")
         ]
     for scene, points in OTHERS.items():
         for point in points:

@@ -28,7 +28,7 @@ from taskd.store import jobs
 from taskd.store.database import Database, Lane
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app
-from tests.system.chaos import START_S, Fleet, until
+from tests.system.fleet import START_S, Fleet, until
 from tests.system.judge import Judge, Verdict
 
 BEAT_S = 0.1

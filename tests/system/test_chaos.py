@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.system import chaos
+from tests.system.chaos_report import Plan
 
 
 def seed() -> int:
@@ -21,7 +22,7 @@ def seed() -> int:
 
 @pytest.mark.timeout(240)
 async def test_every_promise_holds_under_kills_and_pills(dsn: str, tmp_path: Path) -> None:
-    plan = chaos.Plan(
+    plan = Plan(
         jobs=3000, kills=8, seconds=0, workers=3, seed=seed(), restarts=2, pauses=1, lease_s=4.0
     )
     print(f"seed {plan.seed}; workers' logs in {tmp_path}")

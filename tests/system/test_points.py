@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from taskd.store.statements import load
-from tests.system.points import play
 from tests.system.points_list import NOT_DONE, NOT_STRUCK, left_out, of_workers, trials
+from tests.system.points_stage import play
 
 SHORT = (
     "callbacks/claim_jobs/after/kill",

@@ -22,6 +22,7 @@ import pytest
 from taskd import events
 from taskd.config import Settings
 from taskd.store.database import Database
+from taskd.store.migrations import all_migrations
 from taskd.worker.notify import Notify
 from taskd.worker.processes import Processes
 from tests.system.shell import ROOT, WITHIN_S, Shell
@@ -395,3 +396,40 @@ async def test_a_process_that_cannot_be_started_harms_none_that_runs(
     finally:
         forget()
     assert drained.read_text() == "drained"
+
+
+WAITS = """
+import pathlib
+
+@task()
+async def waits_for_a_file() -> None:
+    while not pathlib.Path("go").exists():
+        await asyncio.sleep(0.05)
+"""
+
+
+async def test_children_that_the_schema_outgrows_drain_and_end_all_with_78(family: Family) -> None:
+    with (family.home / "stop_app.py").open("a") as app:
+        app.write(WAITS)
+    parent = await family.start(concurrency=2, drain_s=WITHIN_S, lease_s=15)
+    await family.enqueue("waits_for_a_file", 4)
+    await family.running(4)
+    left = await family.enqueue("sleeps", 3, s=0)
+    newest = all_migrations()[-1].number
+    await family.sql.execute(
+        "INSERT INTO taskd.migration VALUES ($1, 'later', '', $1, now())", newest + 1
+    )
+    await family.heard("worker.outgrown", 2)
+    await family.heard("worker.draining", 2)
+    assert parent.returncode is None
+    (family.home / "go").touch()
+    assert await family.end(parent) == 78
+    [report] = family.of("worker.stopped")
+    assert (report["processes"], report["outgrown"], report["jobs"]) == (2, True, {"done": 4})
+    assert f"{newest + 1:04d} and later: upgrade taskd" in report["why"]
+    # Nobody has started another one for them, and nothing was lost.
+    assert not family.of("worker.crashed")
+    assert len(family.of("worker.started")) == 2
+    rows = await family.sql.fetch("SELECT state, attempt FROM taskd.job WHERE id = ANY ($1)", left)
+    assert {tuple(row) for row in rows} == {("queued", 0)}
+    assert await family.states() == {"done": 4, "queued": 3}

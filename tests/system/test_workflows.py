@@ -12,7 +12,7 @@ import pytest
 from taskd import Client
 from taskd.core.job import NewJob
 from taskd.workflows import Workflow, group
-from tests.store.test_workflow_races import WRONG
+from tests.store.workflow_helpers import WRONG
 from tests.system.judge import Judge
 from tests.system.shell import WITHIN_S, Shell
 from tests.system.test_chaos import seed

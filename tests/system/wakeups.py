@@ -8,7 +8,7 @@ and falls asleep; and at random moments around that, one to four producers that 
 Their transactions stay open for a random time, in every isolation level, through both doors: in
 some rounds for 0 to 50 ms, in others until after the mark is gone.
 
-The polls that find a job without a ring come every half minute. So a job for which nobody rang
+The polls that find a job without a ring come once a minute. So a job for which nobody rang
 shows by its lateness, which is counted from just before COMMIT was sent until its handler began.
 """
 
@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -37,10 +37,11 @@ from taskd.core.task import Task
 from taskd.store.database import Database
 from taskd.worker import Worker, attendance, consumer
 from tests.servers import add_dsn, database, server
+from tests.system.wakeups_report import LOST_S, Plan, Report, Trial
 
-POLL_S = 30.0
+# As long as the setting may be, so that a job found by a ring is never taken for one of a poll.
+POLL_S = 60.0
 ATTEND_AFTER_S = 0.02
-LATE_S = 0.5
 P999_S = 0.05
 OPEN_S_MAX = 0.05
 LOOK_EVERY_S = 0.005
@@ -50,8 +51,6 @@ STREAM_JOBS, STREAM_AHEAD, STREAM_EVERY_S = 150, 250, 0.002
 STREAM_S_MAX = 0.5
 # Longer than it takes to fall asleep after a stream.
 NAP_S_MAX = 2.0
-# After so long a job counts as lost; the next round's jobs would wake its worker.
-LOST_S = 20.0
 # Above READ COMMITTED everybody rings: that is quickly tried.
 ISOLATIONS = {"read_committed": 6, "repeatable_read": 1, "serializable": 1}
 DOORS = ("SQL", "client")
@@ -61,98 +60,6 @@ MARKED = """
 SELECT EXISTS (SELECT FROM taskd.attendance WHERE queue = $1 AND until > clock_timestamp())
 """
 ENQUEUE = "SELECT taskd.enqueue('found', jsonb_build_object('number', $1::bigint), queue => $2)"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run consists of."""
-
-    trials: int
-    queues: int
-    seed: int
-    late_s: float = LATE_S
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One job of a producer, and how it is enqueued.
-
-    Attributes:
-        begins_s: from the end of the stream until the transaction begins.
-        open_s: how long it stays open once the job is written.
-        across: it stays open until the mark is gone, and then for `open_s`.
-    """
-
-    number: int
-    queue: str
-    isolation: str
-    door: str
-    begins_s: float
-    open_s: float
-    across: bool
-
-
-@dataclass(slots=True)
-class Report:
-    """What came of it.
-
-    Attributes:
-        lateness_s: by trial, from before COMMIT to the handler's start; no entry: never started.
-        marks: how often a mark appeared.
-        naps: how often a mark was taken back.
-        unrung: jobs that were written while somebody attended.
-        crossed: those of them that were committed after the mark was gone.
-    """
-
-    plan: Plan
-    trials: list[Trial] = field(default_factory=list)
-    lateness_s: dict[int, float] = field(default_factory=dict)
-    rounds: int = 0
-    marks: int = 0
-    naps: int = 0
-    unrung: int = 0
-    crossed: int = 0
-    took_s: float = 0.0
-
-    def late(self) -> list[Trial]:
-        """Trials whose job was found too late for a ring."""
-        return [
-            trial
-            for trial in self.trials
-            if self.lateness_s.get(trial.number, LOST_S) > self.plan.late_s
-        ]
-
-    def percentile_s(self, share: float) -> float:
-        """The lateness that this share of the trials does not exceed."""
-        found = sorted(self.lateness_s.values())
-        return found[min(len(found) - 1, int(share * len(found)))] if found else LOST_S
-
-    def problems(self) -> list[str]:
-        """What breaks a promise, or makes the run prove nothing; empty when all is well."""
-        late = self.late()
-        found = [
-            f"found late ({self.lateness_s.get(each.number, LOST_S):.1f} s): {each}"
-            for each in late[:20]
-        ]
-        if late:
-            found.append(f"{len(late):,} jobs were not found by a ring")
-        if not (self.naps and self.crossed):
-            found.append(
-                f"{self.naps:,} naps, {self.crossed:,} jobs committed across one: no proof"
-            )
-        return found
-
-    def __str__(self) -> str:
-        levels = Counter(trial.isolation for trial in self.trials)
-        p50, p99, p999, most = (1000 * self.percentile_s(each) for each in (0.5, 0.99, 0.999, 1.0))
-        return (
-            f"seed {self.plan.seed}: {len(self.trials):,} trials in {self.rounds:,} rounds on "
-            f"{self.plan.queues} queues, {self.took_s:.0f} s; {dict(levels)}\n"
-            f"attended {self.marks:,} times, fell asleep {self.naps:,} times; {self.unrung:,} jobs "
-            f"written without a ring, {self.crossed:,} of them committed after the mark was gone\n"
-            f"from COMMIT to the handler: p50 {p50:.1f} ms, p99 {p99:.1f} ms, p99.9 {p999:.1f} ms, "
-            f"max {most:.1f} ms; {len(self.late()):,} late (over {self.plan.late_s:g} s)"
-        )
 
 
 class Watch:

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shutil
-import subprocess
-import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from io import RawIOBase
-from pathlib import Path
+from contextlib import suppress
 
 import asyncpg
 import pytest
@@ -21,6 +14,7 @@ from taskd import config
 from taskd.embedded.binaries import find_binaries
 from tests.system.faults import app
 from tests.system.faults.cluster import Cluster, private
+from tests.system.faults.disk import ClusterOnDisk, stuffed
 from tests.system.faults.scene import Outcome, Scene, scene
 
 # A role that is no superuser: those keep their reserved connections.
@@ -145,30 +139,12 @@ async def _full_speed_after(made: Scene, locked: float, released: float) -> floa
     )
 
 
-@asynccontextmanager
-async def small_disk(megabytes: int) -> AsyncIterator[Path]:
-    """A directory on a disk of its own that can be filled up."""
-    if os.geteuid() != 0:
-        pytest.skip("a small disk needs root, to mount a tmpfs")
-    place = Path(tempfile.mkdtemp(prefix="taskd-disk-", dir="/tmp"))
-    mounting = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "none", str(place)]
-    done = subprocess.run(mounting, capture_output=True, check=False)
-    if done.returncode:
-        place.rmdir()
-        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.decode().strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-        place.rmdir()
-
-
 async def disk_full(full_s: float = 10.0, *, wal: bool = False) -> Outcome:
     """No room on the disk of the data; with `wal`, none for the log either, which stops the server.
 
     Acks are kept meanwhile. A server that has stopped is started again when there is room.
     """
-    async with AsyncDisk(wal=wal) as (cluster, place), scene(cluster.dsn()) as made:
+    async with ClusterOnDisk(wal=wal) as (cluster, place), scene(cluster.dsn()) as made:
         worker = await made.worker()
         made.feed(200)
         gate = made.home / "gate"
@@ -185,7 +161,11 @@ async def disk_full(full_s: float = 10.0, *, wal: bool = False) -> Outcome:
             await asyncio.sleep(full_s)
             made.figures["alive"] = worker.process.returncode is None
         made.figures["server_stopped"] = not cluster.runs
-        if not cluster.runs:
+        if wal:
+            # Most often it has ended by itself: its recovery, too, has found no room. But now and
+            # then PostgreSQL 18 loses the process that recovers and stays there without it, for
+            # ever "not yet accepting connections". Whoever is on call starts it again either way.
+            await cluster.stop()
             await cluster.start()
         room = time.time()
         made.figures["first_claim_s"] = await made.first_claim_after(room)
@@ -201,71 +181,6 @@ async def _use_up_the_log(cluster: Cluster) -> None:
     with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
         while True:
             await cluster.ask("SELECT pg_logical_emit_message(true, 'judge', repeat('x', 4000000))")
-
-
-@asynccontextmanager
-async def stuffed(filler: Path) -> AsyncIterator[None]:
-    """No room on the disk of this file for the length of a block."""
-    stuffing = asyncio.create_task(_stuff(filler), name="stuffing")
-    try:
-        yield
-    finally:
-        stuffing.cancel()
-        await asyncio.wait({stuffing})
-        filler.unlink()
-
-
-async def _stuff(filler: Path) -> None:
-    """Take whatever room there is, and whatever becomes free, until cancelled."""
-    with filler.open("ab", buffering=0) as file:
-        while True:
-            await asyncio.to_thread(_fill, file)
-            await asyncio.sleep(0.02)
-
-
-def _fill(file: RawIOBase) -> None:
-    size = 65536
-    while size:
-        try:
-            file.write(b"x" * size)
-        except OSError:
-            size //= 2
-
-
-class AsyncDisk:
-    """A cluster on a small disk; its log of changes on the same one or elsewhere."""
-
-    def __init__(self, *, wal: bool) -> None:
-        self._wal = wal
-        self._elsewhere: Path | None = None
-
-    async def __aenter__(self) -> tuple[Cluster, Path]:
-        self._disk = small_disk(220)
-        place = await self._disk.__aenter__()
-        self._cluster = Cluster(place / "a")
-        try:
-            await self._cluster.make()
-            if not self._wal:
-                await self._move_wal()
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self._cluster, place
-
-    async def _move_wal(self) -> None:
-        self._elsewhere = Path(tempfile.mkdtemp(prefix="taskd-wal-", dir="/tmp"))
-        await self._cluster.stop()
-        wal = self._cluster.data / "pg_wal"
-        shutil.move(wal, self._elsewhere / "pg_wal")
-        wal.symlink_to(self._elsewhere / "pg_wal")
-        shutil.copystat(self._cluster.data, self._elsewhere)
-        await self._cluster.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._cluster.close()
-        await self._disk.__aexit__(None, None, None)
-        if self._elsewhere is not None:
-            shutil.rmtree(self._elsewhere)
 
 
 async def test_without_room_for_connections_workers_wait_and_say_so() -> None:

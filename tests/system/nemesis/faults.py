@@ -16,8 +16,8 @@ import asyncpg
 from taskd import Client
 from taskd.errors import TaskdError
 from tests.system.faults.cluster import Cluster
+from tests.system.faults.disk import stuffed
 from tests.system.faults.proxy import Ambush, Fault
-from tests.system.faults.test_limits import stuffed
 from tests.system.nemesis.hosts import FAKETIME, Host
 
 OPERATOR = "chaos"  # the reason of whatever an operator does, as in tests.system.chaos

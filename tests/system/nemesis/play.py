@@ -22,10 +22,10 @@ from taskd.errors import StoreUnavailable
 from taskd.store import jobs, migrations
 from taskd.store.database import Database, Lane
 from taskd.workflows import Workflow
-from tests.system import chaos
+from tests.system import chaos_load, chaos_report
 from tests.system.chaos_app import hopeless, pill
 from tests.system.faults.cluster import Cluster, private
-from tests.system.faults.test_limits import small_disk
+from tests.system.faults.disk import small_disk
 from tests.system.judge import Judge
 from tests.system.nemesis import app
 from tests.system.nemesis.faults import FAULTS, Mark, World, possible, strike
@@ -38,14 +38,14 @@ FEED_S = 0.25
 
 def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
     """The jobs of a plan."""
-    ledger: chaos.Kinds = {
+    ledger: chaos_load.Kinds = {
         lambda: app.transfers.job(amount=1): 1,
         app.books.job: 1,
     }
     if plan.load == "ledger":
-        return chaos.drawn(ledger, plan.jobs, dice)
-    made = chaos.drawn(
-        chaos.kinds(dice)
+        return chaos_load.drawn(ledger, plan.jobs, dice)
+    made = chaos_load.drawn(
+        chaos_load.kinds(dice)
         | {
             lambda: app.transfers.job(amount=1): 6,
             lambda: app.blocks_loop.job(ms=dice.randint(50, 500)): 1,
@@ -159,8 +159,8 @@ class Play:
             share = (time.monotonic() - began) / self.plan.seconds
             due = waiting[fed : int(len(waiting) * share)]
             singles = [each for each in due if isinstance(each, NewJob)]
-            for at in range(0, len(singles), chaos.BATCH):
-                self._world.told += await self._told(singles[at : at + chaos.BATCH])
+            for at in range(0, len(singles), chaos_load.BATCH):
+                self._world.told += await self._told(singles[at : at + chaos_load.BATCH])
             for made in due:
                 if isinstance(made, Workflow):
                     self._world.told += await self._told(made)
@@ -219,10 +219,10 @@ class Play:
                     name: [row[0] for row in await connection.fetch(text)]
                     for name, text in entries.items()
                 },
-                newest=chaos.newest(waiting),
+                newest=chaos_load.newest(waiting),
             )
             unexpected = await connection.fetch(
-                chaos.UNEXPECTED, [hopeless.name, app.stubborn.name]
+                chaos_report.UNEXPECTED, [hopeless.name, app.stubborn.name]
             )
             missing = set() if self.plan.faults else set(FAULTS) - set(possible(self._world))
             return Report(
@@ -234,8 +234,8 @@ class Play:
                 sorted(missing),
                 sum((host.codes for host in self._hosts), Counter()),
                 [each for host in self._hosts for each in host.surprises],
-                chaos.ended_wrongly(await connection.fetch(chaos.PILLS), unexpected),
-                [chaos.told(row) for row in unexpected if row["reason"] == "crashed"],
+                chaos_report.ended_wrongly(await connection.fetch(chaos_report.PILLS), unexpected),
+                [chaos_report.told(row) for row in unexpected if row["reason"] == "crashed"],
                 tuple(await connection.fetchrow(TICKS)),
                 tuple(await connection.fetchrow(TRANSFERRED)),
                 await connection.fetchval(DEADLOCKS),
@@ -296,7 +296,7 @@ RECORD = (
 # What jobs that came while a fault lasted waited for their first start, and how long after its end
 # the next claim came.
 MARKS = """
-WITH born AS (
+WITH born AS MATERIALIZED (
     SELECT event.at, claim.at - event.at AS waited
     FROM judge.event
     JOIN judge.claim ON claim.job = event.job AND claim.n = 1

@@ -1,0 +1,68 @@
+"""What the tests of limits share: published limits, and who stands where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskd.core.job import Job
+from taskd.core.limit import Limit
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.store import jobs, limits, workers
+from taskd.store.jobs import Fetches
+
+APP = "app"
+
+
+async def publish(
+    on: Fetches, limit: Limit, *, task: str = "t", queue: str = "q"
+) -> Task[..., Any]:
+    """A published task with a limit; its one argument makes the key."""
+
+    async def handler(tenant: str = "main") -> None: ...
+
+    registry = Registry()
+    made: Task[..., Any] = Task(handler, name=task, queue=queue, limit=limit)
+    registry.add(made)
+    await workers.publish(on, APP, registry, [queue])
+    await limits.publish(on, APP, registry)
+    await limits.admit(on, 100)  # the opening that it has left
+    return made
+
+
+async def enqueue(on: Fetches, task: Task[..., Any], *tenants: str) -> list[int]:
+    return list(await jobs.enqueue(on, [task.job(tenant) for tenant in tenants]))
+
+
+async def lined_up(on: Fetches, limit: Limit, *tenants: str) -> tuple[Task[..., Any], list[int]]:
+    """A published task with a limit, and jobs of it that somebody has looked at."""
+    task = await publish(on, limit)
+    born = await enqueue(on, task, *tenants)
+    await limits.admit(on, 100)
+    return task, born
+
+
+async def one_runs(
+    on: Fetches, worker: int, *tenants: str
+) -> tuple[Task[..., Any], Job, list[int]]:
+    """The same with a limit of one, and the job that this worker runs."""
+    task, born = await lined_up(on, Limit(concurrency=1), *tenants)
+    [job] = await jobs.claim(on, worker, "q", 10)
+    return task, job, born
+
+
+async def queued(sql: Any, key: str | None = None) -> list[int]:
+    """Who is admitted and not claimed."""
+    rows = await sql.fetch(
+        "SELECT id FROM taskd.job WHERE state = 'queued' AND coalesce(limit_key = $1, true) "
+        "ORDER BY id",
+        key,
+    )
+    return [each[0] for each in rows]
+
+
+async def states(sql: Any) -> dict[str, int]:
+    rows = await sql.fetch(
+        "SELECT state::text || coalesce(':' || gate::text, ''), count(*) FROM taskd.job GROUP BY 1"
+    )
+    return {each[0]: each[1] for each in rows}

@@ -1,0 +1,215 @@
+"""Acks that come late, or while somebody cancels or rescues: the guard and the flag decide."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskd.core.job import JobState
+from taskd.store import jobs
+from taskd.store.connections import fetches
+from taskd.store.database import Lane
+from tests.store.ack_helpers import ALL_STATES, jobs_completed, snapshot
+from tests.store.helpers import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    SCHEDULED,
+    Connect,
+    Transaction,
+    bury,
+    done,
+    enqueue,
+    rescue,
+    row,
+    run_one,
+    running,
+    settle,
+    state_of,
+    take_over,
+    waits_for_lock,
+)
+
+# Cancelling a running job: the flag decides what may no longer run.
+
+
+@pytest.mark.parametrize(
+    ("state", "ends_as", "reason"),
+    [
+        (SCHEDULED, CANCELLED, "by hand"),
+        (QUEUED, CANCELLED, "by hand"),
+        (FAILED, FAILED, "gave up"),
+        (CANCELLED, CANCELLED, "gave up"),
+        (DONE, DONE, "gave up"),
+    ],
+)
+async def test_a_cancel_flagged_between_claim_and_ack_decides_what_would_run_again(
+    sql, lane: Lane, me, state: JobState, ends_as: JobState, reason: str
+) -> None:
+    job = await run_one(lane, me)
+    assert await jobs.cancel(lane, [job.id], "by hand") == {job.id: RUNNING}
+    assert await settle(lane, job, state, delay_s=60.0, reason="gave up") == ends_as
+    ended = await row(sql, job.id)
+    assert (ended["state"], ended["reason"]) == (ends_as.value, reason)
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
+
+
+async def test_a_success_beats_a_cancel_that_came_too_late(sql, lane: Lane, me) -> None:
+    job = await run_one(lane, me)
+    await jobs.cancel(lane, [job.id], "by hand")
+    assert await done(lane, job) == 1
+    assert await state_of(sql, job.id) == "done"
+
+
+async def test_an_ack_that_waits_for_a_cancel_decides_by_the_flag_it_then_finds(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    plain, again = await running(lane, me, 2)
+    acking = await connect()
+    async with Transaction(await connect()) as cancelling:
+        await jobs.cancel(fetches(cancelling.connection), [plain.id, again.id], "by hand")
+        first = asyncio.create_task(settle(fetches(acking), again, SCHEDULED, delay_s=60.0))
+        await waits_for_lock(sql, acking)
+        await cancelling.commit()
+        assert await first is CANCELLED
+    assert await done(lane, plain) == 1
+    assert await state_of(sql, again.id) == "cancelled"
+
+
+async def test_a_cancel_that_waits_for_an_ack_finds_the_job_gone(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    job = await run_one(lane, me)
+    cancelling = await connect()
+    async with Transaction(await connect()) as acking:
+        assert await done(fetches(acking.connection), job) == 1
+        late = asyncio.create_task(jobs.cancel(fetches(cancelling), [job.id], "by hand"))
+        await waits_for_lock(sql, cancelling)
+        await acking.commit()
+        assert await late == {}
+    assert await state_of(sql, job.id) == "done"
+
+
+async def test_a_cancel_that_waits_for_a_retry_cancels_the_waiting_job(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    job = await run_one(lane, me)
+    cancelling = await connect()
+    async with Transaction(await connect()) as acking:
+        await settle(fetches(acking.connection), job, SCHEDULED, delay_s=60.0)
+        late = asyncio.create_task(jobs.cancel(fetches(cancelling), [job.id], "by hand"))
+        await waits_for_lock(sql, cancelling)
+        await acking.commit()
+        assert await late == {job.id: CANCELLED}
+    assert await state_of(sql, job.id) == "cancelled"
+
+
+# Late acks.
+
+
+@pytest.mark.parametrize("state", ALL_STATES)
+async def test_a_late_ack_changes_nothing(sql, lane: Lane, me, state: JobState) -> None:
+    job = await run_one(lane, me)
+    await take_over(lane, job)
+    before = await snapshot(sql)
+    assert await settle(lane, job, state, refund=True, error='{"type": "E"}') is None
+    assert await done(lane, job) == 0
+    assert await jobs_completed(lane, job) == []
+    assert await snapshot(sql) == before
+
+
+@pytest.mark.parametrize("state", ALL_STATES)
+async def test_a_late_ack_does_not_end_the_run_of_another_worker(
+    sql, lane: Lane, me, other, state: JobState
+) -> None:
+    job = await run_one(lane, me)
+    await take_over(lane, job)
+    again = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    assert again is not None
+    before = await snapshot(sql)
+    assert await settle(lane, job, state) is None
+    assert await done(lane, job) == 0
+    assert await jobs_completed(lane, job) == []
+    assert await snapshot(sql) == before
+    assert await done(lane, again) == 1
+
+
+async def test_an_earlier_fence_of_the_same_worker_does_not_end_its_later_run(
+    sql, lane: Lane, me
+) -> None:
+    job = await run_one(lane, me)
+    await settle(lane, job, QUEUED, refund=True)
+    [again] = await jobs.claim(lane, me, "q", 1)
+    assert again.fence == job.fence + 1
+    assert await done(lane, job) == 0
+    assert await settle(lane, job, FAILED) is None
+    assert await jobs_completed(lane, job) == []
+    assert await state_of(sql, job.id) == "running"
+    assert await done(lane, again) == 1
+
+
+async def test_the_same_fence_under_another_workers_id_matches_nothing(
+    sql, lane: Lane, me, other
+) -> None:
+    # After a failover that lost a claim two workers may hold the same id and fence.
+    job = await run_one(lane, me)
+    job.worker_id = other
+    assert await done(lane, job) == 0
+    assert await settle(lane, job, DONE) is None
+    assert await jobs_completed(lane, job) == []
+    assert await state_of(sql, job.id) == "running"
+
+
+async def test_a_worker_that_nobody_is_matches_no_waiting_job(sql, lane: Lane) -> None:
+    # `IS NOT DISTINCT FROM` is true for two NULLs; a waiting job has no worker.
+    [job_id] = await enqueue(lane)
+    for name, args in (
+        ("ack_done", (None, [job_id], [0])),
+        ("complete_job", (job_id, None, 0, None, None)),
+    ):
+        assert [r for r in await lane.fetch(name, *args) if r[0]] == []
+    assert await state_of(sql, job_id) == "queued"
+
+
+async def test_rescue_steps_over_a_job_whose_ack_is_being_written(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    first, second = await running(lane, me, 2)
+    await bury(lane, me)
+    async with Transaction(await connect()) as acking:
+        assert await done(fetches(acking.connection), first) == 1
+        assert await rescue(lane) == {second.id: SCHEDULED}
+        await acking.commit()
+    assert await rescue(lane) == {}
+    assert await state_of(sql, first.id) == "done"
+
+
+async def test_rescue_takes_the_job_after_all_when_its_ack_rolls_back(
+    lane: Lane, connect: Connect, me
+) -> None:
+    job = await run_one(lane, me)
+    await bury(lane, me)
+    async with Transaction(await connect()) as acking:
+        await done(fetches(acking.connection), job)
+        assert await rescue(lane) == {}
+        await acking.rollback()
+    assert await rescue(lane) == {job.id: SCHEDULED}
+
+
+async def test_an_ack_that_waits_for_a_rescue_changes_nothing(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    one, two = await running(lane, me, 2)
+    await bury(lane, me)
+    for job, write in ((one, done), (two, lambda on, job: settle(on, job, FAILED))):
+        acking = await connect()
+        async with Transaction(await connect()) as rescuing:
+            await jobs.rescue(fetches(rescuing.connection), 1, 3)
+            late = asyncio.create_task(write(fetches(acking), job))
+            await waits_for_lock(sql, acking)
+            await rescuing.commit()
+            assert not await late
+        assert await state_of(sql, job.id) == "scheduled"

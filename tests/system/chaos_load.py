@@ -1,0 +1,112 @@
+"""The mixed load of chaos: what producers enqueue, and what operators do meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import count
+
+from taskd import Client
+from taskd.core.job import NewJob
+from taskd.store import jobs
+from taskd.store.database import Lane
+from taskd.workflows import Workflow, chain, group
+from tests.system import chaos_app as app
+from tests.system.chaos_report import Plan
+
+BATCH = 1000
+WHY = "chaos"
+
+Kinds = dict[Callable[[], NewJob | Workflow], int]
+
+
+def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
+    """The jobs of a plan, pills early among them: a pill needs its backoffs to run three times."""
+    made = drawn(kinds(dice), plan.jobs - plan.pills, dice)
+    for _ in range(plan.pills):
+        made.insert(dice.randint(0, len(made) // 5), app.pill.job())
+    return made
+
+
+def drawn(weights: Kinds, jobs: int, dice: random.Random) -> list[NewJob | Workflow]:
+    """So many of these kinds, by their weights."""
+    return [make() for make in dice.choices([*weights], [*weights.values()], k=jobs)]
+
+
+def kinds(dice: random.Random) -> Kinds:
+    """What makes a job of each kind, and how many of a hundred are of it."""
+    revision = count(1)
+    return {
+        app.instant.job: 60,
+        lambda: app.waits.job(ms=dice.randint(10, 500)): 6,
+        lambda: app.works_in_thread.job(ms=dice.randint(1, 50)): 4,
+        lambda: app.flaky.job(fails=dice.randint(1, 2)): 5,
+        app.hopeless.job: 2,
+        lambda: app.odd.job(kind=dice.choice(list(app.ODDITIES))): 4,
+        lambda: app.odd_in_thread.job(kind=dice.choice(list(app.ODDITIES))): 2,
+        app.books.job: 12,
+        lambda: app.instant.job().after(dice.uniform(0.1, 3.0)): 5,
+        # A few are offered late, as producers that overtake each other do.
+        lambda: app.syncs.job(
+            dice.randint(1, 6), max(1, next(revision) - dice.choice((0, 0, 9)))
+        ): 6,
+        lambda: app.polls.job(account=dice.randint(1, 6), note=dice.randint(1, 9)): 3,
+        lambda: app.refreshes.job(account=dice.randint(1, 6), fails=dice.randint(0, 1)): 3,
+        lambda: app.imports.job(tenant=dice.randint(1, 4), fails=dice.choice((0, 0, 1))): 6,
+        lambda: app.instant.options(
+            deadline_s=dice.uniform(0.0, 3.0), delay_s=dice.choice((0, 1))
+        ).job(): 4,
+        lambda: app.computes.job(below=dice.randint(1, 50_000)): 3,
+        lambda: app.stores.job(app.Thing(fails=dice.choice((0, 0, 0, 1)))): 6,
+        lambda: flow(dice): 2,
+    }
+
+
+def flow(dice: random.Random) -> Workflow:
+    """A small workflow: a group with its fan-in, a chain, or one of which a part fails."""
+    numbers = list(range(dice.randint(2, 6)))
+    members = [app.member.job(number) for number in numbers]
+    kind = dice.randint(1, 3)
+    if kind == 1:
+        made = group(members, then=app.gathers.job(numbers=numbers))
+    elif kind == 2:
+        made = chain(*members, app.gathers.job(numbers=numbers[-1:]))
+    else:
+        made = group([*members, app.hopeless.job()], then=app.gathers.job(numbers=[]))
+        made.add(app.instant.job(), name="behind", after=["gathers"])
+    made.on_failure(app.instant.job())
+    made.on_completion(app.imports.job(tenant=dice.randint(1, 4), fails=0))
+    return made
+
+
+def newest(made: list[NewJob | Workflow]) -> list[tuple[str, str, int]]:
+    """Of each key with versions, the highest one."""
+    found: dict[tuple[str, str], int] = {}
+    for job in made:
+        if isinstance(job, NewJob) and job.unique and job.unique.version is not None:
+            key = job.task, job.unique.key
+            found[key] = max(found.get(key, 0), job.unique.version)
+    return [(*key, version) for key, version in found.items()]
+
+
+async def enqueue(lane: Lane, client: Client, part: list[NewJob | Workflow]) -> list[int]:
+    """Plain jobs by the thousand, the others as they come; the ids."""
+    told: list[int] = []
+    singles = [job for job in part if isinstance(job, NewJob)]
+    for at in range(0, len(singles), BATCH):
+        told += await jobs.enqueue(lane, singles[at : at + BATCH])
+    for made in part:
+        if isinstance(made, Workflow):
+            told += (await made.start(client=client)).jobs.values()
+    return told
+
+
+async def meddle(client: Client, dice: random.Random, told: list[int]) -> None:
+    """What operators do while it runs: cancel, change, retry, pause, resize."""
+    for paused in (client.pause(["fast"], 0.3, WHY), client.pause_tasks(["waits"], 0.3, WHY)):
+        await paused
+    await client.cancel(dice.sample(told, k=len(told) // 50), WHY)
+    await client.change(dice.sample(told, k=len(told) // 20), priority=dice.randint(1, 200))
+    await client.change(dice.sample(told, k=len(told) // 20), delay_s=dice.choice((0.0, 0.5)))
+    await client.retry(dice.sample(told, k=len(told) // 20))
+    await client.limit("mixed", dice.choice((5, 20, None)))

@@ -1,0 +1,293 @@
+"""Each of the judge's checks can fail: for each, somebody breaks what it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from taskd.core.limit import LimitOf
+from taskd.core.outcome import NotStarted
+from taskd.core.unique import Unique
+from taskd.store import jobs
+from tests.system.judge_scene import QUEUE, TASK, Open, Scene, one_job_done, two_in_a_chain
+
+
+async def never_born(stage: Scene) -> dict[str, Any]:
+    return {"enqueued": [await one_job_done(stage) + 1]}
+
+
+async def gone_without_trace(stage: Scene) -> None:
+    await stage.sql("DELETE FROM taskd.job WHERE id = $1", await stage.enqueue())
+
+
+async def gone_behind_the_triggers(stage: Scene) -> None:
+    await one_job_done(stage)
+    await stage.sql("TRUNCATE taskd.job_history")
+
+
+async def in_both_tables(stage: Scene) -> None:
+    job_id = await one_job_done(stage)
+    await stage.sql(
+        "INSERT INTO taskd.job (id, queue, task, state, run_at) OVERRIDING SYSTEM VALUE "
+        "VALUES ($1, 'q', 'work', 'scheduled', now() + interval '1 hour')",
+        job_id,
+    )
+
+
+async def queued_suspect(stage: Scene) -> None:
+    await stage.sql("ALTER TABLE taskd.job DROP CONSTRAINT job_suspect_is_not_queued")
+    await stage.sql("UPDATE taskd.job SET crashes = 1 WHERE id = $1", await stage.enqueue())
+
+
+async def history_rewritten(stage: Scene) -> None:
+    await one_job_done(stage)
+    await stage.sql("UPDATE taskd.job_history SET state = 'failed'")
+
+
+async def history_from_nowhere(stage: Scene) -> None:
+    await one_job_done(stage)
+    await stage.sql(
+        "INSERT INTO taskd.job_history SELECT (jsonb_populate_record(h, '{\"id\": 99}')).* "
+        "FROM taskd.job_history AS h"
+    )
+
+
+async def fence_reused(stage: Scene) -> None:
+    await stage.enqueue()
+    await stage.a.settles(await stage.a.claim(), NotStarted())
+    await stage.sql("UPDATE taskd.job SET fence = 0")
+    await stage.a.does(await stage.a.claim())
+
+
+async def ack_of_a_job_that_waits(stage: Scene) -> None:
+    await stage.enqueue()
+    await stage.sql(
+        "WITH gone AS (DELETE FROM taskd.job RETURNING *) "
+        "INSERT INTO taskd.job_history SELECT h.* FROM gone, jsonb_populate_record("
+        '    NULL::taskd.job_history, to_jsonb(gone) || \'{"state": "done"}\' || '
+        "    jsonb_build_object('finished_at', now(), 'expires_at', now())) AS h"
+    )
+
+
+async def worker_dug_up(stage: Scene) -> None:
+    await stage.bury(stage.a)
+    await stage.sql("UPDATE taskd.worker SET died_at = NULL WHERE id = $1", stage.a.id)
+
+
+async def two_runs_at_once(stage: Scene) -> None:
+    """A comes back from a burial that nobody can explain."""
+    await stage.enqueue()
+    lost = await stage.a.claim()
+    await stage.a.begins(lost)
+    await stage.bury(stage.a)
+    await stage.rescue()
+    taken_over = await stage.b.claim_suspect()
+    await stage.b.begins(taken_over)
+    await stage.a.finishes(lost)
+    await stage.b.finishes(taken_over)
+
+
+async def run_without_a_claim(stage: Scene) -> None:
+    await stage.enqueue()
+    job = await stage.a.claim()
+    await stage.b.begins(job)
+    await stage.a.does(job)
+
+
+async def run_twice_under_one_claim(stage: Scene) -> None:
+    await stage.enqueue()
+    job = await stage.a.claim()
+    await stage.a.begins(job)
+    await stage.a.does(job)
+
+
+async def started_and_called_unstarted(stage: Scene) -> None:
+    await stage.enqueue()
+    job = await stage.a.claim()
+    await stage.a.begins(job)
+    await stage.a.settles(job, NotStarted())
+    await stage.b.does(await stage.b.claim())
+
+
+async def attempt_refunded_twice(stage: Scene) -> None:
+    await stage.enqueue()
+    job = await stage.a.claim()
+    await stage.sql("UPDATE taskd.job SET attempt = attempt - 1")
+    await stage.a.does(job)
+
+
+async def claimed_before_its_time(stage: Scene) -> None:
+    await stage.enqueue(delay_s=3600)
+    await stage.sql("UPDATE taskd.job SET state = 'queued'")
+    await stage.a.does(await stage.a.claim())
+
+
+async def expired_before_its_time(stage: Scene) -> None:
+    await stage.enqueue(deadline_s=0.0)
+    # As a statement would that looks at another clock.
+    await stage.sql(
+        "WITH gone AS (DELETE FROM taskd.job RETURNING *) INSERT INTO taskd.job_history "
+        "(id, enqueued_at, run_at, finished_at, expires_at, fence, state, priority, attempt, "
+        "crashes, interrupts, queue, task, args, errors, reason, deadline) "
+        "SELECT id, enqueued_at, run_at, now(), now() + interval '1 day', fence, 'failed', "
+        "priority, attempt, crashes, interrupts, queue, task, args, errors, 'expired', "
+        "now() + interval '1 h' FROM gone"
+    )
+
+
+async def run_after_its_deadline(stage: Scene) -> None:
+    await stage.enqueue(deadline_s=0.0)
+    await stage.a.does(await stage.a.claim())
+
+
+async def limited(stage: Scene, column: str, *keys: str) -> None:
+    """Jobs of a limit of one, which somebody admits without looking."""
+    await stage.sql(
+        f"INSERT INTO taskd.job_limit (name, {column}, declared) VALUES ('narrow', 1, '{{}}')"
+    )
+    for key in keys:
+        await stage.enqueue(limit=LimitOf("narrow", f'["{key}"]'))
+    await stage.sql("UPDATE taskd.job SET state = 'queued'")
+
+
+async def two_places_of_a_key_that_has_one(stage: Scene) -> None:
+    await limited(stage, "concurrency", "a", "a")
+
+
+async def two_places_of_a_limit_that_has_one(stage: Scene) -> None:
+    await limited(stage, "concurrency_in_all", "a", "b")
+
+
+KEYED = "UPDATE taskd.job SET unique_key = 'k', key_scope = 'live', version = $1::bigint"
+
+
+async def key_held_twice(stage: Scene) -> None:
+    await stage.sql("DROP INDEX taskd.job_holds_key")
+    await stage.enqueue()
+    await stage.enqueue()
+    await stage.sql(KEYED, None)
+
+
+async def older_version_after_a_newer_one(stage: Scene) -> None:
+    for version in (2, 1):
+        await stage.enqueue()
+        await stage.sql(KEYED, version)
+        await stage.a.does(await stage.a.claim())
+
+
+async def version_without_a_job(stage: Scene) -> dict[str, Any]:
+    return {"newest": [(TASK, "k", 2)]}
+
+
+async def version_that_no_handler_saw(stage: Scene) -> dict[str, Any]:
+    await stage.enqueue(unique=Unique("k", version=2))
+    await stage.a.does(await stage.a.claim())
+    await stage.sql("INSERT INTO judge.worked VALUES ($1, 'k', 1)", TASK)
+    return {"newest": [(TASK, "k", 2)]}
+
+
+FREE = "UPDATE taskd.job SET state = 'queued', waits_for = NULL WHERE id = $1"
+
+
+async def member_that_began_early(stage: Scene) -> None:
+    _, second = await two_in_a_chain(stage)
+    await stage.sql(FREE, second)
+    await jobs.claim(stage.a.hand, stage.a.id, QUEUE, 10)
+
+
+async def member_cancelled_for_nothing(stage: Scene) -> None:
+    _, second = await two_in_a_chain(stage)
+    await stage.sql("SELECT taskd.end_blocked(ARRAY[$1::bigint], 'dependency')", second)
+
+
+async def member_that_waits_for_what_is_done(stage: Scene) -> None:
+    _, second = await two_in_a_chain(stage)
+    await stage.a.does(await stage.a.claim())
+    await stage.sql("UPDATE taskd.dependency SET counted = false")
+    await stage.sql("UPDATE taskd.job SET state = 'blocked', waits_for = 1 WHERE id = $1", second)
+
+
+async def member_that_waits_for_nobody(stage: Scene) -> None:
+    await two_in_a_chain(stage)
+    await stage.sql("UPDATE taskd.dependency SET counted = true")
+
+
+async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
+    job_id = await one_job_done(stage)
+    return {"ledgers": {TASK: [job_id, job_id]}}
+
+
+async def ledger_entry_missing(stage: Scene) -> dict[str, Any]:
+    await one_job_done(stage)
+    return {"ledgers": {TASK: []}}
+
+
+async def ledger_entry_undone(stage: Scene) -> dict[str, Any]:
+    return {"ledgers": {TASK: [await stage.enqueue()]}}
+
+
+async def transaction_left_open(stage: Scene) -> None:
+    await stage.a.hand.connection.execute("BEGIN")
+
+
+async def lock_left_behind(stage: Scene) -> None:
+    await stage.sql("SELECT pg_advisory_lock(1)")
+
+
+async def session_left_open(stage: Scene) -> None:
+    await stage.sql("SET application_name = 'taskd claim'")
+
+
+CRIMES = [
+    (never_born, "I1", "lost"),
+    (gone_without_trace, "I1", "lost"),
+    (gone_behind_the_triggers, "I1", "lost"),
+    (in_both_tables, "I1", "twice"),
+    (history_rewritten, "I3", "transition"),
+    (history_from_nowhere, "I3", "transition"),
+    (ack_of_a_job_that_waits, "I3", "stale write"),
+    (expired_before_its_time, "I3", "stale write"),
+    (queued_suspect, "I3", "suspect"),
+    (fence_reused, "I4", "two claims"),
+    (worker_dug_up, "I5", "burial"),
+    (two_runs_at_once, "I6", "overlap"),
+    (run_without_a_claim, "I7", "unexplained"),
+    (run_twice_under_one_claim, "I7", "unexplained"),
+    (started_and_called_unstarted, "I7", "unexplained"),
+    (attempt_refunded_twice, "I8", "attempt"),
+    (claimed_before_its_time, "I9", "early"),
+    (run_after_its_deadline, "I9", "late"),
+    (two_places_of_a_key_that_has_one, "I10", "limit"),
+    (two_places_of_a_limit_that_has_one, "I10", "limit"),
+    (ledger_entry_twice, "I11", "ledger"),
+    (ledger_entry_missing, "I11", "ledger"),
+    (ledger_entry_undone, "I11", "ledger"),
+    (transaction_left_open, "I12", "session"),
+    (lock_left_behind, "I12", "advisory lock"),
+    (session_left_open, "I12", "session"),
+    (key_held_twice, "I13", "key held twice"),
+    (older_version_after_a_newer_one, "I13", "older version"),
+    (version_without_a_job, "I13", "lost version"),
+    (version_that_no_handler_saw, "I13", "lost version"),
+    (member_that_began_early, "I14", "began early"),
+    (member_cancelled_for_nothing, "I14", "cancelled"),
+    (member_that_waits_for_what_is_done, "I14", "held up"),
+    (member_that_waits_for_nobody, "I14", "held up"),
+]
+
+
+@pytest.mark.parametrize(
+    ("crime", "check", "what"), CRIMES, ids=[f"{row[1]} {row[0].__name__}" for row in CRIMES]
+)
+async def test_each_check_can_fail(
+    crime: Callable[[Scene], Awaitable[dict[str, Any] | None]], check: str, what: str, scene: Open
+) -> None:
+    stage = await scene()
+    told = await crime(stage)
+    verdict = await stage.judge.check(**(told or {}))
+    found = {(breach.check, breach.what) for breach in verdict.breaches}
+    assert (check, what) in found, str(verdict)
+    with pytest.raises(AssertionError, match=check):
+        verdict.require()
