@@ -13,76 +13,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
 
-from taskd.client.workflows import chain
-from taskd.core.change import Change
-from taskd.core.job import Job, JobState, NewJob
-from taskd.core.limit import Limit
-from taskd.core.registry import Registry
-from taskd.core.schedule import Every, Schedule
-from taskd.core.task import Task
-from taskd.core.unique import Unique
-from taskd.store import (
-    control,
-    history,
-    jobs,
-    limits,
-    migrations,
-    queues,
-    schedules,
-    tasks,
-    workers,
-    workflows,
-)
+from taskd.store import jobs, limits, migrations, queues, schedules, tasks, workers
 from taskd.store.connections import fetches
 from taskd.store.database import Database
-from taskd.store.pool import Pool
 from taskd.worker.assembly import PLANS
-from taskd.worker.firer import fire
-from tests.store.helpers import (
-    CANCELLED,
-    DONE,
-    FAILED,
-    QUEUED,
-    SCHEDULED,
-    ack,
-    done,
-    new_worker,
-    rescue,
-)
-from tests.store.test_workflow_races import WRONG
+from tests.store.helpers import done, new_worker
+from tests.store.workflow_helpers import WRONG
+from tests.store.writers import QUEUES, TASKS, Writers, registry
 from tests.system.faults.cluster import private
 
 # A deadlock is an error at once; and none is so short that the one who waits gets away.
 IMPATIENT = {"deadlock_timeout": "20ms", "application_name": "crowd"}
-LIVE_MOST, PAST_MOST = 60, 40
-KEYS = 6
-TENANTS = 3
-QUEUES = ["q", "p"]
-TASKS = ["t", "k", "l"]
 DRAIN_TURNS = 2000
 
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-SOME = f"""
-(SELECT id FROM taskd.job ORDER BY random() LIMIT {LIVE_MOST})
-UNION ALL
-(SELECT id FROM taskd.job_history WHERE state <> 'done' ORDER BY finished_at DESC LIMIT {PAST_MOST})
-"""
 STILL_THERE = """
 SELECT count(*) FROM pg_stat_activity
 WHERE application_name = 'crowd' AND datname = current_database()
 """
-DUE = "UPDATE taskd.schedule SET next_at = clock_timestamp() WHERE name = $1"
-AFTER = "SELECT taskd.enqueue_after($1, '{}', $2::bigint[], queue => 'q', on_failed => $3)"
 # What may be left: a job that waits for one that failed and may be retried, and all behind it.
 LEFT = """
 WITH RECURSIVE rests AS (
@@ -97,50 +54,15 @@ SELECT id, task, state::text, gate::text, waits_for, parked, crashes FROM taskd.
 WHERE state <> 'blocked' OR waits_for IS NULL OR id NOT IN (SELECT job_id FROM rests)
 """
 
-
-def registry() -> Registry:
-    """A plain task, one whose jobs have keys, and one with a limit."""
-
-    async def handler(tenant: str = "main") -> None: ...
-
-    made = Registry()
-    made.add(Task(handler, name="t", queue="q"))
-    made.add(Task(handler, name="k", queue="q"))
-    made.add(Task(handler, name="l", queue="p", limit=Limit(concurrency=2, by="tenant")))
-    return made
-
-
 Act = Callable[[Any, Any], Awaitable[None]]
 
 
-class Alone(Pool):
-    """As the client's own connections, over which nothing else is in the transaction."""
-
-    def __init__(self, connection: Any) -> None:
-        self._on = fetches(connection)
-
-    async def fetch(self, name: str, *args: Any) -> list[Any]:
-        """One statement."""
-        return await self._on.fetch(name, *args)
-
-
-class Crowd:
-    """All of them.
-
-    Attributes:
-        did: how often each has had an effect, and what was refused, by SQLSTATE.
-        born: ids of jobs that somebody was told he has enqueued.
-    """
+class Crowd(Writers):
+    """All of them at once."""
 
     def __init__(self, connect: Callable[..., Awaitable[Any]], rounds: int, seed: int) -> None:
+        super().__init__(seed)
         self._connect, self._rounds = connect, rounds
-        self._dice = random.Random(seed)
-        self._ids: list[int] = []
-        self._limited: Task[..., Any] = next(each for each in registry() if each.name == "l")
-        self._claimed: set[tuple[int, int]] = set()
-        self._known = self._version = 0
-        self.did: Counter[str] = Counter()
-        self.born: set[int] = set()
 
     async def run(self) -> list[str]:
         """Let them loose, then let all jobs end; what is wrong."""
@@ -179,218 +101,6 @@ class Crowd:
                 self._refused(error)
         await connection.close()
         await acks.close()
-
-    def _refused(self, error: BaseException) -> None:
-        """Deadlocks are counted; a lock that is not waited for long, and a key that is taken, is
-        what these statements say they do."""
-        found: BaseException | None = error
-        while found is not None and not hasattr(found, "sqlstate"):
-            found = found.__cause__
-        state = getattr(found, "sqlstate", None)
-        if state not in {"40P01", "55P03", "23505"}:
-            raise error
-        self.did[state] += 1
-
-    def _some(self, most: int) -> list[int]:
-        return self._dice.sample(self._ids, min(len(self._ids), self._dice.randint(1, most)))
-
-    async def _works(self, connection: Any, acks: Any) -> None:
-        """Claim, die now and then, ack late, in all ways."""
-        on, me = fetches(connection), await new_worker(fetches(connection))
-        queue = self._dice.choice(QUEUES)
-        batch = await jobs.claim(on, me, queue, 15)
-        if not batch:
-            batch = (await limits.claim(on, me, queue, 15)).jobs
-        while suspect := await jobs.claim_suspect(on, me, QUEUES, TASKS):
-            batch.append(suspect)
-        batch.sort(key=lambda job: job.id)
-        self._took(batch)
-        if self._dice.random() < 0.2:
-            await workers.bury(on, [me], proved=True)
-        await self._ack(fetches(acks), me, batch)
-        await workers.bury(on, [me], proved=True)
-
-    def _took(self, batch: Sequence[Job]) -> None:
-        for job in batch:
-            assert (job.id, job.fence) not in self._claimed, f"claimed twice: {job}"
-            self._claimed.add((job.id, job.fence))
-        self.did["claimed"] += len(batch)
-
-    async def _ack(self, acks: Any, me: int, batch: list[Job]) -> None:
-        plain, others = batch[::2], batch[1::2]
-        if plain:
-            self.did["done"] += await done(acks, *plain)
-        if others:
-            states = self._dice.choices([DONE, FAILED, CANCELLED, QUEUED, SCHEDULED], k=len(others))
-            outcomes = [
-                ack(job, state, delay_s=0.001, reason="no", parked=self._parked(state))
-                for job, state in zip(others, states, strict=True)
-            ]
-            self.did["settled"] += len(await jobs.ack_settled(acks, me, outcomes))
-
-    def _parked(self, state: JobState) -> bool:
-        """Now and then, as if its task had been paused; whoever keeps up brings it back."""
-        return state is SCHEDULED and self._dice.random() < 0.3
-
-    async def _enqueues(self, connection: Any, _acks: Any) -> None:
-        """Plain jobs and limited ones, some for later, some with a deadline."""
-        if len(self._ids) > LIVE_MOST:
-            await asyncio.sleep(0.001)
-        made = [
-            NewJob("t", queue=self._dice.choice(QUEUES), delay_s=self._dice.choice((None, 0.002)),
-                   deadline_s=self._dice.choice((None, None, 0.02)))
-            for _ in range(self._dice.randint(1, 3))
-        ]  # fmt: skip
-        made += [self._limited.job(f"x{self._dice.randrange(TENANTS)}") for _ in range(2)]
-        self._note(await jobs.enqueue(fetches(connection), made))
-
-    async def _enqueues_keys(self, connection: Any, _acks: Any) -> None:
-        """A batch, in no order; in a transaction now and then, where `skip` locks as well."""
-        made = [self._keyed() for _ in range(self._dice.randint(1, KEYS))]
-        if self._dice.random() < 0.5:
-            made.append(NewJob("t", queue="q"))
-        if self._dice.random() < 0.3:
-            async with connection.transaction():
-                some = await jobs.enqueue(fetches(connection), made)
-            self._note(some)
-        else:
-            self._note(await jobs.enqueue(Alone(connection), made))
-
-    def _keyed(self) -> NewJob:
-        key, kind = f"k{self._dice.randrange(KEYS)}", self._dice.randrange(5)
-        if kind == 0:
-            self._version += 1
-            unique = Unique(f"v{key}", version=self._version - self._dice.choice((0, 0, 3)) + 3)
-        elif kind == 1:
-            unique = Unique(f"w{key}", scope="waiting", on_conflict="replace")
-        else:
-            rule = ("skip", "replace", "debounce")[kind - 2]
-            unique = Unique(key, on_conflict=rule, for_s=self._dice.choice((None, None, 0.01)))
-        limit = self._limited.limit_of('{"tenant": "x0"}') if self._dice.random() < 0.1 else None
-        return NewJob("k", queue=self._dice.choice(QUEUES), unique=unique, limit=limit)
-
-    def _note(self, made: Sequence[Any]) -> None:
-        for each in made:
-            outcome = getattr(each, "outcome", "enqueued")
-            self.did[outcome] += 1
-            if outcome == "enqueued":
-                self.born.add(int(each))
-
-    async def _enqueues_workflows(self, connection: Any, _acks: Any) -> None:
-        """A chain, or a job behind some that are there: a fan-in."""
-        parents = [each for each in self._some(4) if each <= self._known]
-        if self._dice.random() < 0.5 or not parents:
-            plan = chain(*[NewJob("t", queue="q")] * 3, self._limited.job("x0"))._plan()
-            made = await workflows.start(
-                fetches(connection), plan, [node.job for node in plan.nodes]
-            )
-            self.born.update(made[1:])
-        else:
-            policy = self._dice.choice(["cancel", "cancel", "wait", "continue", "only"])
-            task = self._dice.choice(["t", "t", "l"])
-            self.born.add(await connection.fetchval(AFTER, task, parents, policy))
-        self.did["blocked"] += 1
-
-    async def _cancels(self, connection: Any, _acks: Any) -> None:
-        self.did["cancelled"] += len(await jobs.cancel(fetches(connection), self._some(12), "x"))
-
-    async def _retries(self, connection: Any, _acks: Any) -> None:
-        self.did["retried"] += len(await jobs.retry(fetches(connection), self._some(25)))
-
-    async def _changes(self, connection: Any, _acks: Any) -> None:
-        """Priority, queue, time, and the key of a limit."""
-        dice = self._dice
-        wanted, args = dice.choice(
-            [
-                (Change(priority=dice.randint(1, 200)), None),
-                (Change(queue=dice.choice(QUEUES)), None),
-                (Change(delay_s=dice.choice((0.0, 0.002))), None),
-                (Change(deadline_s=0.01), None),
-                (Change(update_args={}), json.dumps({"tenant": f"x{dice.randrange(TENANTS)}"})),
-            ]
-        )
-        changed = await control.change(fetches(connection), self._some(12), wanted, args)
-        self.did["changed"] += sum(each == "changed" for each in changed.values())
-
-    async def _limits(self, connection: Any, _acks: Any) -> None:
-        """Settings of limits and queues, by hand and by a worker that starts."""
-        on, dice = fetches(connection), self._dice
-        match dice.randrange(5):
-            case 0:
-                await limits.set_limit(on, "l", dice.randint(1, 3), None, None, None, [])
-            case 1:
-                await limits.set_limit(on, "l", None, 4, 500.0, None, [])
-            case 2:
-                await limits.clear(on, ["l"])
-            case 3:
-                await limits.limit_queue(on, "p", max_running=5, max_depth=10_000)
-            case _:
-                await workers.publish(on, "app", registry(), QUEUES)
-                await limits.publish(on, "app", registry())
-        self.did["limits set"] += 1
-
-    async def _pauses(self, connection: Any, _acks: Any) -> None:
-        on, some = fetches(connection), self._dice.sample(QUEUES, 2)
-        match self._dice.randrange(4):
-            case 0:
-                await queues.pause(on, some[:1], 0.01, "x")
-            case 1:
-                await queues.resume(on, some)
-            case 2:
-                await tasks.pause(on, self._dice.sample(TASKS, 2), 0.01, "x")
-            case _:
-                await tasks.resume(on, self._dice.sample(TASKS, 3))
-        self.did["paused"] += 1
-
-    async def _schedules(self, connection: Any, _acks: Any) -> None:
-        """Set, run, pause, and fire what is due."""
-        on, dice = fetches(connection), self._dice
-        name = f"s{dice.randrange(2)}"
-        match dice.randrange(6):
-            case 0:
-                job = dice.choice([NewJob("t", queue="q"), self._limited.job("x1")])
-                await schedules.set_(on, [Schedule(name, job, Every(1.0))])
-            case 1:
-                await schedules.pause(on, [name], 0.01, "x")
-            case 2:
-                await schedules.resume(on, [name])
-            case 3:
-                known = {each["name"] for each in await schedules.list_(on)}
-                if name in known:
-                    await schedules.run(on, name)
-            case _:
-                await connection.execute(DUE, name)
-                for each in await schedules.due(on, 100, with_query=False):
-                    self.did["fired"] += await fire(on, each)
-
-    async def _keeps_up(self, connection: Any, _acks: Any) -> None:
-        """As each worker: rescue, promote, admit, expire, unpark."""
-        on = fetches(connection)
-        self.did["rescued"] += len(await rescue(on))
-        self.did["promoted"] += sum((await jobs.promote(on, 100)).values())
-        self.did["admitted"] += sum((await limits.admit(on, 100)).queues.values())
-        self.did["expired"] += sum((await control.expire(on, 20)).values())
-        self.did["unparked"] += sum((await control.unpark(on, TASKS, 50)).values())
-
-    async def _keeps_house(self, connection: Any, _acks: Any) -> None:
-        """What comes by every ten minutes; and whom everybody shall meet from now on."""
-        on = fetches(connection)
-        self._ids = [each[0] for each in await connection.fetch(SOME)]
-        # Those of transactions that were begun before and are not committed yet, too.
-        self._known = max(self._ids, default=0)
-        self._ids += [self._known + n for n in range(1, 4)]
-        await connection.execute("SET lock_timeout = 50")
-        for keep in (history.make_partitions, history.drop_expired):
-            try:
-                await keep(on)
-            except Exception as error:  # noqa: BLE001 - judged by its SQLSTATE
-                self._refused(error)
-        await history.prune_default(on)
-        self.did["keys pruned"] += await history.prune_keys(on)
-        await workflows.prune(on)
-        await limits.prune_buckets(on)
-        await limits.count_depths(on)
-        await workers.forget(on, 0.5)
 
     async def _drain(self, sql: Any) -> None:
         """Let all end that can."""
