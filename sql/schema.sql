@@ -1004,19 +1004,25 @@ BEGIN
         IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
-        IF in_batch THEN
-            -- It holds others already, and comes to this one in the order of the keys.
-            PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
-        END IF;
-        SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
-               greatest(j.version, (j.follower ->> 'version')::bigint) AS version
-        INTO holder
-        FROM taskd.job AS j
-        WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
-          AND (j.key_scope = 'live' OR j.fence = 0)
-        FOR UPDATE;
-        CONTINUE WHEN NOT FOUND;
-        CONTINUE WHEN holder.version >= version;
+        BEGIN
+            IF in_batch THEN
+                -- It holds others already, and comes to this one in the order of the keys.
+                PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
+            END IF;
+            SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
+                   greatest(j.version, (j.follower ->> 'version')::bigint) AS version
+            INTO holder
+            FROM taskd.job AS j
+            WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+              AND (j.key_scope = 'live' OR j.fence = 0)
+            FOR UPDATE;
+            IF NOT FOUND OR holder.version >= version THEN
+                RAISE EXCEPTION 'the holder has moved' USING ERRCODE = 'TD001';
+            END IF;
+        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+            -- Its lock is given back: the next holder would be waited for with this one in hand.
+            CONTINUE;
+        END;
         IF holder.state = 'running' THEN
             UPDATE taskd.job AS j
             SET follower = jsonb_build_object(
@@ -1082,13 +1088,17 @@ CREATE FUNCTION taskd.enqueue_unique_batch(tasks text[], queues text[], args tex
 DECLARE
     tries integer := 0;
     began timestamptz := clock_timestamp();
+    patience text := current_setting('lock_timeout');
     ns bigint[];
     ids bigint[];
     outcomes text[];
 BEGIN
     LOOP
         BEGIN
-            PERFORM taskd.lock_holders(tasks, unique_keys, on_conflicts, versions, alone);
+            IF cardinality(tasks) > 1 THEN
+                PERFORM set_config('lock_timeout', '10ms', true);
+                PERFORM taskd.lock_holders(tasks, unique_keys, on_conflicts, versions, alone);
+            END IF;
             SELECT array_agg(done.n), array_agg(done.job_id), array_agg(done.outcome)
             INTO ns, ids, outcomes
             FROM (
@@ -1119,6 +1129,7 @@ BEGIN
                 ), 'enqueued'
                 WHERE asked.unique_key IS NULL
             ) AS done;
+            PERFORM set_config('lock_timeout', patience, true);
             RETURN QUERY SELECT * FROM unnest(ns, ids, outcomes);
             RETURN;
         EXCEPTION WHEN lock_not_available THEN
@@ -1580,21 +1591,31 @@ CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) 
     FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
 $$;
 
+CREATE FUNCTION taskd.lock_blocked(ids bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET lock_timeout TO '10ms'
+    AS $$
+BEGIN
+    RETURN ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT);
+END
+$$;
+
 CREATE FUNCTION taskd.lock_holders(tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     AS $$
 BEGIN
-    IF cardinality(tasks) > 1 THEN
-        PERFORM j.id
-        FROM unnest(tasks, unique_keys, on_conflicts, versions) AS c (task, unique_key, on_conflict, version)
-        JOIN taskd.job AS j
-          ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
-        WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
-                   ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
-        FOR UPDATE OF j NOWAIT;
-    END IF;
+    PERFORM j.id
+    FROM unnest(tasks, unique_keys, on_conflicts, versions) AS c (task, unique_key, on_conflict, version)
+    JOIN taskd.job AS j
+      ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
+    WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
+               ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
+    FOR UPDATE OF j NOWAIT;
 END
 $$;
 
@@ -1615,10 +1636,7 @@ BEGIN
         SELECT jobs INTO waiting FROM taskd.dependants(ids, states);
         BEGIN
             held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
-            held := held || ARRAY(
-                SELECT id FROM taskd.job
-                WHERE id = ANY (ids || waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
-            );
+            held := held || taskd.lock_blocked(ids || waiting);
             SELECT jobs INTO again FROM taskd.dependants(ids, states);
             EXIT WHEN again IS NOT DISTINCT FROM waiting
                   AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids) EXCEPT SELECT unnest(held));
@@ -1665,10 +1683,7 @@ BEGIN
             held := held || ARRAY(
                 SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE
             );
-            held := held || ARRAY(
-                SELECT id FROM taskd.job
-                WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
-            );
+            held := held || taskd.lock_blocked(ids);
             missing := ARRAY(
                 SELECT unnest(ids) EXCEPT SELECT unnest(held)
                 EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids) AND state = 'done'
@@ -2089,8 +2104,10 @@ CREATE FUNCTION taskd.retry(ids bigint[], due timestamp with time zone) RETURNS 
 DECLARE
     tries integer := 0;
     began timestamptz := clock_timestamp();
+    patience text := current_setting('lock_timeout');
     wanted bigint[];
     back bigint[];
+    states text[];
     parents bigint[];
     held bigint[];
 BEGIN
@@ -2133,94 +2150,97 @@ BEGIN
             held := ARRAY(
                 SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
             );
-            held := held || ARRAY(
-                SELECT j.id FROM taskd.job AS j
-                WHERE j.id = ANY (parents) AND j.waits_for IS NOT NULL ORDER BY j.id FOR UPDATE NOWAIT
-            );
-            EXIT WHEN taskd.cancelled_with(ids) IS NOT DISTINCT FROM wanted
-                  AND NOT EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held));
-            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            held := held || taskd.lock_blocked(parents);
+            IF taskd.cancelled_with(ids) IS DISTINCT FROM wanted
+               OR EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held))
+            THEN
+                RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+            END IF;
+            -- Without those that one which stays would hold up, and whoever waits for these.
+            WITH RECURSIVE edge AS MATERIALIZED (
+                SELECT d.job_id, d.parent_id
+                FROM taskd.job_history AS past
+                JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+                WHERE past.id = ANY (back) AND NOT d.counted
+            ), stays AS (
+                SELECT edge.job_id
+                FROM edge
+                WHERE edge.parent_id NOT IN (SELECT unnest(back))
+                  AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = edge.parent_id)
+                UNION
+                SELECT edge.job_id FROM stays JOIN edge ON edge.parent_id = stays.job_id
+            )
+            SELECT ARRAY(SELECT unnest(back) EXCEPT SELECT stays.job_id FROM stays) INTO back;
+            IF back = '{}' THEN
+                RETURN;
+            END IF;
+            -- A key may be changing hands, by somebody who wants what is held here.
+            PERFORM set_config('lock_timeout', '10ms', true);
+            -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
+            -- cancelled workflow would begin before all others.
+            UPDATE taskd.dependency AS d
+            SET counted = false
+            FROM taskd.job_history AS past
+            WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+              AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
+            WITH past AS (
+                DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
+            ), born AS (
+                INSERT INTO taskd.job AS j (
+                    id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
+                    max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
+                    args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+                ) OVERRIDING SYSTEM VALUE
+                SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
+                       CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
+                       nullif(waits.parents, 0), past.priority, past.attempt,
+                       CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
+                            ELSE past.max_attempts END,
+                       0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
+                       past.args_version, past.schedule, past.tick,
+                       -- Somebody may have begun to wait for it when it was in the history.
+                       coalesce(past.workflow_id,
+                                (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
+                       past.node, past.limit_name, past.limit_key, past.metadata
+                FROM past
+                LEFT JOIN taskd.task AS task ON task.name = past.task
+                CROSS JOIN LATERAL (
+                    -- What begins when another one fails need not wait for the rest, when one has. Step by step: as a plain join it
+                    -- read the edges of all workflows for ten jobs.
+                    SELECT CASE WHEN EXISTS (
+                        SELECT
+                        FROM taskd.dependency AS other
+                        CROSS JOIN LATERAL (
+                            SELECT FROM taskd.job_history AS failed
+                            WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
+                            OFFSET 0
+                        ) AS failed
+                        WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
+                          AND other.on_failed = 'only' AND other.counted
+                        LIMIT 1
+                    ) THEN 0 ELSE (
+                        SELECT count(*)::integer
+                        FROM taskd.dependency AS d
+                        WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
+                    ) END AS parents
+                    OFFSET 0
+                ) AS waits
+                -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
+                ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
+                RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
+            ), rung AS (
+                SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
+                WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
+            )
+            SELECT array_agg(born.id), array_agg(born.state::text) INTO back, states
+            FROM born, (SELECT count(*) FROM rung) AS r;
+            PERFORM set_config('lock_timeout', patience, true);
+            EXIT;
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available OR unique_violation THEN
             tries := tries + 1;
             PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
-    -- Without those that one which stays would hold up, and whoever waits for these.
-    WITH RECURSIVE edge AS MATERIALIZED (
-        SELECT d.job_id, d.parent_id
-        FROM taskd.job_history AS past
-        JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
-        WHERE past.id = ANY (back) AND NOT d.counted
-    ), stays AS (
-        SELECT edge.job_id
-        FROM edge
-        WHERE edge.parent_id NOT IN (SELECT unnest(back))
-          AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = edge.parent_id)
-        UNION
-        SELECT edge.job_id FROM stays JOIN edge ON edge.parent_id = stays.job_id
-    )
-    SELECT ARRAY(SELECT unnest(back) EXCEPT SELECT stays.job_id FROM stays) INTO back;
-    IF back = '{}' THEN
-        RETURN;
-    END IF;
-    -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
-    -- cancelled workflow would begin before all others.
-    UPDATE taskd.dependency AS d
-    SET counted = false
-    FROM taskd.job_history AS past
-    WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
-      AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
-    RETURN QUERY
-    WITH past AS (
-        DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
-    ), born AS (
-        INSERT INTO taskd.job AS j (
-            id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
-            max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
-            args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
-        ) OVERRIDING SYSTEM VALUE
-        SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
-               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
-               nullif(waits.parents, 0), past.priority, past.attempt,
-               CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
-                    ELSE past.max_attempts END,
-               0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
-               past.args_version, past.schedule, past.tick,
-               -- Somebody may have begun to wait for it when it was in the history.
-               coalesce(past.workflow_id,
-                        (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
-               past.node, past.limit_name, past.limit_key, past.metadata
-        FROM past
-        LEFT JOIN taskd.task AS task ON task.name = past.task
-        CROSS JOIN LATERAL (
-            -- What begins when another one fails need not wait for the rest, when one has. Step by step: as a plain join it
-            -- read the edges of all workflows for ten jobs.
-            SELECT CASE WHEN EXISTS (
-                SELECT
-                FROM taskd.dependency AS other
-                CROSS JOIN LATERAL (
-                    SELECT FROM taskd.job_history AS failed
-                    WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
-                    OFFSET 0
-                ) AS failed
-                WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
-                  AND other.on_failed = 'only' AND other.counted
-                LIMIT 1
-            ) THEN 0 ELSE (
-                SELECT count(*)::integer
-                FROM taskd.dependency AS d
-                WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
-            ) END AS parents
-            OFFSET 0
-        ) AS waits
-        -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
-        ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
-        RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
-    ), rung AS (
-        SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
-        WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
-    )
-    SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
     -- Who ends a parent in a transaction with an older snapshot (REPEATABLE READ) would not see that somebody waits again.
     UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
     -- Claims step over what is locked, and nobody would look again.
@@ -2230,6 +2250,7 @@ BEGIN
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
       AND w.id = ANY (ARRAY(SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (back)));
+    RETURN QUERY SELECT * FROM unnest(back, states);
 END
 $$;
 
@@ -2459,11 +2480,7 @@ BEGIN
             RETURN 0;
         END IF;
         BEGIN
-            PERFORM id
-            FROM taskd.job
-            WHERE id = ANY (waiting.jobs) AND waits_for IS NOT NULL
-            ORDER BY id
-            FOR UPDATE NOWAIT;
+            PERFORM taskd.lock_blocked(waiting.jobs);
             EXIT WHEN NOT waiting.spreads;
             again := taskd.dependants(ids, states);
             EXIT WHEN again.jobs = waiting.jobs;

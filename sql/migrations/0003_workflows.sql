@@ -10,7 +10,8 @@
 -- which may want one of ours (3 deadlocks in 6 rounds of the storm, tests/store/test_workflow_races.py, before). Who finds
 -- one of them locked lets go of all of them, and tries again a moment later. Whom the end of a job may end is found before anything
 -- is locked, and looked for again behind the locks: if a row has moved or come meanwhile, all locks are taken anew as well.
--- That is what the blocks with an exception are for.
+-- That is what the blocks with an exception are for. (NOWAIT waits all the same where such a row is just being changed:
+-- 0001_engine.sql tells of it at the batches of keys. Hence the ten milliseconds of lock_blocked.)
 --
 -- step: expand
 -- works with: >= 3
@@ -83,6 +84,19 @@ AS $$
         WHERE found.may_end AND NOT d.counted AND d.on_failed <> 'wait'
     )
     SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
+$$;
+
+-- Locks those of these jobs that wait for others, and waits for none of them; their ids.
+CREATE FUNCTION taskd.lock_blocked(ids bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET lock_timeout = '10ms'
+AS $$
+BEGIN
+    RETURN ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT);
+END
 $$;
 
 -- Those of these jobs that cannot end now, for somebody has locked a job whom their end may move or end: a user who enqueues behind
@@ -185,11 +199,7 @@ BEGIN
             RETURN 0;
         END IF;
         BEGIN
-            PERFORM id
-            FROM taskd.job
-            WHERE id = ANY (waiting.jobs) AND waits_for IS NOT NULL
-            ORDER BY id
-            FOR UPDATE NOWAIT;
+            PERFORM taskd.lock_blocked(waiting.jobs);
             EXIT WHEN NOT waiting.spreads;
             again := taskd.dependants(ids, states);
             EXIT WHEN again.jobs = waiting.jobs;
@@ -280,10 +290,7 @@ BEGIN
         SELECT jobs INTO waiting FROM taskd.dependants(ids, states);
         BEGIN
             held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
-            held := held || ARRAY(
-                SELECT id FROM taskd.job
-                WHERE id = ANY (ids || waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
-            );
+            held := held || taskd.lock_blocked(ids || waiting);
             SELECT jobs INTO again FROM taskd.dependants(ids, states);
             EXIT WHEN again IS NOT DISTINCT FROM waiting
                   AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids) EXCEPT SELECT unnest(held));
@@ -317,10 +324,7 @@ BEGIN
             held := held || ARRAY(
                 SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE
             );
-            held := held || ARRAY(
-                SELECT id FROM taskd.job
-                WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT
-            );
+            held := held || taskd.lock_blocked(ids);
             missing := ARRAY(
                 SELECT unnest(ids) EXCEPT SELECT unnest(held)
                 EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids) AND state = 'done'
@@ -661,8 +665,7 @@ $$;
 -- Brings finished jobs back; where each is now. The same id and the same fence, so that nothing written by an earlier
 -- attempt can ever be mistaken for one of the new ones. A job gets at least one more attempt, a clean crash count, and
 -- no deadline: somebody wants it now, or when it is `due`. One that has had 1,000 attempts stays where it is, and so does one whose unique
--- key has gone to another job; of several with one key, the last one comes back. (A job that takes the key in this very
--- moment makes it fail; it may be tried again.)
+-- key has gone to another job, be it in this very moment; of several with one key, the last one comes back.
 --
 -- With a job come those that were cancelled because of it, and wait for it again; so does whatever else comes back with
 -- a parent, or while that is on its way. A job whose parent has failed, and does
@@ -681,8 +684,10 @@ AS $$
 DECLARE
     tries integer := 0;
     began timestamptz := clock_timestamp();
+    patience text := current_setting('lock_timeout');
     wanted bigint[];
     back bigint[];
+    states text[];
     parents bigint[];
     held bigint[];
 BEGIN
@@ -725,94 +730,97 @@ BEGIN
             held := ARRAY(
                 SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
             );
-            held := held || ARRAY(
-                SELECT j.id FROM taskd.job AS j
-                WHERE j.id = ANY (parents) AND j.waits_for IS NOT NULL ORDER BY j.id FOR UPDATE NOWAIT
-            );
-            EXIT WHEN taskd.cancelled_with(ids) IS NOT DISTINCT FROM wanted
-                  AND NOT EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held));
-            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            held := held || taskd.lock_blocked(parents);
+            IF taskd.cancelled_with(ids) IS DISTINCT FROM wanted
+               OR EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held))
+            THEN
+                RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+            END IF;
+            -- Without those that one which stays would hold up, and whoever waits for these.
+            WITH RECURSIVE edge AS MATERIALIZED (
+                SELECT d.job_id, d.parent_id
+                FROM taskd.job_history AS past
+                JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+                WHERE past.id = ANY (back) AND NOT d.counted
+            ), stays AS (
+                SELECT edge.job_id
+                FROM edge
+                WHERE edge.parent_id NOT IN (SELECT unnest(back))
+                  AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = edge.parent_id)
+                UNION
+                SELECT edge.job_id FROM stays JOIN edge ON edge.parent_id = stays.job_id
+            )
+            SELECT ARRAY(SELECT unnest(back) EXCEPT SELECT stays.job_id FROM stays) INTO back;
+            IF back = '{}' THEN
+                RETURN;
+            END IF;
+            -- A key may be changing hands, by somebody who wants what is held here.
+            PERFORM set_config('lock_timeout', '10ms', true);
+            -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
+            -- cancelled workflow would begin before all others.
+            UPDATE taskd.dependency AS d
+            SET counted = false
+            FROM taskd.job_history AS past
+            WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+              AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
+            WITH past AS (
+                DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
+            ), born AS (
+                INSERT INTO taskd.job AS j (
+                    id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
+                    max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
+                    args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+                ) OVERRIDING SYSTEM VALUE
+                SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
+                       CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
+                       nullif(waits.parents, 0), past.priority, past.attempt,
+                       CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
+                            ELSE past.max_attempts END,
+                       0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
+                       past.args_version, past.schedule, past.tick,
+                       -- Somebody may have begun to wait for it when it was in the history.
+                       coalesce(past.workflow_id,
+                                (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
+                       past.node, past.limit_name, past.limit_key, past.metadata
+                FROM past
+                LEFT JOIN taskd.task AS task ON task.name = past.task
+                CROSS JOIN LATERAL (
+                    -- What begins when another one fails need not wait for the rest, when one has. Step by step: as a plain join it
+                    -- read the edges of all workflows for ten jobs.
+                    SELECT CASE WHEN EXISTS (
+                        SELECT
+                        FROM taskd.dependency AS other
+                        CROSS JOIN LATERAL (
+                            SELECT FROM taskd.job_history AS failed
+                            WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
+                            OFFSET 0
+                        ) AS failed
+                        WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
+                          AND other.on_failed = 'only' AND other.counted
+                        LIMIT 1
+                    ) THEN 0 ELSE (
+                        SELECT count(*)::integer
+                        FROM taskd.dependency AS d
+                        WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
+                    ) END AS parents
+                    OFFSET 0
+                ) AS waits
+                -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
+                ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
+                RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
+            ), rung AS (
+                SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
+                WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
+            )
+            SELECT array_agg(born.id), array_agg(born.state::text) INTO back, states
+            FROM born, (SELECT count(*) FROM rung) AS r;
+            PERFORM set_config('lock_timeout', patience, true);
+            EXIT;
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available OR unique_violation THEN
             tries := tries + 1;
             PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
-    -- Without those that one which stays would hold up, and whoever waits for these.
-    WITH RECURSIVE edge AS MATERIALIZED (
-        SELECT d.job_id, d.parent_id
-        FROM taskd.job_history AS past
-        JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
-        WHERE past.id = ANY (back) AND NOT d.counted
-    ), stays AS (
-        SELECT edge.job_id
-        FROM edge
-        WHERE edge.parent_id NOT IN (SELECT unnest(back))
-          AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = edge.parent_id)
-        UNION
-        SELECT edge.job_id FROM stays JOIN edge ON edge.parent_id = stays.job_id
-    )
-    SELECT ARRAY(SELECT unnest(back) EXCEPT SELECT stays.job_id FROM stays) INTO back;
-    IF back = '{}' THEN
-        RETURN;
-    END IF;
-    -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
-    -- cancelled workflow would begin before all others.
-    UPDATE taskd.dependency AS d
-    SET counted = false
-    FROM taskd.job_history AS past
-    WHERE past.id = ANY (back) AND d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
-      AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
-    RETURN QUERY
-    WITH past AS (
-        DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
-    ), born AS (
-        INSERT INTO taskd.job AS j (
-            id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
-            max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
-            args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
-        ) OVERRIDING SYSTEM VALUE
-        SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
-               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
-               nullif(waits.parents, 0), past.priority, past.attempt,
-               CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
-                    ELSE past.max_attempts END,
-               0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
-               past.args_version, past.schedule, past.tick,
-               -- Somebody may have begun to wait for it when it was in the history.
-               coalesce(past.workflow_id,
-                        (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
-               past.node, past.limit_name, past.limit_key, past.metadata
-        FROM past
-        LEFT JOIN taskd.task AS task ON task.name = past.task
-        CROSS JOIN LATERAL (
-            -- What begins when another one fails need not wait for the rest, when one has. Step by step: as a plain join it
-            -- read the edges of all workflows for ten jobs.
-            SELECT CASE WHEN EXISTS (
-                SELECT
-                FROM taskd.dependency AS other
-                CROSS JOIN LATERAL (
-                    SELECT FROM taskd.job_history AS failed
-                    WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
-                    OFFSET 0
-                ) AS failed
-                WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
-                  AND other.on_failed = 'only' AND other.counted
-                LIMIT 1
-            ) THEN 0 ELSE (
-                SELECT count(*)::integer
-                FROM taskd.dependency AS d
-                WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
-            ) END AS parents
-            OFFSET 0
-        ) AS waits
-        -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
-        ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
-        RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
-    ), rung AS (
-        SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
-        WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
-    )
-    SELECT born.id, born.state::text FROM born, (SELECT count(*) FROM rung) AS r;
     -- Who ends a parent in a transaction with an older snapshot (REPEATABLE READ) would not see that somebody waits again.
     UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
     -- Claims step over what is locked, and nobody would look again.
@@ -822,6 +830,7 @@ BEGIN
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
       AND w.id = ANY (ARRAY(SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (back)));
+    RETURN QUERY SELECT * FROM unnest(back, states);
 END
 $$;
 
@@ -883,7 +892,7 @@ $$;
 
 REVOKE ALL ON FUNCTION
     taskd.dependants(bigint[], text[]), taskd.back_off(integer, timestamptz), taskd.held_up(bigint[]), taskd.end_blocked(bigint[], text), taskd.unblock(bigint[], text[]),
-    taskd.lock_jobs(bigint[]), taskd.lock_parents(bigint[]),
+    taskd.lock_blocked(bigint[]), taskd.lock_jobs(bigint[]), taskd.lock_parents(bigint[]),
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
                            text[], integer[], integer[], bigint[], text[], bigint, boolean, text[]),

@@ -158,7 +158,7 @@ async def _act(session: Session, lane: Lane, wanted: Filter, act: Act, how: How)
     shows = sys.stderr.isatty() and not session.quiet
     try:
         async for ids in bulk.batches(lane, wanted, how.limit):
-            done = sorted(await bulk.act(lane, act, ids))
+            done = sorted(await act(lane, ids))
             acted += done
             if not how.as_json:
                 click.echo("".join(f"{job_id}\n" for job_id in done), nl=False)

@@ -7,14 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 
 from taskd.core.change import Filter
 from taskd.core.job import JobState
-from taskd.errors import KeyHeld
 from taskd.store import control, jobs, workflows
 from taskd.store.jobs import Fetches
 
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
-# A key that is taken in the very moment is seen by the next try.
-KEY_TRIES = 5
 
 # Acts on jobs, ids in order; the ids of those that it found as the filter says.
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
@@ -42,20 +39,6 @@ async def look(on: Fetches, wanted: Filter, limit: int | None) -> tuple[int, lis
     return found, sample
 
 
-async def act(on: Fetches, do: Act, ids: Sequence[int]) -> Collection[int]:
-    """Act on one batch, again when a key was taken meanwhile; the ids of those that it found.
-
-    Raises:
-        KeyHeld: keys were taken in the very moment of each of five tries.
-    """
-    for _ in range(KEY_TRIES - 1):
-        try:
-            return await do(on, ids)
-        except KeyHeld:
-            continue
-    return await do(on, ids)
-
-
 async def cancel_workflow(
     on: Fetches, workflow_id: int, reason: str, limit: int = sys.maxsize
 ) -> dict[int, JobState] | None:
@@ -78,14 +61,10 @@ async def cancel_workflow(
 async def retry_workflow(
     on: Fetches, workflow_id: int, limit: int = sys.maxsize
 ) -> tuple[list[int], list[int]]:
-    """Bring failed and cancelled jobs back, `limit` at most: those that are, those that cannot be.
-
-    Raises:
-        KeyHeld: as act().
-    """
+    """Bring back `limit` failed and cancelled jobs at most: those that are, those that cannot be."""
     # Parents have smaller ids, so they are back before those that wait for them.
     wanted = (await workflows.jobs_to_retry(on, workflow_id))[:limit]
     back: set[int] = set()
     for at in range(0, len(wanted), BATCH_JOBS):
-        back |= {*await act(on, jobs.retry, wanted[at : at + BATCH_JOBS])}
+        back |= {*await jobs.retry(on, wanted[at : at + BATCH_JOBS])}
     return sorted(back), [each for each in wanted if each not in back]

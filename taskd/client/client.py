@@ -348,7 +348,6 @@ class Client:
 
         Raises:
             InvalidJob: the time is outside its limits.
-            KeyHeld: another job took the unique key of one of them in this moment; try again.
         """
         change = Change(run_at=run_at, delay_s=delay_s)
         return await stored_jobs.retry(await self._pool(), list(ids), change.run_at, change.delay_s)

@@ -17,7 +17,7 @@ from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
 from taskd.store.pool import Pool
-from taskd.store.translate import key_held, refusals
+from taskd.store.translate import refusals
 
 # priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
 URGENCY = itemgetter(7, 10, 0)
@@ -257,12 +257,6 @@ async def retry(
     run_at: datetime | None = None,
     delay_s: float | None = None,
 ) -> list[int]:
-    """Bring failed and cancelled jobs back, now or at a later time; the ids of those that came.
-
-    Raises:
-        KeyHeld: another job took the unique key of one of them in this moment; nothing was written,
-            and the next try will leave that one where it is.
-    """
-    with key_held("another job took the unique key of one of them just now; try again"):
-        rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
+    """Bring failed and cancelled jobs back, now or at a later time; the ids of those that came."""
+    rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
     return sorted(row[0] for row in rows)

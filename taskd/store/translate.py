@@ -199,20 +199,6 @@ def _broken_constraint(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def key_held(message: str) -> Iterator[None]:
-    """Raise KeyHeld with these words, whatever driver or framework has told of it.
-
-    Raises:
-        KeyHeld: another job holds a unique key.
-    """
-    try:
-        with refusals():
-            yield
-    except KeyHeld as error:
-        raise KeyHeld(message) from error
-
-
-@contextlib.contextmanager
 def refusals() -> Iterator[None]:
     """Raise what the enqueueing functions have refused as an error of taskd.
 

@@ -37,7 +37,7 @@ async def retry_job(board: Dashboard, request: Request) -> Response:
     """Bring one job back."""
     session, _ = await board.acting(request)
     job_id = job_id_of(request)
-    back = await bulk.act(board.on, jobs.retry, [job_id])
+    back = await jobs.retry(board.on, [job_id])
     said = f"job {job_id} was retried" if back else ""
     return await _told_of_job(board, session, job_id, "retry", said)
 
@@ -117,7 +117,7 @@ async def act_in_bulk(board: Dashboard, request: Request) -> Response:
     done: list[int] = []
     try:
         async for ids in bulk.batches(board.on, asked.wanted, BULK_JOBS_MAX):
-            done += sorted(await bulk.act(board.on, do, ids))
+            done += sorted(await do(board.on, ids))
     finally:
         # What was done was done, also when the rest could not be.
         said = ", ".join(f"{name}={value}" for name, value in asked.fields.items() if value)

@@ -11,10 +11,10 @@ import pytest
 
 from taskd.client import changing
 from taskd.core.change import Change, Filter
-from taskd.core.job import JobState, NewJob
+from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Unique
-from taskd.errors import InvalidArgs, InvalidJob, KeyHeld
+from taskd.errors import InvalidArgs, InvalidJob
 from taskd.store import control, jobs
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
@@ -42,6 +42,8 @@ SCHEMA = (
     '{"type": "object", "properties": {"to": {"type": "string"}, "n": {"type": "integer"}}, '
     '"required": ["to"]}'
 )
+
+KEYED = NewJob("t", queue="q", unique=Unique(key="k"))
 
 
 async def change(lane: Lane, ids: list[int], **changes: Any) -> dict[int, str]:
@@ -241,20 +243,38 @@ async def test_a_retry_may_be_for_later(sql: Any, lane: Lane, me: int) -> None:
     assert await state_of(sql, job.id) == "scheduled"
 
 
-async def test_a_retry_that_meets_a_new_holder_of_its_key_says_so_and_the_next_leaves_it(
-    sql: Any, lane: Lane, connect: Connect, me: int
-) -> None:
-    keyed = NewJob("t", queue="q", unique=Unique(key="k"))
-    await jobs.enqueue(lane, [keyed])
+@pytest.fixture
+async def keyed_job(lane: Lane, me: int) -> Job:
+    """One that has failed, and had a unique key."""
+    await jobs.enqueue(lane, [KEYED])
     [job] = await jobs.claim(lane, me, "q", 1)
     await settle(lane, job, FAILED, reason="x")
+    return job
+
+
+async def test_a_retry_waits_for_whoever_takes_its_key_and_leaves_the_job_where_it_is(
+    sql: Any, connect: Connect, keyed_job: Job
+) -> None:
     retrying = await connect()
     async with Transaction(await connect()) as enqueueing:
-        await jobs.enqueue(fetches(enqueueing.connection), [keyed])
-        late = asyncio.create_task(jobs.retry(fetches(retrying), [job.id]))
+        await jobs.enqueue(fetches(enqueueing.connection), [KEYED])
+        late = asyncio.create_task(jobs.retry(fetches(retrying), [keyed_job.id]))
         await waits_for_lock(sql, retrying)
         await enqueueing.commit()
-    with pytest.raises(KeyHeld, match="another job took the unique key of one of them just now"):
-        await late
-    assert await jobs.retry(lane, [job.id]) == []
-    assert await state_of(sql, job.id) == "failed"
+    assert await late == []
+    assert await state_of(sql, keyed_job.id) == "failed"
+
+
+async def test_a_retry_that_looked_before_its_key_was_taken_leaves_the_job_where_it_is(
+    sql: Any, lane: Lane, connect: Connect, keyed_job: Job
+) -> None:
+    retrying = await connect()
+    async with Transaction(await connect()) as holding:
+        await holding.connection.execute(
+            "SELECT FROM taskd.job_history WHERE id = $1 FOR UPDATE", keyed_job.id
+        )
+        late = asyncio.create_task(jobs.retry(fetches(retrying), [keyed_job.id]))
+        await waits_for_lock(sql, retrying)
+        await jobs.enqueue(lane, [KEYED])
+    assert await late == []
+    assert await state_of(sql, keyed_job.id) == "failed"
