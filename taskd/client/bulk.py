@@ -61,7 +61,7 @@ async def cancel_workflow(
 async def retry_workflow(
     on: Fetches, workflow_id: int, limit: int = sys.maxsize
 ) -> tuple[list[int], list[int]]:
-    """Bring back `limit` failed and cancelled jobs at most: those that are, those that cannot be."""
+    """Bring back `limit` failed and cancelled jobs; those that are, and those that cannot be."""
     # Parents have smaller ids, so they are back before those that wait for them.
     wanted = (await workflows.jobs_to_retry(on, workflow_id))[:limit]
     back: set[int] = set()
