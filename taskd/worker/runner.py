@@ -2,7 +2,7 @@
 
 There are no standing coroutines that wait for work: up to `limit` are alive while there is any.
 One walks through the buffer and runs handlers; when a handler waits for something, the coroutine
-stays with it and a successor walks on.
+stays with it and a successor walks on. Where handlers wait, several set out at the same time.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ ROOM_WAIT_S = 5.0
 TURN_S = 0.002
 # Whoever enqueues may make up names of tasks.
 UNKNOWN_TASKS_MAX = 1000
+# So many coroutines set out at a time where handlers wait: one alone began one job in each turn of
+# the loop, and jobs that wait for 5 ms came to 15,650 per second, not 16,770.
+ABREAST_MAX = 32
 # No claim hands this one out.
 NO_FENCE = -1
 
@@ -90,6 +93,7 @@ class Runner:
     def __init__(self, queue: str, limit: int, shared: Shared) -> None:
         self.queue = queue
         self.limit = limit
+        self._name = f"consumer:{queue}"
         self.ended = 0
         self.waited_s = 0.0
         self.room = Wakeup()
@@ -99,12 +103,11 @@ class Runner:
         self._buffer: deque[Job] = deque()
         self._attempts: dict[int, Attempt] = {}
         self._ghosts: dict[int, Attempt] = {}
-        self._coroutines: set[asyncio.Task[None]] = set()
-        self._starting: asyncio.Task[None] | None = None
+        self._starting: set[asyncio.Task[None]] = set()
         self._running = 0
         self._batches = Batches(shared.pulse, self._dispatch, self._leave_place)
         self._jobs_per_place = _jobs_per_place(queue, shared.registry)
-        self._walking = False
+        self._walking, self._abreast = 0, 1
         self._closed = False
         self._moved_at = 0.0
         # By task, and by the version of its arguments that is newer than this code.
@@ -127,28 +130,23 @@ class Runner:
         self._shared.pulse.starts(self._moved_at)
 
     def _dispatch(self) -> None:
-        """Have one coroutine walk through the buffer, if there is room for it."""
+        """Have coroutines walk through the buffer, if there is room for them."""
         if self._closed:
             self.close()
         if self._batches.ready:
             self._begin_batches()
-        # A suspect has a place of its own: in a busy queue it would never find a free one.
-        if (
-            self._buffer
-            and not self._walking
-            and (self._places if self._batches.begun else self._running)
-            < self.limit + (self._buffer[0].crashes > 0)
-        ):
+        while self._walking < min(self._abreast, len(self._buffer)) and self._has_place():
             if not self._shared.lease.trusted:
                 return  # tick() tries again
-            self._walking = True
+            self._walking += 1
             self._running += 1
             # Past the loop's task factory: what is made there belongs to handlers.
-            name = f"consumer:{self.queue}"
-            coroutine = asyncio.Task(self._walk(), loop=self._loop, name=name)
-            self._starting = coroutine
-            self._coroutines.add(coroutine)
-            coroutine.add_done_callback(self._ended)
+            self._starting.add(asyncio.Task(self._walk(), loop=self._loop, name=self._name))
+
+    def _has_place(self) -> bool:
+        # A suspect has a place of its own: in a busy queue it would never find a free one.
+        suspect = not self._walking and self._buffer[0].crashes > 0
+        return (self._places if self._batches.begun else self._running) < self.limit + suspect
 
     def _begin_batches(self) -> None:
         """Begin the batches that are ready, if there is room for them."""
@@ -160,18 +158,11 @@ class Runner:
         ):
             self._batches.begin()
 
-    def _ended(self, coroutine: asyncio.Task[None]) -> None:
-        self._coroutines.discard(coroutine)
-        if coroutine is self._starting:
-            # Cancelled before its first step, by a handler that cancels whatever it finds.
-            self._starting = None
-            self._walked(None)
-
     async def _walk(self) -> None:
         """Run jobs from the buffer until one of them waits for something."""
         me = asyncio.current_task()
         assert me is not None
-        self._starting = None
+        self._starting.discard(me)
         pulse, lease = self._shared.pulse, self._shared.lease
         attempt: Attempt | None = None
         turn_ends = time.monotonic() + TURN_S
@@ -209,6 +200,7 @@ class Runner:
                         # own, closes the driver and the handler, and then arrives here.
                         happened = Raised(error)
                     return self._resumed(attempt, happened)
+                self._abreast = 1
                 if me.cancelling() or job.crashes:
                     # A handler cancelled this task: it never runs another job. Or it was a
                     # suspect's, which came on top of the limit.
@@ -220,8 +212,7 @@ class Runner:
         """A coroutine ends: its place is free, and a successor walks on."""
         self._shared.pulse.job = None
         if attempt is None:
-            self._walking = False
-        if attempt is None:
+            self._walking -= 1
             self._running -= 1
         elif not attempt.abandoned:
             self._free(attempt)
@@ -329,7 +320,8 @@ class Runner:
         if call is not None:
             call.belongs_to(attempt)
         events.job_started(job)
-        self._walking = False
+        self._walking -= 1
+        self._abreast = ABREAST_MAX
         self._dispatch()
         return attempt
 
@@ -408,6 +400,10 @@ class Runner:
                 attempt.cancel("no room", now)
         for attempt in overdue:
             self.abandon(attempt)
+        for coroutine in [each for each in self._starting if each.done()]:
+            # Cancelled before its first step, by a handler that cancels whatever it finds.
+            self._starting.discard(coroutine)
+            self._walked(None)
         if len(self._unknown_since) > UNKNOWN_TASKS_MAX:
             self._unknown_since.clear()
         if self._buffer or self._batches.ready:
