@@ -331,3 +331,30 @@ async def test_five_thousand_jobs_leave_no_task_behind(desk: Desk) -> None:
     await until(lambda: len(desk.heard.of("job.done")) == 5001)
     await until(lambda: standing() == before)
     assert await desk.sql.fetchval("SELECT count(*) FROM taskd.job_history") <= 5001
+
+
+async def test_jobs_that_wait_begin_together_and_not_one_in_each_turn_of_the_loop(
+    desk: Desk,
+) -> None:
+    turn, began = 0, list[int]()
+    all_wait = asyncio.Event()
+
+    async def turns() -> None:
+        nonlocal turn
+        while not all_wait.is_set():
+            turn += 1
+            await asyncio.sleep(0)
+
+    @desk.task()
+    async def waits() -> None:
+        began.append(turn)
+        if len(began) == 20:
+            all_wait.set()
+        await all_wait.wait()
+
+    ids = await desk.enqueue(*[waits.job()] * 20)
+    counting = asyncio.create_task(turns())
+    await desk.start(concurrency=20)
+    await desk.settled(*ids)
+    await counting
+    assert began[-1] - began[0] <= 5
