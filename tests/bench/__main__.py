@@ -25,6 +25,7 @@ from tests.bench import (
     producers,
     queues,
     tables,
+    waits,
     wakeups,
     work,
 )
@@ -41,6 +42,10 @@ COMMANDS: dict[str, tuple[str, float, Command, tuple[str, ...]]] = {
     "enqueue": (
         "S2, also while a worker is busy", 3.0,
         lambda to, a: enqueue.measure(to, a.reps, a.secs, a.peers), ("S2",),
+    ),
+    "waits": (
+        "S3 and S5 with one producer for all", 0.0,
+        lambda to, a: waits.measure(to, a.reps, a.peers), ("S3", "S5"),
     ),
     "held": (
         "S6, enqueueing and draining under a held snapshot", 60.0,
@@ -119,7 +124,7 @@ def _arguments() -> argparse.Namespace:
         )
         if secs:
             one.add_argument("--secs", type=float, default=secs, help="seconds per measurement")
-        if name in {"enqueue", "held", "producers"}:
+        if name in {"enqueue", "waits", "held", "producers"}:
             one.add_argument(
                 "--peers", type=lambda text: tuple(text.split(",")), default=(),
                 help="only these (producers: kinds)",

@@ -103,11 +103,13 @@ def _latency() -> Iterator[Bound]:
     def is_raw(row: object) -> bool:
         return str(row.get("peer")).startswith("rawc_")  # type: ignore[attr-defined]
 
-    yield at_most("S3", "wake-up p50, of bare coroutines'", 1.25, of("s3", "p50", is_raw))
-    for scenario, words in (("S3", "wake-up"), ("S5", "500 jobs/s")):
-        for field in ("p50", "p99"):
-            get = of(scenario.lower(), field, is_peer)
-            yield at_most(scenario, f"{words} {field}, of the best peer's", 1.0, get)
+    for waits, beside in (("", ""), ("waits-", ", one producer for all")):
+        raw = of(f"{waits}s3", "p50", is_raw)
+        yield at_most("S3", f"wake-up p50, of bare coroutines'{beside}", 1.25, raw)
+        for scenario, words in (("S3", "wake-up"), ("S5", "500 jobs/s")):
+            for field in ("p50", "p99"):
+                get = of(waits + scenario.lower(), field, is_peer)
+                yield at_most(scenario, f"{words} {field}, of the best peer's{beside}", 1.0, get)
     idle = _median("s4", "xact_per_s", peer="taskd")
     yield at_most("S4", "idle: transactions", 1.0, idle, "/s")
     yield at_most("S4", "idle: CPU of worker and backends", 5.0, _idle_cpu, "ms/s")

@@ -67,6 +67,8 @@ def scenario_tables(rows: Rows) -> dict[str, Table]:
         "s3": lambda rows: _waits(rows, "s3", "S3 wake-up: enqueue commit to handler start, ms"),
         "s4": _idle,
         "s5": lambda rows: _waits(rows, "s5", "S5 500 jobs/s: enqueue commit to handler start, ms"),
+        "waits-s3": lambda rows: _waits(rows, "waits-s3", "S3 with one producer for all, ms"),
+        "waits-s5": lambda rows: _waits(rows, "waits-s5", "S5 with one producer for all, ms"),
         "held": _held,
         "backlog": _backlog,
         "producers": lambda rows: _producers(rows, "producers"),

@@ -134,3 +134,20 @@ async def test_a_batch_does_not_wait_for_a_holder_that_came_out_of_the_order(
     assert not batch.done()
     await locking.execute("COMMIT")
     assert [(each, each.outcome) for each in await batch] == [(a, "replaced"), (b.id, "replaced")]
+
+
+async def test_a_batch_lets_go_of_a_holder_while_somebody_else_takes_a_new_key(
+    sql, lane: Lane, connect: Connect
+) -> None:
+    """Who waits for a key waits for a transaction, and that may want what the batch holds."""
+    both = [NewJob("t", queue="q", unique=Unique(key, on_conflict="replace")) for key in "ab"]
+    batching, inserting = await connect(), await connect()
+    [a] = await jobs.enqueue(lane, both[:1])
+    await inserting.execute("BEGIN")
+    [b] = await jobs.enqueue(fetches(inserting), both[1:])
+    batch = asyncio.create_task(jobs.enqueue(fetches(batching), both))
+    await waits_for_lock(sql, batching)
+    await inserting.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", a)
+    assert not batch.done()
+    await inserting.execute("COMMIT")
+    assert [(each, each.outcome) for each in await batch] == [(a, "replaced"), (b, "replaced")]
