@@ -842,25 +842,32 @@ BEGIN
         IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
-        BEGIN
-            IF in_batch THEN
-                -- It holds others already, and comes to this one in the order of the keys.
-                PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
-            END IF;
-            SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
-                   greatest(j.version, (j.follower ->> 'version')::bigint) AS version
-            INTO holder
-            FROM taskd.job AS j
-            WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
-              AND (j.key_scope = 'live' OR j.fence = 0)
-            FOR UPDATE;
-            IF NOT FOUND OR holder.version >= version THEN
-                RAISE EXCEPTION 'the holder has moved' USING ERRCODE = 'TD001';
-            END IF;
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            -- Its lock is given back: the next holder would be waited for with this one in hand.
-            CONTINUE;
-        END;
+        IF in_batch THEN
+            -- It holds others already, and comes to this one in the order of the keys.
+            PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
+        ELSE
+            BEGIN
+                PERFORM FROM taskd.job AS j
+                WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+                  AND (j.key_scope = 'live' OR j.fence = 0)
+                FOR UPDATE;
+                IF NOT FOUND THEN
+                    RAISE EXCEPTION 'the holder has moved' USING ERRCODE = 'TD001';
+                END IF;
+            EXCEPTION WHEN SQLSTATE 'TD001' THEN
+                -- Its lock was given back: the next holder would be waited for with this one in hand.
+                CONTINUE;
+            END;
+        END IF;
+        SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
+               greatest(j.version, (j.follower ->> 'version')::bigint) AS version
+        INTO holder
+        FROM taskd.job AS j
+        WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+          AND (j.key_scope = 'live' OR j.fence = 0)
+        FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        CONTINUE WHEN holder.version >= version;
         IF holder.state = 'running' THEN
             UPDATE taskd.job AS j
             SET follower = jsonb_build_object(
