@@ -25,7 +25,7 @@ from taskd.store.channel import ALL_WORKERS
 from taskd.store.database import Lane
 from taskd.store.pool import Pool
 from taskd.store.results import ENDED_CHANNEL
-from taskd.worker.attendance import LOOK_AFTER_S, LOOK_AFTER_S_MAX
+from taskd.worker.attendance import LOOK_AFTER_S, LOOK_AFTER_S_MAX, LOOK_GROWTH
 from taskd.worker.consumer import VAIN_CLAIMS_MAX, VAIN_PAUSE_S_MAX
 from taskd.worker.controls import LOOK_FOR_CALLS_EVERY_S
 from taskd.worker.promoter import PROMOTE_AT_MOST_EVERY_S
@@ -173,12 +173,12 @@ def test_a_flood_costs_a_bounded_number_of_statements(held: Held, words: list[st
     held.clear()
     with counted() as counts:
         took_s = held.run(flood())
-    # So many at once, five with growing pauses, then one each 40 ms; of each of the two queues.
-    claims = 2 * (VAIN_CLAIMS_MAX + 6 + took_s / VAIN_PAUSE_S_MAX)
-    others = 3 + took_s / LOOK_FOR_CALLS_EVERY_S
     # Whoever doubts looks ever later whether the transactions before have ended, which is up to all
     # who use the server; each of the two queues.
-    looks = math.log2(LOOK_AFTER_S_MAX / LOOK_AFTER_S) + 2 + took_s / LOOK_AFTER_S_MAX
+    looks = math.log(LOOK_AFTER_S_MAX / LOOK_AFTER_S, LOOK_GROWTH) + 2 + took_s / LOOK_AFTER_S_MAX
+    # So many at once, five with growing pauses, then one each 40 ms, and one with each look.
+    claims = 2 * (VAIN_CLAIMS_MAX + 6 + took_s / VAIN_PAUSE_S_MAX + looks)
+    others = 3 + took_s / LOOK_FOR_CALLS_EVERY_S
     bounds = {
         "claim_jobs": claims,
         "have_ended": 2 * looks,

@@ -322,7 +322,7 @@ async def test_what_moves_in_a_transaction_across_the_nap_is_found(
         async with scene.streaming(), scene.attended():
             job = await act(scene, producer, job)
             assert await producer.fetchval(MARKED)
-        # The waits between looks double from 2 ms on.
+        # The waits between looks grow from 2 ms on.
         await scene.falls_asleep(looks=6)
         await held.commit()
         await scene.is_found(job)
