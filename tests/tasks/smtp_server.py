@@ -34,6 +34,7 @@ class Server:
         self.logins: list[bytes] = []
         self.most_open = 0
         self.data_s = 0.0
+        self.contents = 0
         self.port = 0
 
     def settings(self, **more: Any) -> Settings:
@@ -81,7 +82,10 @@ class Server:
         return "250 OK"
 
     async def handle_DATA(self, protocol: Any, session: Any, envelope: Any) -> str:
-        await asyncio.sleep(self.data_s)
+        # The server has a thread of its own: who changes data_s must know who has read it.
+        data_s = self.data_s
+        self.contents += 1
+        await asyncio.sleep(data_s)
         planned = self.answers.get("DATA")
         if planned and planned[0] == "take and drop":
             planned.pop(0)

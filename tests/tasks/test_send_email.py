@@ -382,7 +382,7 @@ async def test_a_cancelled_attempt_does_not_leave_half_a_mail(
 ) -> None:
     server.data_s = 30.0
     attempt = asyncio.create_task(send(mailer))
-    while not server.open:
+    while not server.contents:
         await asyncio.sleep(0.01)
     attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
