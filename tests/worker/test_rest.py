@@ -199,8 +199,9 @@ async def test_what_is_due_without_a_ring_is_seen_by_the_next_sweep(desk: Desk) 
     await scheduled("20 s")
     await until(lambda: ran[-1] == "next_due")
     ran.clear()
-    await until(lambda: ran.count("look_around") >= 4)
-    assert ran.count("next_due") <= 1
+    await until(lambda: ran.count("look_around") >= 5)
+    # The tick that has promoted the first one may end only now.
+    assert ran.count("next_due") <= 2
 
 
 # Wake-ups.
