@@ -47,7 +47,8 @@ class Client:
     """A way to the database for producers; opened at first use, or by `async with`.
 
     Every event loop that uses it gets connections of its own, which are closed with the loop.
-    Without `conn`, a method uses one of them, and its statement is a transaction of its own. With
+    Without `conn`, a method uses one of them, and its statement is a transaction of its own; single
+    jobs that coroutines enqueue at the same time share one, up to a thousand for one queue. With
     `conn`, the caller's connection, the job is part of the caller's transaction: nobody sees it and
     no worker wakes before the commit. It is an asyncpg connection, a psycopg.AsyncConnection, or
     SQLAlchemy's AsyncConnection or AsyncSession; for the sync methods a connection of psycopg or

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ import msgspec
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
 from taskd.core.unique import Enqueued, KeyScope, OnConflict
+from taskd.store.group import Group
 from taskd.store.pool import Pool
 from taskd.store.translate import refusals
 
@@ -140,11 +142,23 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
                 Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
                 for _, job_id, outcome in sorted(tuple(row) for row in told)
             ]
-        if len(jobs) == 1:
-            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
-        rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs)) if jobs else []
+        if len(jobs) == 1 and isinstance(on, Pool):
+            return [await _group(on).enqueue(jobs[0])]
+        return await _insert(on, jobs) if jobs else []
+
+
+async def _insert(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    if len(jobs) == 1:
+        return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
+    rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return sorted(Enqueued(row[0]) for row in rows)
+
+
+def _group(pool: Pool) -> Group:
+    if pool.group is None:
+        pool.group = Group(partial(_insert, pool))
+    return pool.group
 
 
 def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:

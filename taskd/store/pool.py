@@ -16,6 +16,7 @@ from typing import Any
 import asyncpg
 
 from taskd.store.database import Database, close
+from taskd.store.group import Group
 from taskd.store.statements import statement
 from taskd.store.translate import is_gone, translated
 
@@ -29,9 +30,13 @@ class Pool:
     """Runs statements, each in a transaction of its own, on up to `size_max` connections.
 
     Belongs to the event loop that uses it. A connection is closed after five idle minutes.
+
+    Attributes:
+        group: what has single jobs enqueued together; made when the first one is (store/jobs.py).
     """
 
     def __init__(self, database: Database, *, size_max: int = 10, purpose: str = "client") -> None:
+        self.group: Group | None = None
         self._database = database
         self._purpose = purpose
         # How many may still be opened. Who has one, or is about to, holds a place.
