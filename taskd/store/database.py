@@ -20,6 +20,7 @@ from taskd.store import hosts
 from taskd.store.reach import place_of, reaching
 from taskd.store.statements import statement
 from taskd.store.translate import STRAYED, Down, is_gone, translate, translated
+from taskd.store.uncancelled import to_its_end
 
 CONNECT_TIMEOUT_S = 5.0
 # A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
@@ -273,8 +274,9 @@ class Lane:
         self._purpose = purpose
         self._settings = settings
         self._connection: asyncpg.Connection | None = None
+        self._connecting: asyncio.Task[asyncpg.Connection] | None = None
         self._lock = asyncio.Lock()
-        self._statements: set[asyncio.Task[Any]] = set()
+        self._times_closed = 0
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """Run the named statement; its rows.
@@ -283,31 +285,36 @@ class Lane:
             Silence: no answer in time; it may have run.
             StoreUnavailable: the connection broke (it may have run), or the server is busy.
             ValueRefused: a value was refused; nothing was written.
+            asyncio.CancelledError: the caller was cancelled, and the statement has ended; or the
+                lane was closed.
         """
-        task = asyncio.create_task(self._fetch(name, args), name=f"statement:{name}")
-        self._statements.add(task)
-        task.add_done_callback(self._statements.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()
-            raise
+        # A task for each statement, shielded, made the way of a claim 65 us longer, of 1.2 ms.
+        return await to_its_end(self._fetch(name, args))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a statement is under way."""
+        return self._lock.locked()
 
     async def _fetch(self, name: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:
+        times_closed = self._times_closed
         async with self._lock:
+            self._check_open(times_closed)
             connection = await self._ready()
             try:
                 with translated(statement(name).roles):
                     return await self._database.run(connection, name, args, **self._settings)
             except StoreUnavailable as error:
+                self._check_open(times_closed)
                 if connection.is_closed() or is_gone(error.__cause__ or error):
                     self.drop()
                 elif self._database.pooled:
                     self._draw_stride()
                 raise
+
+    def _check_open(self, times_closed: int) -> None:
+        if self._times_closed != times_closed:
+            raise asyncio.CancelledError(f"the connection for {self._purpose} was closed")
 
     def _draw_stride(self) -> None:
         self.stride = random.randrange(2, STRIDE_MAX)
@@ -316,7 +323,15 @@ class Lane:
         if self._connection is None or self._connection.is_closed():
             if self._connection is not None:
                 self._draw_stride()
-            self._connection = await self._database.connect(self._purpose, **self._settings)
+            # A task of its own: asyncpg ends what takes too long by cancelling the task that it is in.
+            self._connecting = asyncio.create_task(
+                self._database.connect(self._purpose, **self._settings),
+                name=f"connect:{self._purpose}",
+            )
+            try:
+                self._connection = await self._connecting
+            finally:
+                self._connecting = None
         return self._connection
 
     async def open(self) -> None:
@@ -334,10 +349,12 @@ class Lane:
     async def close(self) -> None:
         """Close politely; with a statement in flight at once, and whoever waits for it is told."""
         connection, self._connection = self._connection, None
-        if self._statements:
-            if connection is not None:
-                connection.terminate()
-            for each in self._statements:
-                each.cancel()
-        elif connection is not None:
+        self._times_closed += 1
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if connection is None:
+            return
+        if self.busy:
+            connection.terminate()
+        else:
             await close(connection)

@@ -381,7 +381,7 @@ async def test_signals_make_it_quiet_and_loud_again(desk: Desk) -> None:
     os.kill(os.getpid(), signal.SIGTSTP)
     await desk.heard.wait("worker.quiet", quiet=True)
     # A claim that was on its way may still find it.
-    await until(lambda: not worker.worker.parts.claims._statements)
+    await until(lambda: not worker.worker.parts.claims.busy)
     (job,) = await desk.enqueue(quick.job())
     claims = len(desk.heard.of("queue.claimed"))
     began = time.monotonic()
