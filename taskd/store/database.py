@@ -323,7 +323,7 @@ class Lane:
         if self._connection is None or self._connection.is_closed():
             if self._connection is not None:
                 self._draw_stride()
-            # A task of its own: asyncpg ends what takes too long by cancelling the task that it is in.
+            # A task of its own: asyncpg ends what takes too long by cancelling the task it is in.
             self._connecting = asyncio.create_task(
                 self._database.connect(self._purpose, **self._settings),
                 name=f"connect:{self._purpose}",

@@ -1,8 +1,8 @@
 """Group enqueue: jobs that coroutines of one loop enqueue at the same time share a transaction.
 
-As a server has commits share a flush. Ten coroutines that enqueue one job each, again and again, each
-in a transaction of its own, came to 5,800 jobs per second on two cores, and to 11,500 so; fifty to
-4,400 and 23,300.
+As a server has commits share a flush. Ten coroutines that enqueue one job each, again and again,
+each in a transaction of its own, came to 0.60 of plain inserts on two cores, and so to 0.98
+(`python -m tests.bench enqueue --peers plain`, 3 runs).
 
 A job goes out at once while fewer than two statements are under way. Else it waits until one of
 them has ended, for 2 ms at most, and goes with all that wait for its queue by then. Each of them is
@@ -21,9 +21,9 @@ from taskd.core.job import NewJob
 from taskd.core.unique import Enqueued
 from taskd.errors import EnqueueError
 
-# With one at a time each job would wait for a flush that is half done; with ten nobody would meet.
+# With one, each job would wait for a flush that is half done; with ten nobody would meet.
 ABREAST = 2
-# Where the server is far away, others' statements take long: nobody waits for them longer than this.
+# Where the server is far away, others' statements take long: nobody waits longer for them.
 WAIT_S = 0.002
 JOBS_MAX = 1000
 CHARACTERS_MAX = 8 * 1024 * 1024

@@ -126,8 +126,13 @@ def _float(seconds: float | None) -> float | None:
     return None if seconds is None else float(seconds)
 
 
-async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
+async def enqueue(
+    on: Fetches, jobs: Sequence[NewJob], *, collected: bool = False
+) -> list[Enqueued]:
     """Insert jobs; their ids, or those of the jobs that hold their keys, in the order of the jobs.
+
+    Args:
+        collected: they wait for no others; else a single job does, as Group says.
 
     Raises:
         KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
@@ -142,23 +147,14 @@ async def enqueue(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
                 Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
                 for _, job_id, outcome in sorted(tuple(row) for row in told)
             ]
-        if len(jobs) == 1 and isinstance(on, Pool):
-            return [await _group(on).enqueue(jobs[0])]
-        return await _insert(on, jobs) if jobs else []
-
-
-async def _insert(on: Fetches, jobs: Sequence[NewJob]) -> list[Enqueued]:
-    if len(jobs) == 1:
-        return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
-    rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs))
+        if len(jobs) == 1 and isinstance(on, Pool) and not collected:
+            on.group = on.group or Group(partial(enqueue, on, collected=True))
+            return [await on.group.enqueue(jobs[0])]
+        if len(jobs) == 1:
+            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
+        rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs)) if jobs else []
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return sorted(Enqueued(row[0]) for row in rows)
-
-
-def _group(pool: Pool) -> Group:
-    if pool.group is None:
-        pool.group = Group(partial(_insert, pool))
-    return pool.group
 
 
 def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:

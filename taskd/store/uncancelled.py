@@ -1,6 +1,6 @@
 """A statement that is awaited to its end, whatever happens to the task of its caller.
 
-What asyncio has for this, a task of its own behind a shield, takes four more turns of the event loop.
+What asyncio has for this, a task of its own behind a shield, takes four more turns of the loop.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def to_its_end(work: Coroutine[Any, Any, T]) -> Generator[Any, None, T]:
                     yield
                 else:
                     # As a task does, which reads from this that the future is being awaited.
-                    future._asyncio_future_blocking = False
+                    future._asyncio_future_blocking = False  # noqa: SLF001
                     yield _Until(future)
             except asyncio.CancelledError as error:
                 if future is None or not future.cancelled():

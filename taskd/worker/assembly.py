@@ -43,8 +43,8 @@ from taskd.worker.watch import LoopWatch, Pulse
 # Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever
 # the statistics say. A generic plan that flipped to a scan took 20 ms in place of 3 for 500 acks; a
 # claim that was planned while the table was empty took 100 ms after a burst of 200,000 jobs; and a
-# bitmap scan locks rows in another order than ids, which deadlocked with a cancel. So there is nothing
-# to plan anew, either: PostgreSQL holds a plan for the array at hand to be cheaper than one for any
+# bitmap scan locks rows in another order than ids, which deadlocked with a cancel. So nothing is
+# planned anew, either: PostgreSQL holds a plan for the array at hand to be cheaper than one for any
 # array, and planned each batch of acks again, 0.5 ms for one job.
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
