@@ -5,9 +5,9 @@ each in a transaction of its own, came to 0.60 of plain inserts on two cores, an
 (`python -m tests.bench enqueue --peers plain`, 3 runs).
 
 A job goes out at once while fewer than two statements are under way. Else it waits until one of
-them has ended, for 2 ms at most, and goes with all that wait for its queue by then. Each of them is
-written or refused as if it had gone alone: when the server refuses a statement nothing of it was
-written, and its halves are tried.
+them has ended, for 2 ms at most while a connection is free, and goes with all that wait for its
+queue by then. Each of them is written or refused as if it had gone alone: when the server refuses a
+statement nothing of it was written, and its halves are tried.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ class Group:
 
     Args:
         insert: writes jobs in one statement; their ids, in the order of the jobs.
+        statements_max: how many can be under way, by the connections there are.
     """
 
-    def __init__(self, insert: Insert) -> None:
+    def __init__(self, insert: Insert, statements_max: int) -> None:
         self._insert = insert
+        self._statements_max = statements_max
         self._under_way = 0
         self._waiting: dict[str | None, list[_Taken]] = {}
         self._goes: asyncio.TimerHandle | None = None
@@ -80,7 +82,7 @@ class Group:
         taken = _Taken(job, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(job.queue, []).append(taken)
         if self._goes is None:
-            self._goes = asyncio.get_running_loop().call_later(WAIT_S, self._go)
+            self._goes = asyncio.get_running_loop().call_later(WAIT_S, self._waited)
         try:
             return await taken.receipt
         except asyncio.CancelledError:
@@ -88,6 +90,10 @@ class Group:
             if taken.statement is not None:
                 await asyncio.wait({taken.statement}, timeout=CANCEL_S)
             raise
+
+    def _waited(self) -> None:
+        if self._under_way < self._statements_max:
+            self._go()  # else with the next that ends, and with whoever has come by then
 
     def _ended(self) -> None:
         self._under_way -= 1

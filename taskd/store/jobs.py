@@ -148,7 +148,7 @@ async def enqueue(
                 for _, job_id, outcome in sorted(tuple(row) for row in told)
             ]
         if len(jobs) == 1 and isinstance(on, Pool) and not collected:
-            on.group = on.group or Group(partial(enqueue, on, collected=True))
+            on.group = on.group or Group(partial(enqueue, on, collected=True), on.size_max)
             return [await on.group.enqueue(jobs[0])]
         if len(jobs) == 1:
             return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]

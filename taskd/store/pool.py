@@ -37,6 +37,7 @@ class Pool:
 
     def __init__(self, database: Database, *, size_max: int = 10, purpose: str = "client") -> None:
         self.group: Group | None = None
+        self.size_max = size_max
         self._database = database
         self._purpose = purpose
         # How many may still be opened. Who has one, or is about to, holds a place.

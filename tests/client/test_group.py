@@ -103,6 +103,27 @@ async def test_a_job_does_not_wait_for_those_whose_statements_take_long(
     assert len({await each for each in (*first, *more)}) == group.ABREAST + 1
 
 
+async def test_when_all_connections_are_busy_jobs_wait_for_one_together(
+    dsn: str, sql: Any
+) -> None:
+    async with Client(dsn, pool_max=3) as client:
+        async with held(sql):
+            first = begin(client, *(job(n) for n in range(group.ABREAST)))
+            await waiting(sql, group.ABREAST)
+            third = begin(client, job("third"))
+            await waiting(sql, group.ABREAST + 1)
+            more = []
+            for n in range(5):
+                more += begin(client, job(f"more {n}"))
+                await asyncio.sleep(2 * group.WAIT_S)
+        for each in (*first, *third, *more):
+            await each
+    rows = await sql.fetch(WRITTEN)
+    xids = {row["n"]: row["xid"] for row in rows}
+    assert len(rows) == 8
+    assert len({xids[f"more {n}"] for n in range(5)}) == 1
+
+
 async def test_a_job_that_is_cancelled_while_it_waits_is_not_written(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
