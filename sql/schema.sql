@@ -47,7 +47,7 @@ CREATE DOMAIN taskd.payload AS jsonb
 	CONSTRAINT payload_is_an_object CHECK ((jsonb_typeof(VALUE) = 'object'::text));
 
 CREATE DOMAIN taskd.queue_name AS text
-	CONSTRAINT queue_name_is_a_channel CHECK ((VALUE ~ '^[a-z0-9_.-]{1,48}$'::text));
+	CONSTRAINT queue_name_is_a_channel CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 48)) AND (VALUE !~ '[^a-z0-9_.-]'::text)));
 
 CREATE DOMAIN taskd.schedule_name AS text
 	CONSTRAINT schedule_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))

@@ -6,13 +6,16 @@
 -- workers look at the due times again, which they do every five seconds. The ring comes
 -- after all rows are born (it waits for their count): what it reads must be younger than the
 -- transaction's xid. Ids are drawn in the order of the arrays. Arrays of options that no job of the batch has
--- come empty, and unnest() makes NULLs of them.
+-- come empty, and unnest() makes NULLs of them; where all jobs have one task, queue or priority it comes once. And
+-- one array of ids costs less than a row for each: jobs by the thousand took 12.5 us of CPU each, on both sides, and so 10.
 
 -- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[])
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked
 WITH asked AS (
-    SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
+    SELECT coalesce(task, ($1::text[])[1]) AS task, coalesce(queue, ($2::text[])[1]) AS queue, args,
+           coalesce(priority, ($4::smallint[])[1]) AS priority, max_attempts, timeout_s, deadline, deadline_s, args_version,
+           limit_name, limit_values, metadata, n, coalesce(run_at, now() + make_interval(secs => delay_s), now()) AS due
     FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[],
                 $6::double precision[], $7::smallint[], $8::double precision[], $9::timestamptz[],
                 $10::double precision[], $11::smallint[], $12::text[], $13::text[], $14::text[])
@@ -40,7 +43,7 @@ WITH asked AS (
     FROM (SELECT DISTINCT queue FROM asked WHERE due < clock_timestamp() + interval '60 s') AS q
     WHERE (SELECT count(*) FROM born) > 0
 )
-SELECT id FROM born, (SELECT count(*) FROM rung) AS r;
+SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 
 -- One job alone, as most are enqueued: the same by a function that the server keeps ready.
 

@@ -90,10 +90,10 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [job.queue for job in jobs],
         [job.args for job in jobs],
         [job.priority for job in jobs],
-        [job.run_at for job in jobs],
-        [_float(job.delay_s) for job in jobs],
-        [job.max_attempts for job in jobs],
-        [_float(job.timeout_s) for job in jobs],
+        _rare([job.run_at for job in jobs]),
+        _rare([_float(job.delay_s) for job in jobs]),
+        _rare([job.max_attempts for job in jobs]),
+        _rare([_float(job.timeout_s) for job in jobs]),
         _rare([job.deadline for job in jobs]),
         _rare([_float(job.deadline_s) for job in jobs]),
         _rare([job.args_version for job in jobs]),
@@ -105,7 +105,12 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
 
 def _rare(column: list[Any]) -> list[Any]:
     """The column of an option that few jobs have; empty when none has it: unnest() fills it up."""
-    return column if any(each is not None for each in column) else []
+    return column if column.count(None) < len(column) else []
+
+
+def _once(column: list[Any]) -> list[Any]:
+    """The column of what mostly all jobs of a call have in common: one value, if they do."""
+    return column[:1] if column.count(column[0]) == len(column) else column
 
 
 def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
@@ -141,8 +146,8 @@ async def enqueue(
     with refusals():
         if any(job.unique is not None for job in jobs):
             # Over the client's own connections nothing else is in the transaction.
-            args = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
-            told = await on.fetch("enqueue_unique_jobs", *args)
+            columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
+            told = await on.fetch("enqueue_unique_jobs", *columns)
             return [
                 Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
                 for _, job_id, outcome in sorted(tuple(row) for row in told)
@@ -152,9 +157,13 @@ async def enqueue(
             return [await on.group.enqueue(jobs[0])]
         if len(jobs) == 1:
             return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
-        rows = await on.fetch("enqueue_jobs", *enqueue_args(jobs)) if jobs else []
+        if not jobs:
+            return []
+        tasks, queues, args, priorities, *options = enqueue_args(jobs)
+        columns = (_once(tasks), _once(queues), args, _once(priorities), *options)
+        ids: list[int] = (await on.fetch("enqueue_jobs", *columns))[0][0]
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
-    return sorted(Enqueued(row[0]) for row in rows)
+    return list(map(Enqueued, sorted(ids)))
 
 
 def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:

@@ -103,9 +103,7 @@ async def test_a_job_does_not_wait_for_those_whose_statements_take_long(
     assert len({await each for each in (*first, *more)}) == group.ABREAST + 1
 
 
-async def test_when_all_connections_are_busy_jobs_wait_for_one_together(
-    dsn: str, sql: Any
-) -> None:
+async def test_when_all_connections_are_busy_jobs_wait_for_one_together(dsn: str, sql: Any) -> None:
     async with Client(dsn, pool_max=3) as client:
         async with held(sql):
             first = begin(client, *(job(n) for n in range(group.ABREAST)))
