@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from taskd.core.job import NewJob
 from taskd.core.unique import Enqueued
 from taskd.errors import InvalidJob, QueueFull, StoreUnavailable
 from taskd.store import group
+from tests.store.helpers import held_up, workers_locked
 
 WRITTEN = "SELECT id, queue, args ->> 'n' AS n, xmin::text AS xid FROM taskd.job"
 
@@ -24,24 +23,6 @@ def job(n: object, queue: str = "default") -> NewJob:
 
 def begin(client: Client, *jobs: NewJob) -> list[asyncio.Task[Enqueued]]:
     return [asyncio.create_task(client.enqueue(each)) for each in jobs]
-
-
-@asynccontextmanager
-async def held(sql: Any) -> AsyncIterator[None]:
-    """Whoever enqueues a job waits until the end of the block."""
-    async with sql.transaction():
-        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
-        yield
-
-
-async def waiting(sql: Any, number: int) -> None:
-    """Until so many statements wait for what is held."""
-    query = (
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'taskd.worker'::regclass"
-    )
-    async with asyncio.timeout(30):
-        while await sql.fetchval(query) != number:
-            await asyncio.sleep(0.005)
 
 
 async def test_jobs_enqueued_at_the_same_time_share_a_transaction(client: Client, sql: Any) -> None:
@@ -95,21 +76,21 @@ async def test_jobs_of_other_queues_have_a_transaction_of_their_own(
 async def test_a_job_does_not_wait_for_those_whose_statements_take_long(
     client: Client, sql: Any
 ) -> None:
-    async with held(sql):
+    async with workers_locked(sql):
         first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await waiting(sql, group.ABREAST)
+        await held_up(sql, group.ABREAST)
         more = begin(client, job("more"))
-        await waiting(sql, group.ABREAST + 1)
+        await held_up(sql, group.ABREAST + 1)
     assert len({await each for each in (*first, *more)}) == group.ABREAST + 1
 
 
 async def test_when_all_connections_are_busy_jobs_wait_for_one_together(dsn: str, sql: Any) -> None:
     async with Client(dsn, pool_max=3) as client:
-        async with held(sql):
+        async with workers_locked(sql):
             first = begin(client, *(job(n) for n in range(group.ABREAST)))
-            await waiting(sql, group.ABREAST)
+            await held_up(sql, group.ABREAST)
             third = begin(client, job("third"))
-            await waiting(sql, group.ABREAST + 1)
+            await held_up(sql, group.ABREAST + 1)
             more = []
             for n in range(5):
                 more += begin(client, job(f"more {n}"))
@@ -126,9 +107,9 @@ async def test_a_job_that_is_cancelled_while_it_waits_is_not_written(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "WAIT_S", 600.0)
-    async with held(sql):
+    async with workers_locked(sql):
         first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await waiting(sql, group.ABREAST)
+        await held_up(sql, group.ABREAST)
         kept, dropped = begin(client, job("kept"), job("dropped"))
         await asyncio.sleep(0)
         dropped.cancel()
@@ -143,11 +124,11 @@ async def test_who_is_cancelled_while_his_job_is_being_written_hears_when_that_h
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "CANCEL_S", 600.0)
-    async with held(sql):
+    async with workers_locked(sql):
         first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await waiting(sql, group.ABREAST)
+        await held_up(sql, group.ABREAST)
         kept, dropped = begin(client, job("kept"), job("dropped"))
-        await waiting(sql, group.ABREAST + 1)
+        await held_up(sql, group.ABREAST + 1)
         dropped.cancel()
         for _ in range(10):
             await asyncio.sleep(0)
@@ -161,9 +142,9 @@ async def test_who_is_cancelled_while_his_job_is_being_written_hears_when_that_h
 async def test_all_hear_that_the_connection_broke_each_by_an_error_of_his_own(
     client: Client, sql: Any
 ) -> None:
-    async with held(sql):
+    async with workers_locked(sql):
         tasks = begin(client, *(job(n) for n in range(6)))
-        await waiting(sql, group.ABREAST + 1)
+        await held_up(sql, group.ABREAST + 1)
         await sql.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name = 'taskd client' AND datname = current_database()"
@@ -180,9 +161,9 @@ async def test_whoever_waits_hears_that_the_client_was_closed(
 ) -> None:
     monkeypatch.setattr(group, "WAIT_S", 600.0)
     client = Client(dsn)
-    async with held(sql):
+    async with workers_locked(sql):
         first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await waiting(sql, group.ABREAST)
+        await held_up(sql, group.ABREAST)
         (last,) = begin(client, job("last"))
         await asyncio.sleep(0)
         closing = asyncio.create_task(client.close())

@@ -12,6 +12,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store import pool as pools
 from taskd.store.database import Database
 from taskd.store.pool import Pool
+from tests.store.helpers import held_up, workers_locked
 
 # What anybody may run.
 ASK = "draw_xid"
@@ -27,8 +28,7 @@ async def pool(dsn: str) -> AsyncIterator[Pool]:
 @pytest.fixture
 async def held(sql: Any) -> AsyncIterator[None]:
     """Statements that read taskd.worker wait until the test ends."""
-    async with sql.transaction():
-        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+    async with workers_locked(sql):
         yield
 
 
@@ -39,15 +39,6 @@ def ask(pool: Pool) -> asyncio.Task[Any]:
 def wait(pool: Pool) -> asyncio.Task[Any]:
     """Begin a statement that ends when nobody holds the table."""
     return asyncio.create_task(pool.fetch("attend", "default", 1, 1.0))
-
-
-async def waits(sql: Any, number: int) -> None:
-    """Until so many sessions wait for the table."""
-    query = (
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'taskd.worker'::regclass"
-    )
-    while await sql.fetchval(query) < number:
-        await asyncio.sleep(0.005)
 
 
 async def sessions(sql: Any) -> int:
@@ -75,21 +66,20 @@ async def test_who_is_cancelled_while_the_server_works_costs_one_connection(
     pool: Pool, sql: Any, held: None
 ) -> None:
     stuck = [wait(pool), wait(pool)]
-    await waits(sql, 2)
+    await held_up(sql, 2)
     next_ones = [ask(pool) for _ in range(3)]
     for each in stuck:
         each.cancel()
     assert len(await asyncio.gather(*next_ones)) == 3
-    await waits(sql, 0)
+    await held_up(sql, 0)
 
 
 async def test_who_is_cancelled_while_waiting_for_a_connection_takes_none(
     pool: Pool, sql: Any
 ) -> None:
-    async with sql.transaction():
-        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+    async with workers_locked(sql):
         stuck = [wait(pool), wait(pool)]
-        await waits(sql, 2)
+        await held_up(sql, 2)
         in_line = [ask(pool) for _ in range(3)]
         await asyncio.sleep(0)
         in_line[0].cancel()
@@ -108,8 +98,7 @@ async def test_what_the_server_refuses_leaves_the_connection_usable(pool: Pool, 
     """
     await pool.fetch(ASK)
     before = await sql.fetch(pid)
-    async with sql.transaction():
-        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+    async with workers_locked(sql):
         with pytest.raises(StoreUnavailable, match="lock timeout"):
             await wait(pool)
     await pool.fetch(ASK)
@@ -174,10 +163,9 @@ async def test_a_failed_connect_gives_its_place_to_the_next(dsn: str) -> None:
 async def test_closing_waits_for_statements_and_refuses_whoever_waits_for_a_connection(
     pool: Pool, sql: Any
 ) -> None:
-    async with sql.transaction():
-        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+    async with workers_locked(sql):
         running = [wait(pool), wait(pool)]
-        await waits(sql, 2)
+        await held_up(sql, 2)
         late = ask(pool)
         await asyncio.sleep(0)
         closing = asyncio.create_task(pool.close())
@@ -208,7 +196,7 @@ async def test_closing_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(pools, "CLOSE_TIMEOUT_S", 0.05)
     running = wait(pool)
-    await waits(sql, 1)
+    await held_up(sql, 1)
     await pool.close()
     with pytest.raises(StoreUnavailable):
         await running

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from taskd.core.job import Job, JobState, NewJob
@@ -20,6 +21,27 @@ DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
 
 MAX_CRASHES = 3
 PATIENCE_S = 10.0
+
+
+@asynccontextmanager
+async def workers_locked(sql: Any) -> AsyncIterator[None]:
+    """Statements that read taskd.worker, such as those that enqueue, wait until the block ends."""
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+async def held_up(sql: Any, number: int) -> None:
+    """Until so many sessions wait for taskd.worker."""
+    # Databases that were copied from one template have their tables' numbers in common.
+    query = """
+        SELECT count(*) FROM pg_locks
+        WHERE NOT granted AND relation = 'taskd.worker'::regclass
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    """
+    async with asyncio.timeout(PATIENCE_S * 3):
+        while await sql.fetchval(query) != number:
+            await asyncio.sleep(0.005)
 
 
 def incarnation(worker_id: int, host: str = "host", pid: int = 1) -> workers.Incarnation:

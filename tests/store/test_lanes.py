@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from taskd.store.database import Database, Lane
+from tests.store.helpers import held_up, workers_locked
 
 # Waits for whoever holds taskd.worker.
 WAITS = ("attend", "default", 1, 1.0)
-
-
-@asynccontextmanager
-async def held(sql: Any) -> AsyncIterator[None]:
-    async with sql.transaction():
-        await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
-        yield
-
-
-async def waiting(sql: Any, number: int) -> None:
-    """Until so many sessions wait for the table."""
-    query = (
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'taskd.worker'::regclass"
-    )
-    async with asyncio.timeout(30):
-        while await sql.fetchval(query) != number:
-            await asyncio.sleep(0.005)
 
 
 def begin(lane: Lane, *statement: Any) -> asyncio.Task[Any]:
@@ -39,9 +22,9 @@ def begin(lane: Lane, *statement: Any) -> asyncio.Task[Any]:
 async def test_a_statement_ends_before_its_caller_hears_that_he_was_cancelled(
     sql: Any, lane: Lane, me: int
 ) -> None:
-    async with held(sql):
+    async with workers_locked(sql):
         task = begin(lane, "attend", "default", me, 60.0)
-        await waiting(sql, 1)
+        await held_up(sql, 1)
         task.cancel()
         await asyncio.sleep(0.01)
         assert not task.done()
@@ -55,9 +38,9 @@ async def test_a_statement_ends_before_its_caller_hears_that_he_was_cancelled(
 async def test_closing_tells_who_waits_for_an_answer_and_who_waits_for_his_turn(
     sql: Any, lane: Lane
 ) -> None:
-    async with held(sql):
+    async with workers_locked(sql):
         tasks = {begin(lane, *WAITS), begin(lane, "draw_xid")}
-        await waiting(sql, 1)
+        await held_up(sql, 1)
         await lane.close()
         await asyncio.wait(tasks, timeout=30)
         assert all(each.cancelled() for each in tasks)
@@ -66,12 +49,14 @@ async def test_closing_tells_who_waits_for_an_answer_and_who_waits_for_his_turn(
 
 
 async def test_closing_ends_an_attempt_to_connect() -> None:
-    connected = asyncio.Event()
+    connected, left = asyncio.Event(), asyncio.Event()
 
-    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
-        await asyncio.sleep(600)
+        with suppress(ConnectionError):
+            await reader.read()
         writer.close()
+        left.set()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -79,8 +64,9 @@ async def test_closing_ends_an_attempt_to_connect() -> None:
     task = begin(lane, "draw_xid")
     async with asyncio.timeout(30):
         await connected.wait()
-    await lane.close()
-    await asyncio.wait({task}, timeout=2.0)
+        await lane.close()
+        await asyncio.wait({task})
+        await left.wait()
     assert task.cancelled()
     server.close()
 
