@@ -8,6 +8,7 @@ At the end of stdin it ends.
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -58,6 +59,8 @@ def act(server, command):
 
 
 def main():
+    # A shell's background job ignores it, and so would every test that it runs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     home = Path(sys.argv[1]) if sys.argv[1] else None
     try:
         server = embedded.start(home, **json.loads(sys.argv[2]))
