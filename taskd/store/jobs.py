@@ -144,6 +144,11 @@ async def enqueue(
         QueueFull: a queue has no room for them; nothing was written.
     """
     with refusals():
+        if len(jobs) == 1 and jobs[0].unique is None:
+            if not collected and isinstance(on, Pool):
+                on.group = on.group or Group(partial(enqueue, on, collected=True), on.size_max)
+                return [await on.group.enqueue(jobs[0])]
+            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
         if any(job.unique is not None for job in jobs):
             # Over the client's own connections nothing else is in the transaction.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
@@ -152,11 +157,6 @@ async def enqueue(
                 Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
                 for _, job_id, outcome in sorted(tuple(row) for row in told)
             ]
-        if len(jobs) == 1 and isinstance(on, Pool) and not collected:
-            on.group = on.group or Group(partial(enqueue, on, collected=True), on.size_max)
-            return [await on.group.enqueue(jobs[0])]
-        if len(jobs) == 1:
-            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
         if not jobs:
             return []
         tasks, queues, args, priorities, *options = enqueue_args(jobs)

@@ -7,10 +7,9 @@ message, is passed on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import asyncpg
 
@@ -198,22 +197,24 @@ def _broken_constraint(error: BaseException) -> str | None:
     return name
 
 
-@contextlib.contextmanager
-def refusals() -> Iterator[None]:
+class refusals:  # noqa: N801 - as translated, and for the same reason no generator
     """Raise what the enqueueing functions have refused as an error of taskd.
 
     Raises:
         KeyHeld, QueueFull: whatever driver or framework has told of it.
     """
-    try:
-        yield
-    except TaskdError:
-        raise
-    except Exception as error:
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, TaskdError):
+            return
         refused = _refusal(error)
-        if refused is None:
-            raise
-        raise refused from error
+        if refused is not None:
+            raise refused from error
 
 
 def _refusal(error: BaseException) -> KeyHeld | QueueFull | None:
