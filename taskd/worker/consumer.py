@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -110,8 +111,6 @@ class Consumer:
                 continue  # told so meanwhile
             jobs = await self._claim(batch)
             full = len(jobs) == batch
-            if jobs:
-                self._take(jobs)
             vain_claims = 0 if jobs else vain_claims + 1
             if full:
                 continue
@@ -184,8 +183,11 @@ class Consumer:
             rang = await self.wakeup.wait(pause_s)
             events.queue_woken(self.runner.queue, "ring" if rang else "time")
             return rang
-        with self._scout.watching(self.runner.queue, self.wakeup, self._poll_s) as sleeper:
+        sleeper = self._scout.watch(self.runner.queue, self.wakeup, self._poll_s)
+        try:
             rang = await self.wakeup.wait(None if pause_s == math.inf else pause_s)
+        finally:
+            self._scout.leave(self.runner.queue)
         self._poll_s = sleeper.poll_s
         self.attendance.slept()
         source = "scout" if sleeper.woken else "ring" if rang else "time"
@@ -228,6 +230,7 @@ class Consumer:
         self._measured = (now, ended, waited_s)
 
     async def _claim(self, batch: int) -> list[Job]:
+        """Claim, and hand over to the runner what came; the jobs."""
         began = self._began = time.monotonic()
         read = ALL if self.attendance.wants_all or self._limited else self._reading.next(began)
         try:
@@ -248,10 +251,16 @@ class Consumer:
             # A handler may cancel whatever it finds: the claim has run, and its rows go nowhere.
             self._on_doubt()
             raise
+        took_s = time.monotonic() - began
+        if jobs:
+            self._take(jobs)
+            if len(jobs) < batch:
+                # There is time now: the jobs begin before the rest of this. From the reply to the
+                # handler of a job that comes alone it was 172 us, and so 118, of 1.2 ms.
+                await asyncio.sleep(0)
         self._backoff.reset()
         self.delayed = False
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)
-        took_s = time.monotonic() - began
         self._reading.claimed(read, jobs, began + took_s, took_s)
         self.attendance.claimed(len(jobs), batch)
         events.queue_claimed(self.runner.queue, jobs, batch, took_s)

@@ -20,6 +20,7 @@ from tests.bench import (
     flush,
     harness,
     held,
+    idle,
     memory,
     page,
     producers,
@@ -46,6 +47,10 @@ COMMANDS: dict[str, tuple[str, float, Command, tuple[str, ...]]] = {
     "waits": (
         "S3 and S5 with one producer for all", 0.0,
         lambda to, a: waits.measure(to, a.reps, a.peers), ("S3", "S5"),
+    ),
+    "idle": (
+        "S4, to the nanosecond, where run.py's figures come from the kernel's ticks", 20.0,
+        lambda to, a: idle.record(to, a.reps, a.secs), ("S4",),
     ),
     "held": (
         "S6, enqueueing and draining under a held snapshot", 60.0,

@@ -67,7 +67,7 @@ async def worker(options: dict) -> None:
         if "concurrency" in options
         else Settings(queues=queues)
     )
-    made = Worker(settings, registry, database(), app="bench")
+    made = Worker(settings, registry, database(), app="bench", last=True)
     running = asyncio.create_task(made.run(), name="worker")
     await asyncio.wait(
         {running, asyncio.create_task(made.ready.wait())}, return_when="FIRST_COMPLETED"

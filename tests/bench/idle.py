@@ -1,6 +1,7 @@
 """What a worker costs that has nothing to do: transactions, CPU and memory.
 
     python -m tests.bench.idle --secs 20 --runs 3 [--queues 50] [--dsn postgresql://...]
+    python -m tests.bench idle --results RESULTS          # the same on the benchmark's server, kept
 
 Starts a real `taskd run` with its default settings on a fresh database, of an embedded server of
 its own unless another is named, waits until its start is over, and then only looks.
@@ -31,6 +32,7 @@ import asyncpg
 from taskd import task
 from taskd.store import migrations
 from taskd.store.database import Database
+from tests.bench import harness
 from tests.servers import server
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +201,22 @@ async def measure(admin_dsn: str, secs: float, runs: int, queues: int) -> list[C
     finally:
         await monitor.close()
     return costs
+
+
+def record(results: harness.Results, reps: int, secs: float) -> None:
+    """Measure on the benchmark's server, a worker for each repetition."""
+    for rep in range(reps):
+        [cost] = asyncio.run(measure(harness.run().dsn("postgres"), secs, runs=1, queues=1))
+        assert cost.sessions_ms is not None, "the benchmark's server is on this machine"
+        results.add(
+            "idle",
+            rep=rep,
+            transactions_per_s=cost.transactions,
+            worker_ms_per_s=cost.worker_ms,
+            sessions_ms_per_s=cost.sessions_ms,
+            cpu_ms_per_s=cost.worker_ms + cost.sessions_ms,
+            rss_mib=cost.rss_mib,
+        )
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 WITHIN_S = 30.0
 
 APP = """
-import asyncio, hashlib, threading, time
+import asyncio, gc, hashlib, threading, time
 from taskd import task
 
 @task()
@@ -59,6 +59,10 @@ async def exits_in_a_task() -> None:
     async def exits() -> None:
         raise SystemExit(3)
     await asyncio.create_task(exits())
+
+@task()
+async def counts_what_is_searched_for_garbage() -> tuple[int, int]:
+    return len(gc.get_objects()), gc.get_freeze_count()
 
 @task()
 async def blocks(s: float) -> None:

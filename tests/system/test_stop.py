@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -107,3 +108,12 @@ async def test_a_killed_worker_is_succeeded_at_once(shell: Shell) -> None:
     assert time.monotonic() - began < 15
     rows = await shell.sql.fetch("SELECT state, crashes, attempt FROM taskd.job_history")
     assert {tuple(row) for row in rows} == {("done", 1, 2)}
+
+
+async def test_what_was_there_at_the_start_is_not_searched_for_garbage(shell: Shell) -> None:
+    await shell.run()
+    await shell.enqueue("counts_what_is_searched_for_garbage")
+    await shell.settled(1)
+    result = await shell.sql.fetchval("SELECT result FROM taskd.job_history")
+    searched, spared = json.loads(result)
+    assert searched < spared / 2
