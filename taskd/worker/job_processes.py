@@ -47,6 +47,8 @@ LINE_BYTES_MAX = 4 * 1024 * 1024
 STARTS_MAX = 3
 # How long one that has closed the line may take to end: a large core dump takes seconds.
 CLOSED_S = 5.0
+# The name of tasks that start one.
+START = "process-start"
 # How long one that was hung up on may take for what the app does at the end of a process.
 END_S = 2.0
 
@@ -209,6 +211,11 @@ class JobProcesses:
         """End them all; who still runs something is killed."""
         for waiter in self._waiting:
             waiter.cancel()
+        # One that is about to be started is among the others then, or is not there.
+        for each in (starting := self._starting()):
+            each.cancel()
+        if starting:
+            await asyncio.wait(starting)
         for process in self._all - set(self._idle):
             process.kill()
         ends = [asyncio.create_task(each.end(), name="process-end") for each in self._all]
@@ -259,12 +266,12 @@ class JobProcesses:
     def _start_more(self) -> None:
         """As many as there are jobs that wait for one, and places."""
         wanted = sum(not waiter.done() for waiter in self._waiting)
-        starting = sum(
-            task.get_name() == "process-start" and not task.done() for task in self._tasks
-        )
-        for _ in range(min(self._places, wanted - starting)):
+        for _ in range(min(self._places, wanted - len(self._starting()))):
             self._places -= 1
-            self.own(self._start(), "process-start")
+            self.own(self._start(), START)
+
+    def _starting(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self._tasks if task.get_name() == START and not task.done()]
 
     async def _start(self) -> None:
         process: JobProcess | None = None
@@ -308,7 +315,13 @@ class JobProcesses:
             except BaseException:
                 ours.close()
                 raise
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES_MAX)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES_MAX)
+        except BaseException:
+            ours.close()
+            process.kill()
+            await process.wait()
+            raise
         return JobProcess(process, reader, writer)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from taskd import task
+from taskd.config import Settings
 from taskd.core.registry import Registry
 from taskd.errors import ConfigError
 from taskd.worker import job_processes
+from taskd.worker.job_processes import JobProcesses
 from tests.processes import lives
 from tests.worker import process_app as app
 from tests.worker.conftest import Desk, until
@@ -227,3 +232,29 @@ async def test_a_handler_that_is_not_found_in_its_module_is_refused_at_the_start
     task(process=True, registry=registry, name="other")(app.REGISTRY.get("adds").handler)  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="is looked for as adds in the module"):
         desk.worker(registry)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
+async def test_a_pool_that_is_closed_while_a_process_starts_leaves_nothing(turns: int) -> None:
+    """However far the start has come; sockets that are left would fail the test as warnings."""
+    before = children()
+    pool = JobProcesses(Settings(process_slots=1))
+    taking = asyncio.create_task(pool._taken())
+    for _ in range(turns):
+        await asyncio.sleep(0.001 if turns > 5 else 0)
+    await pool.close()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await until(lambda: children() <= before)
+    gc.collect()
+
+
+def children() -> set[int]:
+    """The processes that this one has started, zombies among them."""
+    mine = str(os.getpid())
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[1] == mine:
+                found.add(int(stat.parent.name))
+    return found
