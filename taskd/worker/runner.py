@@ -508,10 +508,9 @@ class Runner:
     @property
     def free(self) -> int:
         """Attempts that could begin now."""
-        free = self.limit - self._places - len(self._batches.ready)
-        if self._jobs_per_place > 1:
-            free = free * self._jobs_per_place - self._batches.gathered
-        return free - len(self._buffer)
+        free = (self.limit - self._places - len(self._batches.ready)) * self._jobs_per_place
+        gathered = self._batches.gathered if self._jobs_per_place > 1 else 0
+        return free - gathered - len(self._buffer)
 
     @property
     def _places(self) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 
 import asyncpg
 
+from tests.processes import children
+
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -142,15 +144,6 @@ def own_mib(pid: int) -> float:
         if found := re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()):
             return int(found[1]) / 1024
     return 0.0
-
-
-def children(pid: int) -> list[int]:
-    """Of all its threads."""
-    found: list[int] = []
-    for place in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += map(int, place.read_text().split())
-    return found
 
 
 class _Tail:

@@ -25,6 +25,7 @@ from taskd.store.database import Database
 from taskd.store.migrations import all_migrations
 from taskd.worker.notify import Notify
 from taskd.worker.processes import Processes
+from tests.processes import children
 from tests.system.shell import ROOT, WITHIN_S, Shell
 from tests.worker.test_notify import Supervisor
 
@@ -63,13 +64,6 @@ class Family(Shell):
         self._readers.append(asyncio.create_task(self._read(process)))
         await self.heard("worker.ready", ready)
         return process
-
-    def children(self, parent: asyncio.subprocess.Process) -> list[int]:
-        return [
-            int(pid)
-            for task in Path(f"/proc/{parent.pid}/task").iterdir()
-            for pid in (task / "children").read_text().split()
-        ]
 
     async def gone(self, pids: list[int]) -> float:
         """Wait until no such process exists; how long that took."""
@@ -119,7 +113,7 @@ async def test_two_processes_share_the_work_and_stop_with_one_report(family: Fam
     await family.settled(40)
     started = family.of("worker.started")
     assert {line["process"] for line in started} == {1, 2}
-    assert sorted(line["pid"] for line in started) == sorted(family.children(parent))
+    assert sorted(line["pid"] for line in started) == sorted(children(parent.pid))
     workers = await family.sql.fetch("SELECT DISTINCT worker_id FROM taskd.job_history")
     assert len(workers) == 2
     code, took = await family.stop(parent, TERM)
@@ -136,12 +130,12 @@ async def test_a_killed_child_is_replaced_and_its_jobs_are_rescued(family: Famil
     parent = await family.start(concurrency=2)
     await family.enqueue("sleeps", 4, s=1)
     await family.running(4)
-    [victim, *_] = family.children(parent)
+    [victim, *_] = children(parent.pid)
     os.kill(victim, KILL)
     [crashed] = await family.heard("worker.crashed")
     assert (crashed["pid"], crashed["ended"]) == (victim, "signal 9")
     await family.heard("worker.ready", 3)
-    assert len(family.children(parent)) == 2
+    assert len(children(parent.pid)) == 2
     await family.settled(4)
     rows = await family.sql.fetch(
         "SELECT state, crashes, count(*) FROM taskd.job_history GROUP BY 1, 2"
@@ -154,9 +148,9 @@ async def test_children_end_with_a_parent_that_is_killed(family: Family) -> None
     parent = await family.start()
     await family.enqueue("sleeps", 20, s=600)
     await family.running(20)
-    children = family.children(parent)
+    started = children(parent.pid)
     parent.kill()
-    assert await family.gone(children) < 8
+    assert await family.gone(started) < 8
     rows = await family.sql.fetch("SELECT DISTINCT state, attempt, worker_id FROM taskd.job")
     assert {tuple(row) for row in rows} == {("queued", 0, None)}
     assert len(family.of("worker.stopped")) == 2  # nobody takes their reports any more
@@ -166,9 +160,9 @@ async def test_a_child_whose_loop_is_blocked_ends_with_its_parent_too(family: Fa
     parent = await family.start()
     await family.enqueue("blocks", 1, s=600)
     await family.heard("loop.blocked")
-    children = family.children(parent)
+    started = children(parent.pid)
     parent.kill()
-    assert await family.gone(children) < WITHIN_S
+    assert await family.gone(started) < WITHIN_S
     # The one that could not hear it has given its job back all the same.
     assert await family.states() == {"scheduled": 1}
 
@@ -202,9 +196,9 @@ async def test_a_child_that_is_killed_during_the_drain_counts_as_abandoned(famil
     parent.send_signal(TERM)
     await family.heard("worker.draining", 2)
     async with asyncio.timeout(WITHIN_S):
-        while len(family.children(parent)) > 1:
+        while len(children(parent.pid)) > 1:
             await asyncio.sleep(0.02)
-    [last] = family.children(parent)
+    [last] = children(parent.pid)
     os.kill(last, KILL)
     assert await family.end(parent) == 75
     assert len(family.of("worker.crashed")) == 1
@@ -301,7 +295,7 @@ async def test_signals_reach_children_that_start_later(family: Family) -> None:
     parent = await family.start()
     parent.send_signal(signal.SIGTSTP)
     await family.heard("worker.quiet", 2)
-    os.kill(family.children(parent)[0], KILL)
+    os.kill(children(parent.pid)[0], KILL)
     await family.heard("worker.quiet", 3)
     await family.heard("worker.ready", 3)
     await family.enqueue("sleeps", 3, s=0)
@@ -319,7 +313,7 @@ async def test_a_parent_that_ends_before_a_child_is_ready_leaves_nothing(
     async with asyncio.timeout(WITHIN_S):
         while not (family.home / "importing").exists():
             await asyncio.sleep(0.02)
-    [child] = family.children(parent)
+    [child] = children(parent.pid)
     parent.send_signal(number)
     assert await family.gone([child]) < 8
     assert await family.end(parent) == (0 if number == TERM else -KILL)

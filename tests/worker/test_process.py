@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from taskd.core.registry import Registry
 from taskd.errors import ConfigError
 from taskd.worker import job_processes
 from taskd.worker.job_processes import JobProcesses
-from tests.processes import lives
+from tests.processes import children, lives
 from tests.worker import process_app as app
 from tests.worker.conftest import Desk, until
 
@@ -238,7 +237,7 @@ async def test_a_pool_that_is_closed_while_a_process_starts_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A socket that is left would fail the test as a warning."""
-    there, before = asyncio.Event(), children()
+    there, before = asyncio.Event(), set(children(os.getpid()))
 
     async def never(**_options: object) -> None:
         there.set()
@@ -247,21 +246,10 @@ async def test_a_pool_that_is_closed_while_a_process_starts_leaves_nothing(
     monkeypatch.setattr(asyncio, "open_unix_connection", never)
     pool = JobProcesses(Settings(process_slots=1))
     taking = asyncio.create_task(pool._taken())
-    await there.wait()
-    assert len(children() - before) == 1
+    await until(there.is_set)
+    assert len(set(children(os.getpid())) - before) == 1
     await pool.close()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    assert children() <= before
+    assert set(children(os.getpid())) <= before
     gc.collect()
-
-
-def children() -> set[int]:
-    """The processes that this one has started, zombies among them."""
-    mine = str(os.getpid())
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[1] == mine:
-                found.add(int(stat.parent.name))
-    return found
