@@ -59,7 +59,7 @@ class Scout(Loop):
     def watch(self, queue: str, wakeup: Wakeup, poll_s: float) -> Sleeper:
         """Look for jobs of the queue until leave(): its consumer goes to sleep.
 
-        Two calls, as leaving a context manager took 16 us of each wake-up.
+        Two calls: as a context manager it made each wake-up 12 us longer.
         """
         sleeper = Sleeper(wakeup, poll_s, time.monotonic() + jittered_s(poll_s))
         self._sleepers[queue] = sleeper

@@ -214,7 +214,6 @@ def record(results: harness.Results, reps: int, secs: float) -> None:
             transactions_per_s=cost.transactions,
             worker_ms_per_s=cost.worker_ms,
             sessions_ms_per_s=cost.sessions_ms,
-            cpu_ms_per_s=cost.worker_ms + cost.sessions_ms,
             rss_mib=cost.rss_mib,
         )
 

@@ -66,6 +66,7 @@ def scenario_tables(rows: Rows) -> dict[str, Table]:
         "enqueue": _enqueue,
         "s3": lambda rows: _waits(rows, "s3", "S3 wake-up: enqueue commit to handler start, ms"),
         "s4": _idle,
+        "idle": _idle_taskd,
         "s5": lambda rows: _waits(rows, "s5", "S5 500 jobs/s: enqueue commit to handler start, ms"),
         "waits-s3": lambda rows: _waits(rows, "waits-s3", "S3 with one producer for all, ms"),
         "waits-s5": lambda rows: _waits(rows, "waits-s5", "S5 with one producer for all, ms"),
@@ -186,6 +187,13 @@ def _idle(rows: Rows) -> Table:
         )
     ]
     return Table("S4 idle, per second", head, lines)
+
+
+def _idle_taskd(rows: Rows) -> Table:
+    head = ("transactions/s", "worker CPU ms/s", "sessions' CPU ms/s", "RSS MiB")
+    fields = ("transactions_per_s", "worker_ms_per_s", "sessions_ms_per_s", "rss_mib")
+    line = tuple(number(rows.median("idle", each), 2) for each in fields)
+    return Table("S4 idle, taskd, to the nanosecond", head, [line])
 
 
 def _held(rows: Rows) -> Table:
