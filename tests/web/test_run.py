@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskd.cli import cli
+from tests.processes import children
 from tests.system.shell import ROOT, WITHIN_S
 from tests.system.test_processes import Family, family
 from tests.web.conftest import samples
@@ -66,7 +67,7 @@ async def test_the_parent_answers_for_all_of_its_processes(family: Family, clien
     assert found['taskd_process_ready{process="2"}'] == 1
     assert found['taskd_workers{state="live"}'] == 2
     # One that is killed is replaced: the worker lives on, and is not ready meanwhile.
-    os.kill(family.children(parent)[0], KILL)
+    os.kill(children(parent.pid)[0], KILL)
     _, why = await client.until("/readyz", lambda status, _: status == 503)
     assert why.startswith("process ")
     assert await client.get("/livez") == (200, "alive")
