@@ -3,14 +3,17 @@
 A handler's first step runs inside the consumer's own asyncio task, under a context of the job's
 own. Most small handlers end there, and cost no task at all (measured: 0.3 us against 1.6 us for a
 task per job and 4.2 us for `asyncio.wait` around one). One that waits makes the consumer's task
-its own: current_task(), asyncio.timeout and TaskGroup are right, and the task never runs another
-job.
+its own: current_task(), asyncio.timeout and TaskGroup are right. The task runs another job only
+if nothing that the handler left behind can reach it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context as ContextVars
 from typing import Any
@@ -157,6 +160,22 @@ class Attempt:
     def stack(self) -> str:
         """Where it waits, for the log."""
         return where(self.coro)
+
+
+def reach(asyncio_task: asyncio.Task[Any]) -> tuple[object, ...]:
+    """By what a running asyncio task can be reached, and what it was told.
+
+    Equal before and after a job: whatever the job left behind can neither cancel the task nor
+    wait for it, and the next job finds it as it was.
+    """
+    return (
+        sys.getrefcount(asyncio_task),
+        weakref.getweakrefcount(asyncio_task),
+        len(gc.get_referents(asyncio_task)),  # more with callbacks, and with attributes of others
+        asyncio_task._must_cancel,  # type: ignore[attr-defined]  # noqa: SLF001
+        asyncio_task.cancelling(),
+        asyncio_task.get_name(),
+    )
 
 
 def _decided(happened: Happened) -> bool:

@@ -214,7 +214,8 @@ class Consumer:
         ahead = int(rate * PREFETCH_S) if self._mean_s < PREFETCH_S else 0
         # Half empty before it is filled again: a claim for every single job that ends would cost
         # a round trip each.
-        if waiting > ahead // 2:
+        self.runner.low = ahead // 2
+        if waiting > self.runner.low:
             ahead = 0
         return min(self._batch_max, max(self.runner.free, ahead - waiting))
 

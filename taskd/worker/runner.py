@@ -2,7 +2,8 @@
 
 There are no standing coroutines that wait for work: up to `limit` are alive while there is any.
 One walks through the buffer and runs handlers; when a handler waits for something, the coroutine
-stays with it and a successor walks on. Where handlers wait, several set out at the same time.
+stays with it and a successor walks on. Where handlers wait, several set out at the same time. Once
+the handler has ended, its coroutine walks on itself, if nothing the handler did lingers on it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from taskd.core.outcome import Happened, Raised, Returned, Settled
 from taskd.core.process import HandlerRaised
 from taskd.core.registry import Registry
 from taskd.core.task import Task
-from taskd.worker.attempt import Attempt, Driver
+from taskd.worker.attempt import Attempt, Driver, reach
 from taskd.worker.batches import Batches
 from taskd.worker.calls import Call, Places, call_of
 from taskd.worker.context import AttemptContext, Reads
@@ -87,7 +88,8 @@ class Runner:
     Attributes:
         ended: attempts that have ended here, for measuring the rate.
         waited_s: how long those took that waited for something, in all.
-        room: set whenever something ended, so that the consumer may claim again.
+        room: set when something ended, so that the consumer may claim again.
+        low: so many jobs may wait before `room` is set by one that leaves no place.
     """
 
     def __init__(self, queue: str, limit: int, shared: Shared) -> None:
@@ -96,6 +98,7 @@ class Runner:
         self._name = f"consumer:{queue}"
         self.ended = 0
         self.waited_s = 0.0
+        self.low = 0
         self.room = Wakeup()
         self._shared = shared
         self._settler = shared.settler
@@ -159,11 +162,12 @@ class Runner:
             self._batches.begin()
 
     async def _walk(self) -> None:
-        """Run jobs from the buffer until one of them waits for something."""
+        """Run jobs from the buffer for as long as nothing else knows this coroutine's task."""
         me = asyncio.current_task()
         assert me is not None
         self._starting.discard(me)
         pulse, lease = self._shared.pulse, self._shared.lease
+        alone = reach(me)
         attempt: Attempt | None = None
         turn_ends = time.monotonic() + TURN_S
         try:
@@ -175,38 +179,74 @@ class Runner:
                     await asyncio.sleep(0)
                     turn_ends = time.monotonic() + TURN_S
                     if not lease.trusted:
-                        return None
+                        return
                     continue
                 job = self._buffer.popleft()
                 self._moved_at = began
-                prepared = self._prepare(job, began)
-                if prepared is None:
-                    continue
-                task, coro, context, call = prepared
-                own = ContextVars()
-                pulse.job = job
-                try:
-                    waits_for = own.run(coro.send, None)
-                except StopIteration as stop:
-                    self._succeed(job, task, context, began, stop.value)
-                except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail one job only
-                    self._settle(job, task, context, Raised(error), began)
+                waits = self._begin(job, began, me)
+                if waits is None:
+                    self._abreast = 1
                 else:
-                    attempt = self._suspended(job, task, coro, context, call, began, me)
+                    attempt, driver = waits
                     try:
-                        happened = await Driver(coro, own, waits_for, job, pulse)
+                        happened = await driver
                     except BaseException as error:  # noqa: BLE001 - see below
                         # A GeneratorExit out of what the handler awaits, such as a task of its
                         # own, closes the driver and the handler, and then arrives here.
                         happened = Raised(error)
-                    return self._resumed(attempt, happened)
-                self._abreast = 1
-                if me.cancelling() or job.crashes:
-                    # A handler cancelled this task: it never runs another job. Or it was a
-                    # suspect's, which came on top of the limit.
-                    return None
+                    self._resumed(attempt, happened)
+                    if not self._keeps_place(attempt):
+                        return
+                    turn_ends = time.monotonic() + TURN_S
+                    # Nothing of the job is to be left here when it is asked who knows the task.
+                    del waits, driver, happened
+                    attempt = None
+                # A suspect came on top of the limit.
+                if job.crashes or reach(me) != alone:
+                    return
         finally:
             self._walked(attempt)
+
+    def _begin(
+        self, job: Job, began: float, me: asyncio.Task[Any]
+    ) -> tuple[Attempt, Driver] | None:
+        """Run a job's first step; what to wait for, or None: it has ended."""
+        prepared = self._prepare(job, began)
+        if prepared is None:
+            return None
+        task, coro, context, call = prepared
+        own = ContextVars()
+        self._shared.pulse.job = job
+        try:
+            waits_for = own.run(coro.send, None)
+        except StopIteration as stop:
+            self._succeed(job, task, context, began, stop.value)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail one job only
+            self._settle(job, task, context, Raised(error), began)
+        else:
+            attempt = self._suspended(job, task, coro, context, call, began, me)
+            return attempt, Driver(coro, own, waits_for, job, self._shared.pulse)
+        return None
+
+    def _keeps_place(self, attempt: Attempt) -> bool:
+        """Whether this coroutine walks on in the place of an attempt that has ended.
+
+        It saves the next job a turn of the loop: handlers that wait for 5 ms came to 17,900 per
+        second, and to 16,440 with a new coroutine for each (medians of five pairs).
+        """
+        keeps = (
+            not attempt.abandoned
+            and attempt.leave_place is None
+            and self._running <= self.limit
+            and not self._batches.ready
+            and not self._closed
+            and self._shared.lease.trusted
+        )
+        if keeps:
+            self._walking += 1
+            if len(self._buffer) <= self.low:
+                self.room.set()
+        return keeps
 
     def _walked(self, attempt: Attempt | None) -> None:
         """A coroutine ends: its place is free, and a successor walks on."""

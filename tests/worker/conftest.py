@@ -32,7 +32,7 @@ ENDED = {"job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed"
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Any]:
     """The loop that `taskd run` uses; for what a handler can do to a loop, asyncio's as well."""
     loops: dict[str, Any] = {"uvloop": uvloop.new_event_loop}
-    both = item.path.name in {"test_hostile.py", "test_hazards.py"}
+    both = item.path.name in {"test_hostile.py", "test_hazards.py", "test_own_task.py"}
     if both and "100_000" not in item.name:
         loops["asyncio"] = asyncio.SelectorEventLoop
     return loops
