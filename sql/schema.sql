@@ -635,9 +635,14 @@ CREATE TABLE taskd.job (
     limit_key text,
     schedule text,
     metadata taskd.metadata,
-    CONSTRAINT job_is_live CHECK (((state = ANY (ARRAY['scheduled'::taskd.job_state, 'queued'::taskd.job_state, 'running'::taskd.job_state])) OR ((state = 'blocked'::taskd.job_state) AND ((waits_for IS NOT NULL) OR (limit_name IS NOT NULL))))),
-    CONSTRAINT job_running_is_owned CHECK (((state = 'running'::taskd.job_state) = (worker_id IS NOT NULL))),
-    CONSTRAINT job_suspect_is_not_queued CHECK (((state <> 'queued'::taskd.job_state) OR (crashes = 0)))
+    CONSTRAINT job_fits_its_state CHECK (
+CASE state
+    WHEN 'queued'::taskd.job_state THEN ((worker_id IS NULL) AND (crashes = 0))
+    WHEN 'running'::taskd.job_state THEN (worker_id IS NOT NULL)
+    WHEN 'scheduled'::taskd.job_state THEN (worker_id IS NULL)
+    WHEN 'blocked'::taskd.job_state THEN ((worker_id IS NULL) AND ((waits_for IS NOT NULL) OR (limit_name IS NOT NULL)))
+    ELSE false
+END)
 )
 WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.02');
 

@@ -88,15 +88,19 @@ CREATE TABLE taskd.job (
     limit_key text,
     schedule text,                          -- the schedule that made it
     metadata taskd.metadata,                -- the context of its trace, tags; for no decision here
-    -- Blocked: it waits for other jobs, or for its limit. Whoever may only enqueue cannot write what it waits for, and so
-    -- can block no job but by a limit.
-    CONSTRAINT job_is_live CHECK (
-        state IN ('scheduled', 'queued', 'running')
-        OR state = 'blocked' AND (waits_for IS NOT NULL OR limit_name IS NOT NULL)
-    ),
-    CONSTRAINT job_running_is_owned CHECK ((state = 'running') = (worker_id IS NOT NULL)),
-    -- A job that may have killed its worker never enters the hot index (the slow lane).
-    CONSTRAINT job_suspect_is_not_queued CHECK (state <> 'queued' OR crashes = 0)
+    -- What runs has its worker, and nothing else has one. A job that may have killed its worker never enters the hot
+    -- index (the slow lane). Blocked: it waits for other jobs, or for its limit; whoever may only enqueue cannot write what
+    -- it waits for, and so can block no job but by a limit. One CHECK and not three: each is made ready anew by every
+    -- statement that writes jobs, which took 20 us of a claim on a server that was idle before.
+    CONSTRAINT job_fits_its_state CHECK (
+        CASE state
+            WHEN 'queued' THEN worker_id IS NULL AND crashes = 0
+            WHEN 'running' THEN worker_id IS NOT NULL
+            WHEN 'scheduled' THEN worker_id IS NULL
+            WHEN 'blocked' THEN worker_id IS NULL AND (waits_for IS NOT NULL OR limit_name IS NOT NULL)
+            ELSE false
+        END
+    )
 ) WITH (
     -- Rows live for milliseconds: vacuum by the number of dead rows, not by a share of the table.
     autovacuum_vacuum_scale_factor = 0.01,

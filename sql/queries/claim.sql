@@ -51,11 +51,11 @@ WHERE job.ctid = ANY (ARRAY(
       LIMIT $3
       FOR UPDATE SKIP LOCKED
   ))
-RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.max_attempts::smallint,
+RETURNING job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.max_attempts::smallint,
           job.timeout_s::double precision, job.priority, job.crashes,
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
           date_part('epoch', job.run_at) AS due_at_s,
-          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::text AS metadata;
+          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata;
 
 -- Scouting: which of these queues have something to claim, asked for all that sleep at once. It sees jobs that others
 -- have locked, which a claim steps over. LIMIT leaves the planner no join to choose: each queue is one descent of the
@@ -116,9 +116,9 @@ WHERE job.ctid = ANY (ARRAY(
       LIMIT 1
       FOR UPDATE SKIP LOCKED
   ))
-RETURNING job.id, job.fence, job.task::text, job.args::text, job.attempt, job.max_attempts::smallint,
+RETURNING job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.max_attempts::smallint,
           job.timeout_s::double precision, job.priority, job.crashes,
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
           date_part('epoch', job.run_at) AS due_at_s,
-          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::text AS metadata,
+          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata,
           job.queue::text AS queue;

@@ -14,11 +14,11 @@ SELECT looked, queues FROM taskd.admit_due($1);
 -- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint)
 -- roles: worker
 -- moves: queued -> running
-SELECT (job).id, (job).fence, (job).task::text, (job).args::text, (job).attempt, (job).max_attempts::smallint,
+SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt, (job).max_attempts::smallint,
        (job).timeout_s::double precision, (job).priority, (job).crashes,
        date_part('epoch', (job).started_at - (job).run_at) AS wait_s,
        date_part('epoch', (job).run_at) AS due_at_s,
-       (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::text AS metadata, opens_s
+       (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4);
 
 -- What the code of an app says about its limits, and which task has which. What an operator has set stays. A limit

@@ -251,8 +251,8 @@ ALTERED = {
     ),
     "null": ("ALTER TABLE taskd.task ALTER COLUMN app DROP NOT NULL", "task.app is not as"),
     "check gone": (
-        "ALTER TABLE taskd.job DROP CONSTRAINT job_is_live",
-        "job.job_is_live is missing",
+        "ALTER TABLE taskd.job DROP CONSTRAINT job_fits_its_state",
+        "job.job_fits_its_state is missing",
     ),
     "check altered": (
         """ALTER TABLE taskd.queue DROP CONSTRAINT pause_reason_is_bounded,

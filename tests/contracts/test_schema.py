@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
+import asyncpg
 import pytest
 
 from taskd.core.job import FINISHED, LIVE, TRANSITIONS, JobState
@@ -22,8 +24,6 @@ def test_schema_sql_is_what_the_migrations_add_up_to(dsn: str) -> None:
 
 
 async def test_schema_sql_alone_makes_the_same_schema(empty_dsn: str, sql) -> None:
-    import asyncpg
-
     connection = await asyncpg.connect(empty_dsn)
     try:
         # As pg_dump's own restore does it: functions come before the tables that they speak of.
@@ -79,7 +79,7 @@ async def test_the_states_are_the_same_in_python_and_postgresql(sql) -> None:
 async def test_each_table_holds_its_own_states_only(sql, table: str, states) -> None:
     texts = await sql.fetch(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint "
-        "WHERE conrelid = $1::regclass AND conname ~ '_is_(live|finished)$'",
+        "WHERE conrelid = $1::regclass AND conname ~ '_(fits_its_state|is_finished)$'",
         f"taskd.{table}",
     )
     [text] = [each[0] for each in texts]
@@ -97,3 +97,24 @@ def test_a_statement_that_writes_a_state_says_which_moves_it_makes() -> None:
     for statement in load().values():
         if writes.search(statement.text) or "DELETE FROM taskd.job AS" in statement.text:
             assert statement.moves, statement.name
+
+
+async def test_no_row_contradicts_its_state(sql) -> None:
+    insert = (
+        "INSERT INTO taskd.job (queue, task, state, worker_id, crashes, waits_for, limit_name) "
+        "VALUES ('q', 't', $1, $2, $3, $4, $5)"
+    )
+    columns = itertools.product((None, 7), (0, 1), (None, 1), (None, "api"))
+    for state, row in itertools.product(JobState, columns):
+        owned, suspect, waits, limited = (bool(value) for value in row)
+        fits = {
+            JobState.QUEUED: not owned and not suspect,
+            JobState.RUNNING: owned,
+            JobState.SCHEDULED: not owned,
+            JobState.BLOCKED: not owned and (waits or limited),
+        }.get(state, False)
+        if fits:
+            await sql.execute(insert, state, *row)
+        else:
+            with pytest.raises(asyncpg.CheckViolationError, match="job_fits_its_state"):
+                await sql.execute(insert, state, *row)
