@@ -843,13 +843,16 @@ BEGIN
               AND NOT taskd.has_room(q.name, q.max_depth, 0)
         )
         OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-        OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
-            AND NOT EXISTS (
-                SELECT 1 FROM taskd.attendance AS a
-                WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
-            )
+        OR NOT EXISTS (
+            SELECT 1 FROM taskd.attendance AS a
+            WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
+        )
     ) THEN
-        PERFORM taskd.notify('taskd_' || queue, '');
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+            OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
+        THEN
+            PERFORM taskd.notify('taskd_' || queue, '');
+        END IF;
     END IF;
     RETURN job_id;
 END
@@ -2283,14 +2286,15 @@ CREATE FUNCTION taskd.ring(queue text) RETURNS void
 DECLARE
     moment timestamptz := clock_timestamp();
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') OR (
-        EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
-        AND NOT EXISTS (
-            SELECT 1 FROM taskd.attendance AS a
-            WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
-        )
-    ) THEN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         PERFORM taskd.notify('taskd_' || queue, '');
+    ELSIF NOT EXISTS (
+        SELECT 1 FROM taskd.attendance AS a
+        WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
+    ) THEN
+        IF EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues)) THEN
+            PERFORM taskd.notify('taskd_' || queue, '');
+        END IF;
     END IF;
 END
 $$;

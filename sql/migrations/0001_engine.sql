@@ -457,8 +457,9 @@ $$;
 -- It is called when the rows are written, and looks with a snapshot of its own, for it is a volatile function: so
 -- the transaction has its xid before it reads, and a worker that has begun to serve the queue, or taken its mark
 -- back, knows which transactions may not have seen that yet (taskd/worker/attendance.py). Above READ COMMITTED
--- there is no new snapshot, and it rings always. A setting keeps the plan to the indexes, whatever the tables
--- look like when it is planned.
+-- there is no new snapshot, and it rings always. Who serves the queue is asked only where nobody attends it, by a
+-- statement of its own, which is not even made ready otherwise. A setting keeps the plan to the indexes, whatever the
+-- tables look like when it is planned.
 CREATE FUNCTION taskd.ring(queue text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -468,14 +469,15 @@ AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') OR (
-        EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
-        AND NOT EXISTS (
-            SELECT 1 FROM taskd.attendance AS a
-            WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
-        )
-    ) THEN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         PERFORM taskd.notify('taskd_' || queue, '');
+    ELSIF NOT EXISTS (
+        SELECT 1 FROM taskd.attendance AS a
+        WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
+    ) THEN
+        IF EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues)) THEN
+            PERFORM taskd.notify('taskd_' || queue, '');
+        END IF;
     END IF;
 END
 $$;
@@ -664,13 +666,16 @@ BEGIN
               AND NOT taskd.has_room(q.name, q.max_depth, 0)
         )
         OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-        OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
-            AND NOT EXISTS (
-                SELECT 1 FROM taskd.attendance AS a
-                WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
-            )
+        OR NOT EXISTS (
+            SELECT 1 FROM taskd.attendance AS a
+            WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
+        )
     ) THEN
-        PERFORM taskd.notify('taskd_' || queue, '');
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+            OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
+        THEN
+            PERFORM taskd.notify('taskd_' || queue, '');
+        END IF;
     END IF;
     RETURN job_id;
 END

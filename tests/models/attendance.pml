@@ -8,8 +8,8 @@
  * snapshot of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY
  * leaves with the commit, for who listens then. A claim sees what was committed when its snapshot was taken.
  *
- *   SECOND          taskd.ring(), enqueue.sql: the mark is read after the insert, by a snapshot of its own; without it,
- *                   by one that is older than the xid
+ *   SECOND          taskd.ring(), enqueue.sql: the mark is read after the insert, by a snapshot of its own, and who serves
+ *                   by a third; without it, both by one that is older than the xid
  *   ISOLATION       taskd.ring(): above READ COMMITTED, where a snapshot is as old as its transaction, it always rings
  *   WITHDRAW        Attendance._look: the mark is taken back before the hand-over; without it, afterwards
  *   NEW_XID         draw_xid: the bound is the id of a new transaction; without it, the xmax of a snapshot
@@ -77,10 +77,13 @@ proctype Producer(byte p) {
         :: strict -> silent = false
 #endif
 #ifdef SECOND
-        :: !strict -> silent = KEEPS_SILENT
+        :: !strict -> silent = mark
 #endif
         :: else
         fi };
+#ifdef SECOND
+    if :: !strict && !silent -> silent = !served :: else fi;                       /* the third, where nobody attends */
+#endif
     d_step { under_way[p] = false; committed[p] = true; has_ended(xid[p]);          /* the commit, and its NOTIFY */
         if :: !silent && listening -> sent = true :: else fi; silent = false; strict = false }
 }
