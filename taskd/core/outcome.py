@@ -112,6 +112,10 @@ class Returned:
     value: Any
 
 
+# What most handlers return; to make one each time took 0.6 us.
+RETURNED_NONE = Returned(None)
+
+
 @dataclass(frozen=True, slots=True)
 class Raised:
     """The handler raised `error`, a verdict or anything else."""

@@ -224,7 +224,7 @@ class Task(Generic[P, R]):
             decoded = self._decoder.decode(args)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
-        return {field: getattr(decoded, field) for field in self._fields}
+        return msgspec.structs.asdict(decoded)
 
     def parameters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names of the arguments of one job that must be given, and of all that may be."""

@@ -21,6 +21,7 @@ from typing import Any
 from taskd.core.job import Job
 from taskd.core.kind import Kind
 from taskd.core.outcome import (
+    RETURNED_NONE,
     CancelAsked,
     Happened,
     Interrupted,
@@ -236,7 +237,7 @@ class Driver:
             try:
                 waits_for = run(step, sent)
             except StopIteration as stop:
-                return Returned(stop.value)
+                return RETURNED_NONE if stop.value is None else Returned(stop.value)
             except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
                 return Raised(error)
             finally:
