@@ -62,7 +62,7 @@ class Ticker(Loop):
             runner.tick(now)
         if int(now) != self._second:
             self._second = int(now)
-            events.flush_folded()
+            events.turn_second()
             self._handler_tasks.look()
         self._fence_if_silent()
         if now - self._pulse.started < REST_AFTER_S or any(map(_works, self._runners)):

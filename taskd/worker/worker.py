@@ -484,7 +484,7 @@ class Worker:
         if left:
             await asyncio.wait(left, timeout=1.0)
         self.parts.threads.shutdown(wait=False, cancel_futures=True)
-        events.flush_folded()
+        events.turn_second()
         # A parent says it for all of its children.
         if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
             events.worker_stopped(**self.report.told())

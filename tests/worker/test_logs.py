@@ -220,6 +220,32 @@ async def test_what_an_app_has_not_set_up_is_written_as_our_own_lines_are(
     }  # fmt: skip
 
 
+async def test_of_many_successes_ten_per_second_have_a_line_and_none_goes_uncounted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(events, "_log", None)
+    monkeypatch.setattr(events, "_log_level", 99)
+    monkeypatch.setattr(events, "_folding", events._Folding())
+    events.configure("json", "info", stream=stream)
+
+    @desk.task()
+    async def quick() -> None:
+        return None
+
+    jobs = await desk.enqueue(*(quick.job() for _ in range(500)))
+    started = await desk.start()
+    await desk.settled(*jobs)
+    await started.stop()
+    said = [json.loads(line) for line in stream.getvalue().splitlines()]
+    alone = [each for each in said if each["event"] == "job.done"]
+    folded = [each["count"] for each in said if each["event"] == "jobs.folded"]
+    assert folded
+    # The first second and the last may have seen fewer.
+    assert len(alone) <= 10 * (len(folded) + 2)
+    assert len(alone) + sum(folded) == len(jobs)
+
+
 async def test_lines_are_kept_of_those_who_say_so(desk: Desk, written: Any) -> None:
     @desk.task(keep_logs="all", redact=["token"])
     async def keeps(token: str) -> None:
