@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from taskd.core.job import NewJob
 from taskd.worker.runner import Runner
 from tests.worker.conftest import Desk, until
 
@@ -66,6 +67,14 @@ def stains(task: asyncio.Task[Any]) -> list[str]:
     return [what for what, there in found.items() if there]
 
 
+async def all_done(desk: Desk, *new: NewJob) -> None:
+    """Run these one at a time: none of them fails."""
+    jobs = await desk.enqueue(*new)
+    await desk.start(concurrency=1)
+    rows = await desk.settled(*jobs)
+    assert {row["state"] for row in rows} == {"done"}
+
+
 @pytest.fixture(autouse=True)
 def _forget() -> None:
     kept.clear()
@@ -96,10 +105,7 @@ async def test_handlers_that_leave_nothing_behind_follow_each_other_in_one_corou
         if number % 2:
             await asyncio.gather(*(asyncio.sleep(0) for _ in range(3)))
 
-    jobs = await desk.enqueue(*(tidy.job(number=number) for number in range(JOBS)))
-    await desk.start(concurrency=1)
-    rows = await desk.settled(*jobs)
-    assert {row["state"] for row in rows} == {"done"}
+    await all_done(desk, *(tidy.job(number=number) for number in range(JOBS)))
     assert len(walks) < JOBS / 2
 
 
@@ -119,10 +125,7 @@ async def test_what_a_job_does_to_its_asyncio_task_does_not_reach_the_next(
             await asyncio.sleep(0)
         stain(task)
 
-    jobs = await desk.enqueue(*(stained.job() for _ in range(JOBS)))
-    await desk.start(concurrency=1)
-    rows = await desk.settled(*jobs)
-    assert {row["state"] for row in rows} == {"done"}
+    await all_done(desk, *(stained.job() for _ in range(JOBS)))
     assert found == []
 
 
@@ -140,10 +143,7 @@ async def test_a_cancellation_that_a_handler_swallowed_does_not_reach_the_next(d
         except asyncio.CancelledError:
             return
 
-    jobs = await desk.enqueue(*(swallows.job() for _ in range(JOBS)))
-    await desk.start(concurrency=1)
-    rows = await desk.settled(*jobs)
-    assert {row["state"] for row in rows} == {"done"}
+    await all_done(desk, *(swallows.job() for _ in range(JOBS)))
     assert found == []
 
 
@@ -165,34 +165,31 @@ async def test_what_a_leaked_task_cancels_is_no_later_job(desk: Desk) -> None:
     async def innocent() -> None:
         await asyncio.sleep(0.01)
 
-    new = [leaks.job() if number % 4 == 0 else innocent.job() for number in range(JOBS)]
-    jobs = await desk.enqueue(*new)
-    await desk.start(concurrency=1)
-    rows = await desk.settled(*jobs)
-    assert {row["state"] for row in rows} == {"done"}
+    new = (leaks.job() if number % 4 == 0 else innocent.job() for number in range(JOBS))
+    await all_done(desk, *new)
     await asyncio.gather(*leaked)
 
 
 async def test_coroutines_that_walk_on_keep_to_the_limit_also_when_it_shrinks(
     desk: Desk, walks: list[Runner]
 ) -> None:
-    running, most = 0, 0
+    running = 0
+    seen: list[int] = []
 
     @desk.task()
     async def counted() -> None:
-        nonlocal running, most
+        nonlocal running
         running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.002)
+        seen.append(running)
+        await asyncio.sleep(0.005)
         running -= 1
 
-    started = await desk.start(concurrency=8)
-    first = await desk.enqueue(*(counted.job() for _ in range(400)))
-    await until(lambda: running == 8)
+    await desk.start(concurrency=8)
+    jobs = await desk.enqueue(*(counted.job() for _ in range(600)))
+    # With more to come at hand: a coroutine that finds nothing ends by itself.
+    await until(lambda: running == 8 and walks[0].waiting >= 8)
+    before = len(seen)
     walks[0].resize(2)
-    await until(lambda: running <= 2)
-    assert most == 8
-    most = 0
-    await desk.settled(*first)
-    assert most <= 2
-    assert started.worker.ready.is_set()
+    await desk.settled(*jobs)
+    assert max(seen[:before]) == 8
+    assert max(seen[before:]) == 2
