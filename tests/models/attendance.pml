@@ -58,7 +58,7 @@ byte spells, breaks, burials, lost_marks;
 
 inline has_ended(x) { if :: x > last_ended -> last_ended = x :: else fi }
 
-/* taskd.ring(): reads who serves and who attends. */
+/* Who serves and who attends, read with one snapshot, as above READ COMMITTED. */
 #define KEEPS_SILENT (!served || mark)
 
 proctype Producer(byte p) {
