@@ -162,5 +162,9 @@ WHERE j.workflow_id IS NOT NULL AND j.waits_for IS NOT NULL AND j.state = 'block
   AND NOT EXISTS (SELECT FROM taskd.dependency AS d
                   WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted);
 
+-- mend: unblock_aimless
+-- Workers queue them within seconds.
+UPDATE taskd.job SET state = 'scheduled' WHERE state = 'blocked' AND waits_for IS NULL AND limit_name IS NULL;
+
 -- mend: prune_keys
 DELETE FROM taskd.job_key WHERE until <= now();

@@ -636,12 +636,9 @@ CREATE TABLE taskd.job (
     schedule text,
     metadata taskd.metadata,
     CONSTRAINT job_fits_its_state CHECK (
-CASE state
-    WHEN 'queued'::taskd.job_state THEN ((worker_id IS NULL) AND (crashes = 0))
-    WHEN 'running'::taskd.job_state THEN (worker_id IS NOT NULL)
-    WHEN 'scheduled'::taskd.job_state THEN (worker_id IS NULL)
-    WHEN 'blocked'::taskd.job_state THEN ((worker_id IS NULL) AND ((waits_for IS NOT NULL) OR (limit_name IS NOT NULL)))
-    ELSE false
+CASE
+    WHEN (worker_id IS NULL) THEN (state < 'running'::taskd.job_state)
+    ELSE (state = 'running'::taskd.job_state)
 END)
 )
 WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.02');

@@ -88,18 +88,11 @@ CREATE TABLE taskd.job (
     limit_key text,
     schedule text,                          -- the schedule that made it
     metadata taskd.metadata,                -- the context of its trace, tags; for no decision here
-    -- What runs has its worker, and nothing else has one. A job that may have killed its worker never enters the hot
-    -- index (the slow lane). Blocked: it waits for other jobs, or for its limit; whoever may only enqueue cannot write what
-    -- it waits for, and so can block no job but by a limit. One CHECK and not three: each is made ready anew by every
-    -- statement that writes jobs, which took 20 us of a claim on a server that was idle before.
+    -- What runs has its worker, and nothing else has one; what has finished is not here. No more than that, for a CHECK is
+    -- read from its text, planned and made ready anew by every statement that writes jobs. One that also said which jobs
+    -- may be queued and what a blocked one waits for took 9.2 of the 28.7 us of a single insert, and this takes 3.
     CONSTRAINT job_fits_its_state CHECK (
-        CASE state
-            WHEN 'queued' THEN worker_id IS NULL AND crashes = 0
-            WHEN 'running' THEN worker_id IS NOT NULL
-            WHEN 'scheduled' THEN worker_id IS NULL
-            WHEN 'blocked' THEN worker_id IS NULL AND (waits_for IS NOT NULL OR limit_name IS NOT NULL)
-            ELSE false
-        END
+        CASE WHEN worker_id IS NULL THEN state < 'running' ELSE state = 'running' END
     )
 ) WITH (
     -- Rows live for milliseconds: vacuum by the number of dead rows, not by a share of the table.

@@ -418,7 +418,7 @@ LIMIT $1;
 -- Jobs that ought to have moved by now, by why; of each no more than `batch`. `lost`: they run, by their state, and no living worker has
 -- them; `overtime`: they run for longer than they may; `expired`: they wait behind their deadline; `suspect`: their worker died
 -- and nobody tries them again; `unlooked`: nobody has brought them to the gate of their limit; `orphan`: they wait for jobs, and
--- no dependency says for which.
+-- no dependency says for which; `aimless`: they are blocked, which somebody has written by hand, for nothing.
 
 -- name: doctor_stuck(batch bigint)
 -- roles: observer, admin
@@ -451,6 +451,11 @@ WITH running AS MATERIALIZED (
           ORDER BY workflow_id LIMIT $1) AS j
     WHERE NOT EXISTS (SELECT FROM taskd.dependency AS d
                       WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted)
+    UNION ALL
+    SELECT 'aimless', j.id, date_part('epoch', clock_timestamp() - j.enqueued_at)
+    FROM (SELECT id, limit_name, enqueued_at FROM taskd.job WHERE queue IS NOT NULL AND state = 'blocked' AND waits_for IS NULL
+          LIMIT $1) AS j
+    WHERE j.limit_name IS NULL
 )
 SELECT why, count(*) AS jobs, max(late_s) AS late_s, (array_agg(id ORDER BY late_s DESC, id))[:5] AS ids
 FROM found

@@ -627,6 +627,17 @@ def test_jobs_that_wait_for_nothing_are_told_and_ended(doctor, late):
     assert [tuple(row) for row in states] == [("cancelled", 20)]
 
 
+def test_jobs_that_somebody_has_blocked_by_hand_are_told_and_set_free(doctor, late):
+    taskd = doctor.shell
+    taskd.sql(
+        "UPDATE taskd.job SET state = 'blocked' WHERE id = $1", taskd.enqueue("t", "--queue", "q")
+    )
+    doctor.finds_and_mends("stuck_jobs", "error", "nothing says by what")
+    assert [tuple(row) for row in taskd.sql("SELECT state::text FROM taskd.job")] == [
+        ("scheduled",)
+    ]
+
+
 def test_suspects_that_wait_are_told(doctor, late):
     taskd = doctor.shell
     job = taskd.enqueue("t", "--queue", "q")

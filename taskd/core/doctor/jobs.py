@@ -136,7 +136,9 @@ STUCK = {
     "expired": ("wait although their deadline is over", GRACE_S),
     "unlooked": ("wait at a limit, and nobody has looked at them", GRACE_S),
     "orphan": ("wait for other jobs, and no dependency says for which", GRACE_S),
+    "aimless": ("are blocked, and nothing says by what", GRACE_S),
 }
+STUCK_MENDS = {"orphan": "cancel_orphans", "aimless": "unblock_aimless"}
 
 
 def stuck_jobs(facts: Facts) -> Iterator[Said]:
@@ -146,8 +148,8 @@ def stuck_jobs(facts: Facts) -> Iterator[Said]:
             continue
         ids = row["ids"]
         mend = command(f"taskd why {ids[0]}")
-        if row["why"] == "orphan":
-            mend = sql("cancel_orphans")
+        if row["why"] in STUCK_MENDS:
+            mend = sql(STUCK_MENDS[row["why"]])
         elif row["why"] != "overtime":
             mend = advice("Any live worker sees to it within seconds: start one, `taskd run`.")
         yield error(
