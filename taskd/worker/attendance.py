@@ -10,10 +10,10 @@ a small table, and `taskd.ring()` reads it and keeps silent. Three states:
 - handing over: the mark is taken back, but transactions may be open that have read it and will
   not ring. The consumer goes on looking until they have ended, looks once more, and is quiet.
 
-Which transactions may have read the mark? They drew their xid before they read it (a job is
-inserted first). So all have a lower xid than one that is drawn after the mark was gone. When the
-snapshots of the database begin above that one, they have ended, and a claim that starts then sees
-what they have left.
+Which transactions may have read the mark? They drew their xid before they read it (by itself, or
+by the insert of a job). So all have a lower xid than one that is drawn after the mark was gone.
+When the snapshots of the database begin above that one, they have ended, and a claim that starts
+then sees what they have left.
 
 The same way in: who serves a queue is read by `taskd.ring()`, too, which keeps silent for a queue
 without workers. So a worker doubts as soon as it listens, and again when it was buried and has

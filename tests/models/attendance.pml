@@ -4,12 +4,13 @@
  * Polling is switched off here, and with it what a scout, a sweeper or another worker would find: a ring that is missed
  * is a state in which nothing can happen any more, with a job in it. (As it is built, such a job waits for a poll.)
  *
- * PostgreSQL is modelled by transaction ids and snapshots: a producer draws its xid by inserting, reads the mark with a
- * snapshot of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY
- * leaves with the commit, for who listens then. A claim sees what was committed when its snapshot was taken.
+ * PostgreSQL is modelled by transaction ids and snapshots: a producer draws its xid, then reads the mark with a snapshot
+ * of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY leaves with
+ * the commit, for who listens then. When it writes its rows does not matter: they are seen with the commit. A claim sees
+ * what was committed when its snapshot was taken.
  *
- *   SECOND          taskd.ring(), enqueue.sql: the mark is read after the insert, by a snapshot of its own, and who serves
- *                   by a third; without it, both by one that is older than the xid
+ *   SECOND          taskd.ring(), taskd.enqueue_one(): the mark is read with a snapshot that is younger than the xid, and
+ *                   who serves with a later one; without it, both with one that is older than the xid
  *   ISOLATION       taskd.ring(): above READ COMMITTED, where a snapshot is as old as its transaction, it always rings
  *   WITHDRAW        Attendance._look: the mark is taken back before the hand-over; without it, afterwards
  *   NEW_XID         draw_xid: the bound is the id of a new transaction; without it, the xmax of a snapshot
@@ -70,7 +71,7 @@ proctype Producer(byte p) {
 #else
     silent = KEEPS_SILENT;
 #endif
-    d_step { xid[p] = next_xid; next_xid++; under_way[p] = true };                  /* the insert */
+    d_step { xid[p] = next_xid; next_xid++; under_way[p] = true };               /* drawn, or by the insert */
     d_step {                                                                   /* the second statement */
         if
 #ifdef ISOLATION
