@@ -3090,7 +3090,7 @@ END), priority, run_at, id) WHERE ((limit_key IS NOT NULL) AND (state = 'blocked
 
 CREATE INDEX job_log_expires ON taskd.job_log USING btree (expires_at);
 
-CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE (parked AND (state = 'scheduled'::taskd.job_state));
+CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE parked;
 
 CREATE INDEX job_place ON taskd.job USING btree (limit_name, limit_key, state) WHERE ((limit_name IS NOT NULL) AND ((state = ANY (ARRAY['queued'::taskd.job_state, 'running'::taskd.job_state])) OR (gate = ANY (ARRAY['next'::taskd.gate, 'admitted'::taskd.gate]))));
 

@@ -7,7 +7,8 @@
 -- Jobs that wait and have a deadline, whatever they wait for. Those without one, the most, cost a test for NULL.
 CREATE INDEX job_deadline ON taskd.job (deadline) WHERE deadline IS NOT NULL AND worker_id IS NULL;
 -- Jobs that were given back because their task is paused. (One that was claimed from here keeps the mark while it runs.)
-CREATE INDEX job_parked ON taskd.job (task) WHERE parked AND state = 'scheduled';
+-- The predicate is made ready by every statement that writes jobs: it says no more than it must.
+CREATE INDEX job_parked ON taskd.job (task) WHERE parked;
 
 -- The arguments of a job as they may be shown: those that its task redacts are hidden.
 CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
