@@ -795,7 +795,7 @@ DECLARE
     rule jsonb;
     job_id bigint;
     bounded boolean;
-    attended boolean;
+    silent boolean;
 BEGIN
     IF NOT checked THEN
         -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
@@ -819,8 +819,9 @@ BEGIN
             )).job_id;
         END IF;
     END IF;
-    -- Workers look at the due times every five seconds; what is due later than in a minute can wait for that. Above
-    -- READ COMMITTED the snapshot is as old as the transaction, and no look to be believed.
+    -- Nobody need be rung for a job that is due later than in a minute, for workers look at the due times every five seconds;
+    -- nor where somebody attends the queue, or nobody serves it. Above READ COMMITTED the snapshot is as old as the
+    -- transaction, and no look to be believed.
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
         metadata
@@ -833,21 +834,19 @@ BEGIN
     RETURNING j.id,
               due <= now() AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL),
               due >= clock_timestamp() + interval '60 s'
-              OR current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') AND EXISTS (
-                  SELECT 1 FROM taskd.attendance AS a
-                  WHERE a.queue = queue AND a.until > clock_timestamp() AND a.until < clock_timestamp() + interval '1 min'
+              OR current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') AND (
+                  EXISTS (
+                      SELECT 1 FROM taskd.attendance AS a
+                      WHERE a.queue = queue AND a.until > clock_timestamp() AND a.until < clock_timestamp() + interval '1 min'
+                  )
+                  OR NOT EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
               )
-    INTO job_id, bounded, attended;
+    INTO job_id, bounded, silent;
     IF bounded THEN
         PERFORM taskd.has_room(queue, q.max_depth, 0)
         FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL;
     END IF;
-    IF attended THEN
-        RETURN job_id;
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-        OR EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
-    THEN
+    IF NOT silent THEN
         PERFORM taskd.notify('taskd_' || queue, '');
     END IF;
     RETURN job_id;

@@ -10,7 +10,8 @@
  * what was committed when its snapshot was taken.
  *
  *   SECOND          taskd.ring(), taskd.enqueue_one(): the mark is read with a snapshot that is younger than the xid, and
- *                   who serves with a later one; without it, both with one that is older than the xid
+ *                   who serves with the same one or (as here, which has both) a later one; without it, both with one that
+ *                   is older than the xid
  *   ISOLATION       taskd.ring(): above READ COMMITTED, where a snapshot is as old as its transaction, it always rings
  *   WITHDRAW        Attendance._look: the mark is taken back before the hand-over; without it, afterwards
  *   NEW_XID         draw_xid: the bound is the id of a new transaction; without it, the xmax of a snapshot

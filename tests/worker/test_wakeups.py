@@ -25,7 +25,7 @@ from taskd.store import jobs, queues, workers
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
 from taskd.worker import attendance, consumer, promoter, upkeep
-from tests.store.helpers import Ears, Transaction
+from tests.store.helpers import Ears, Transaction, waits_for_lock
 from tests.worker.conftest import Desk, Started, until
 
 RARELY_S = 30.0
@@ -489,3 +489,18 @@ async def test_marks_are_read_as_they_are_when_the_job_is_written(
     await sql.execute("DELETE FROM taskd.attendance")
     await _enqueue_through(door, producer, "q")
     assert await ears.so_far() == ["taskd_lapsed", "taskd_q"]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
+async def test_who_looks_with_the_insert_itself_has_an_xid_before(
+    sql: Any, producer: Any, other: Any, door: str
+) -> None:
+    """Held where its statement has a snapshot, and no row that would have drawn an xid."""
+    async with Transaction(other) as held:
+        await other.execute("ALTER SEQUENCE taskd.job_id_seq NO CYCLE")
+        enqueueing = asyncio.create_task(_enqueue_through(door, producer, "q"))
+        await waits_for_lock(sql, producer)
+        mine = "SELECT backend_xid IS NOT NULL FROM pg_stat_activity WHERE pid = $1"
+        assert await sql.fetchval(mine, producer.get_server_pid())
+        await held.commit()
+    await enqueueing
