@@ -241,13 +241,15 @@ async def test_jobs_that_others_are_promoting_do_not_make_it_spin(desk: Desk, ot
     await desk.settled(job)
 
 
+@pytest.mark.parametrize("distance", [{"CLAIM_EVERY_S": 0.2}, {"PER_JOB_S": 9.0, "GAP_S": 0.2}])
 async def test_jobs_that_come_fast_share_claims_and_acks(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, distance: dict[str, float]
 ) -> None:
     @desk.task()
     async def work() -> None: ...
 
-    monkeypatch.setattr(consumer, "CLAIM_EVERY_S", 0.2)
+    for name, seconds in distance.items():
+        monkeypatch.setattr(consumer, name, seconds)
     monkeypatch.setattr(acker, "WRITE_EVERY_S", 0.2)
     monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 600.0)
     await desk.start()
