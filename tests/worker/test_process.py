@@ -199,13 +199,16 @@ async def test_a_job_that_a_silent_process_has_may_have_begun(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that was itself blocked has taken such a one for a job that nobody had begun."""
-    monkeypatch.setattr("taskd.worker.runner.ROOM_WAIT_S", 0.2)
     (job,) = await desk.enqueue(app.adds.job(1))
     await desk.start(app.REGISTRY, process_slots=1, cancel_s=0.3)
     (row,) = await desk.settled(job)
     pid = json.loads(row["result"])["pid"]
     os.kill(pid, signal.SIGSTOP)
-    (job,) = await desk.enqueue(app.adds.job(1))
+    with monkeypatch.context() as impatient:
+        impatient.setattr("taskd.worker.runner.ROOM_WAIT_S", 0.2)
+        (job,) = await desk.enqueue(app.adds.job(1))
+        await desk.heard.wait("job.interrupted", job_id=job)
+    # The process that takes its place may be slow to start.
     (row,) = await desk.settled(job)
     assert (row["state"], row["attempt"], row["interrupts"]) == ("done", 1, 1)
     assert json.loads(row["result"])["pid"] != pid
