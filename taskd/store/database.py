@@ -328,10 +328,16 @@ class Lane:
                 self._database.connect(self._purpose, **self._settings),
                 name=f"connect:{self._purpose}",
             )
+            times_closed = self._times_closed
             try:
-                self._connection = await self._connecting
+                connection = await self._connecting
             finally:
                 self._connecting = None
+            if self._times_closed != times_closed:
+                # It was just made when the lane was closed, and nobody else knows of it.
+                connection.terminate()
+                self._check_open(times_closed)
+            self._connection = connection
         return self._connection
 
     async def open(self) -> None:

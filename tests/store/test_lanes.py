@@ -83,3 +83,26 @@ async def test_who_is_cancelled_while_it_connects_hears_of_it_then(
     await asyncio.wait({task})
     assert task.cancelled()
     assert not lane.busy
+
+
+async def test_a_connection_that_was_just_made_when_its_lane_is_closed_is_dropped(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    connect = database.connect
+
+    async def connected(purpose: str, **settings: str) -> Any:
+        made.append(await connect(purpose, **settings))
+        # After this has returned, and before the lane goes on with it.
+        asyncio.get_running_loop().call_soon(close)
+        return made[0]
+
+    def close() -> None:
+        with suppress(StopIteration):
+            lane.close().send(None)
+
+    lane = Lane(database, "late")
+    monkeypatch.setattr(database, "connect", connected)
+    with pytest.raises(asyncio.CancelledError):
+        await lane.open()
+    assert made[0].is_closed()
