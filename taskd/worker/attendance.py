@@ -39,8 +39,8 @@ from taskd.worker.lease import Lease
 # Rings come faster than claims are made: from then on they cost more than they tell.
 ATTEND_AFTER_S = 0.1
 # Ten clients that wait for each other's commits ring some 1,000 times per second, and the worker
-# sleeps between two of them: 0.31 of plain inserts. So one that claims often looks how many wait;
-# where each claim finds several jobs, there are some 150 claims per second.
+# sleeps between two of them: 0.31 of plain inserts. So one that claims often looks how many wait,
+# also where each claim finds several jobs and the next one comes up to GAP_S later.
 OFTEN_CLAIMS_PER_S = 100
 LOOK_AT_PRODUCERS_EVERY_S = 0.2
 PRODUCERS_HELD_UP = 3
