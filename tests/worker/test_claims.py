@@ -260,7 +260,8 @@ async def test_jobs_that_come_fast_share_claims_and_acks(
     ]
     await desk.settled(*ids)
     most = 3 + (time.monotonic() - began) / 0.2
-    assert len(desk.heard.of("queue.claimed")) <= most
+    # At its start it looks more often, and finds nothing.
+    assert sum(claim["count"] > 0 for claim in desk.heard.of("queue.claimed")) <= most
     assert len(desk.heard.of("acks.written")) <= most
 
 
