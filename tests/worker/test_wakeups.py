@@ -504,3 +504,21 @@ async def test_who_looks_with_the_insert_itself_has_an_xid_before(
         assert await sql.fetchval(mine, producer.get_server_pid())
         await held.commit()
     await enqueueing
+
+
+@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
+async def test_marks_that_have_lapsed_are_not_read(sql: Any, producer: Any, door: str) -> None:
+    """While a snapshot is held the versions of each mark pile up."""
+    await sql.execute(
+        "INSERT INTO taskd.attendance "
+        "SELECT 'q', n, clock_timestamp() - interval '1 s' FROM generate_series(1, 500) AS n"
+    )
+    # 0, or 500: of the table itself, or of either index.
+    read = """
+        SELECT sum(pg_stat_get_xact_tuples_returned(name::regclass))::int FROM unnest(ARRAY[
+            'taskd.attendance', 'taskd.attendance_pkey', 'taskd.attendance_until']) AS name
+    """
+    async with Transaction(producer) as held:
+        await _enqueue_through(door, producer, "q")
+        assert await producer.fetchval(read) == 0
+        await held.commit()
