@@ -1,3 +1,3 @@
 """The tests of the example project are run by a pytest of their own."""
 
-collect_ignore = ["testing_project"]
+collect_ignore = ["shop_project"]

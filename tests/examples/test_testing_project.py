@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-PROJECT = HERE / "testing_project"
+PROJECT = HERE / "shop_project"
 ROOT = HERE.parents[1]
 PAGE = (ROOT / "taskd/docs/howto/testing.md").read_text(encoding="utf-8")
 # Whether or not taskd is installed with its entry point here, the plugin is there once.
