@@ -23,7 +23,8 @@ from taskd.errors import ConfigError
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
-HOST_AND_PORT = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
+HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
+PORT = 5432
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PG_MAJOR_OLDEST = 15
 # What else begins with TASKD_: what a parent tells its children, the suite's own server, and what
@@ -135,19 +136,28 @@ def check_dsn(dsn: str) -> str:
         raise ValueError("it has no scheme; write it as postgresql://user@host/database")
     if not DSN_SCHEME.fullmatch(scheme):
         raise ValueError(f"its scheme is {scheme!r}; taskd speaks postgresql:// only")
-    _check_hosts(rest)
-    return f"postgresql://{rest}"
+    return f"postgresql://{_readable(rest)}"
 
 
-def _check_hosts(rest: str) -> None:
+def _readable(rest: str) -> str:
     # The driver's own complaint about an unescaped password quotes a part of it.
     place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    user, _, hosts = place.rpartition("@")
-    matches = [HOST_AND_PORT.fullmatch(host) for host in hosts.split(",")]
-    if set("@[]") & set(user) or not all(m and int(m[1] or 0) <= 65535 for m in matches):
+    user, at, hosts = place.rpartition("@")
+    matches = [m for m in map(HOST_AND_PORT.fullmatch, hosts.split(",")) if m]
+    unread = len(matches) < hosts.count(",") + 1 or any(int(m[2] or 0) > 65535 for m in matches)
+    if set("@[]") & set(user) or unread:
         raise ValueError(
             "its host or port cannot be read; in a password write @ / ? # [ as %40 %2F %3F ..."
         )
+    if len(matches) == 1 or "[" not in hosts:
+        return rest
+    # Since 3.12.9 and 3.13.2 Python's urlsplit(), which the driver asks too, refuses a bracket that
+    # is not where the hosts begin. PostgreSQL takes a list of them by name as well.
+    path, _, query = rest.removeprefix(place).partition("?")
+    told = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
+    if any(m[2] for m in matches):
+        told.append("port=" + ",".join(m[2] or str(PORT) for m in matches))
+    return f"{user}{at}{path or '/'}?{'&'.join([*told, *filter(None, [query])])}"
 
 
 def hide_password(dsn: str) -> str:

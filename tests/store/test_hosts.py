@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from taskd.config import check_dsn
+from taskd.errors import StoreUnavailable
 from taskd.store import database as databases
 from taskd.store.database import Database
 from taskd.store.hosts import addresses
@@ -23,8 +25,8 @@ from taskd.store.translate import Silence
         ("postgresql://u:p,q@a/d", [{}]),
         ("postgresql://u@a,b/d", [{"host": "a"}, {"host": "b"}]),
         (
-            "postgresql://u:x%2Cy@a:1,[::1]:2/d",
-            [{"host": "a", "port": 1}, {"host": "::1", "port": 2}],
+            "postgresql://u:x%2Cy@a:1,b:2/d",
+            [{"host": "a", "port": 1}, {"host": "b", "port": 2}],
         ),
         (
             "postgresql://u@/d?host=/s/a,/s/b&port=1,2",
@@ -38,6 +40,40 @@ from taskd.store.translate import Silence
 )
 def test_the_hosts_of_a_dsn(dsn: str, found: list[dict[str, object]]) -> None:
     assert addresses({"dsn": dsn}) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "found"),
+    [
+        (
+            "postgresql://u:x%2Cy@a:1,[::1]:2/d?sslmode=allow",
+            "postgresql://u:x%2Cy@/d?host=a,::1&port=1,2&sslmode=allow",
+            [{"host": "a", "port": 1}, {"host": "::1", "port": 2}],
+        ),
+        (
+            "postgres://[::1],b",
+            "postgresql:///?host=::1,b",
+            [{"host": "::1"}, {"host": "b"}],
+        ),
+        (
+            "postgresql://[::1],b:7/d",
+            "postgresql:///d?host=::1,b&port=5432,7",
+            [{"host": "::1", "port": 5432}, {"host": "b", "port": 7}],
+        ),
+        ("postgresql://u@[::1]:2/d", "postgresql://u@[::1]:2/d", [{}]),
+    ],
+)
+def test_a_bracket_among_several_hosts_is_read_by_every_python(
+    given: str, told: str, found: list[dict[str, object]]
+) -> None:
+    assert check_dsn(given) == told
+    assert addresses({"dsn": told}) == found
+
+
+async def test_the_driver_reads_it_as_well() -> None:
+    dsn = check_dsn("postgresql://u@127.0.0.1:1,[::1]:2/d")
+    with pytest.raises(StoreUnavailable, match=r"host 127\.0\.0\.1, port 1 or host ::1, port 2"):
+        await Database({"dsn": dsn}).connect("test")
 
 
 def test_without_a_dsn_the_driver_knows_the_host() -> None:
