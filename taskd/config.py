@@ -499,7 +499,6 @@ def _may_be_file(path: Path) -> bool:
 
 def has_password(dsn: str) -> bool:
     """Whether a DSN carries a password, which `ps` would show."""
-    try:
-        return bool(urlsplit(dsn).password) or "password=" in dsn
-    except ValueError:
-        return False
+    place = re.split(r"[/?#]", dsn.partition("://")[2], maxsplit=1)[0]
+    _, _, password = place.rpartition("@")[0].partition(":")
+    return bool(password) or "password=" in dsn
