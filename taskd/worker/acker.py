@@ -28,7 +28,8 @@ from taskd.store.database import Lane
 from taskd.store.translate import HeldUp, Silence, ValueRefused, first_line
 from taskd.worker.service import Backoff, Wakeup
 
-BATCH_MAX = 1000
+# As many as a claim brings (consumer.py).
+BATCH_MAX = 2000
 WRITE_EVERY_S = 0.005
 # Of results and errors: far below what a statement may take in its time, whatever they hold.
 BATCH_BYTES_MAX = 8 * 1024 * 1024

@@ -18,7 +18,7 @@ from taskd.core.job import Job
 WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
-BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000)
+BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
 # Pairs of a queue and a task that have numbers of their own; whoever enqueues may make up names of
 # tasks, and an app may have very many.
 TASKS_MAX = 100
