@@ -23,9 +23,9 @@ from taskd.worker.runner import Runner, Shared
 from taskd.worker.scout import Scout
 from taskd.worker.service import Backoff, Wakeup
 
-# One claim is under way at a time, so what it waits for, a flush and this process, leaves cores idle:
-# a fifth of two at 1,000 jobs per claim and per ack. 500 drained 89,000 no-op jobs per second, 1,000
-# came to 106,600 and 2,000 to 117,100 (medians of eight runs), as two processes do by 1,000.
+# One claim is under way at a time; what it waits for, a flush and this process, leaves a fifth of two
+# cores idle at 1,000 jobs per claim and per ack. 500 drained 89,000 no-op jobs per second, 1,000
+# came to 106,600 and 2,000 to 117,100 (medians of eight runs).
 BATCH_MAX = 2000
 # Claimed ahead is what can start within this time at the measured rate: fast jobs by the hundred,
 # slow ones one per free coroutine, so that nobody hoards while another worker is idle.
