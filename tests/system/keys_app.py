@@ -68,8 +68,8 @@ async def _run(ctx: Context, task: str, key: str, version: int) -> None:
             await conn.execute(BEGAN, run, task, key, version, os.getpid())
             await asyncio.sleep(WORK_S)
         finally:
-            # The first time on a connection it takes two round trips. Cancelled between them it would
-            # not be written, and the judge would hold this run to have gone on until its worker was
+            # The first time on a connection it takes two round trips. Cancelled between them it is
+            # not written, and the judge would hold this run to have gone on until its worker was
             # killed, beside all that came after it.
             await to_its_end(conn.execute(ENDED, run))
     if ctx.attempt == 1 and run % FAILS_EVERY == 0:
