@@ -24,7 +24,7 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
 HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
-PORT = 5432
+DEFAULT_PORT = "5432"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PG_MAJOR_OLDEST = 15
 # What else begins with TASKD_: what a parent tells its children, the suite's own server, and what
@@ -141,7 +141,7 @@ def check_dsn(dsn: str) -> str:
 
 def _readable(rest: str) -> str:
     # The driver's own complaint about an unescaped password quotes a part of it.
-    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    place = _place(rest)
     user, at, hosts = place.rpartition("@")
     matches = [m for m in map(HOST_AND_PORT.fullmatch, hosts.split(",")) if m]
     unread = len(matches) < hosts.count(",") + 1 or any(int(m[2] or 0) > 65535 for m in matches)
@@ -151,13 +151,18 @@ def _readable(rest: str) -> str:
         )
     if len(matches) == 1 or "[" not in hosts:
         return rest
-    # Since 3.12.9 and 3.13.2 Python's urlsplit(), which the driver asks too, refuses a bracket that
-    # is not where the hosts begin. PostgreSQL takes a list of them by name as well.
+    # Since CVE-2025-0938 was mended Python's urlsplit(), which the driver asks too, refuses a
+    # bracket that is not where the hosts begin. PostgreSQL takes a list of them by name as well.
     path, _, query = rest.removeprefix(place).partition("?")
     told = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
     if any(m[2] for m in matches):
-        told.append("port=" + ",".join(m[2] or str(PORT) for m in matches))
+        told.append("port=" + ",".join(m[2] or DEFAULT_PORT for m in matches))
     return f"{user}{at}{path or '/'}?{'&'.join([*told, *filter(None, [query])])}"
+
+
+def _place(rest: str) -> str:
+    # User, password and hosts: what stands between the scheme and the database.
+    return re.split(r"[/?#]", rest, maxsplit=1)[0]
 
 
 def hide_password(dsn: str) -> str:
@@ -499,6 +504,5 @@ def _may_be_file(path: Path) -> bool:
 
 def has_password(dsn: str) -> bool:
     """Whether a DSN carries a password, which `ps` would show."""
-    place = re.split(r"[/?#]", dsn.partition("://")[2], maxsplit=1)[0]
-    _, _, password = place.rpartition("@")[0].partition(":")
+    _, _, password = _place(dsn.partition("://")[2]).rpartition("@")[0].partition(":")
     return bool(password) or "password=" in dsn

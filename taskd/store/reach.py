@@ -18,10 +18,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 
+from taskd.config import DEFAULT_PORT
 from taskd.errors import ConfigError, PermissionDenied, StoreUnavailable, TaskdError
 from taskd.store.translate import Down, NoRoom, Silence, first_line, is_refused, translated
 
-DEFAULT_PORT = "5432"
 CLOSED = "the connection was closed before it had answered"
 MEND_CLOSED = "See that it is PostgreSQL that listens there, and what its log says."
 # What asyncpg says of an answer that is none of PostgreSQL's, too.
