@@ -94,7 +94,8 @@ GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 
 -- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
 -- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraint of
--- the table leaves those that wait only. (One that they block for nothing is theirs, and the doctor tells of it.) What they may read tells which ids there are.
+-- the table leaves those that wait only. (One that they block for nothing is theirs, and the doctor tells of it.)
+-- What they may read tells which ids there are.
 GRANT INSERT (
     queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
     metadata

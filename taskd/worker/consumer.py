@@ -25,8 +25,8 @@ from taskd.worker.service import Backoff, Wakeup
 
 # One claim is under way at a time; what it waits for, a flush and this process, leaves a fifth of
 # two cores idle at 1,000 jobs per claim and per ack. 500 drained 89,000 no-op jobs per second,
-# 1,000 came to 106,600 and 2,000 to 117,100 (medians of eight runs). With 2,000 and a second lane
-# it was 114,300: the two step over each other's rows.
+# 1,000 came to 106,600 and 2,000 to 117,100 (medians of five, eight and eight runs). A second lane
+# beside it gave nothing: 114,300 and 118,400, medians of five.
 BATCH_MAX = 2000
 # Claimed ahead is what can start within this time at the measured rate: fast jobs by the hundred,
 # slow ones one per free coroutine, so that nobody hoards while another worker is idle.

@@ -5,10 +5,10 @@ the front reads through more of them with every job. Measured is the worker's ra
 second: the mean of the last ten against the mean of the first ten, after two of warm-up.
 
 The producer is the peer's own bulk insert in processes of its own, called again whenever 100,000
-jobs of three millions have gone, so that it runs all the time, as the worker does: one that is the
-faster by 28,000 jobs per second drains 1.7 of them in the minute. They share the machine, so the
-rates are lower than in S1. A row says `starved` when the worker had nothing to do
-for a moment: then its rate is the producer's, and the row counts as not measured.
+jobs of three millions have gone, so that it runs all the time, as the worker does: one that drains
+28,000 jobs per second more than are brought takes 1.7 millions of them in the minute. They share
+the machine, so the rates are lower than in S1. A row says `starved` when the worker had nothing to
+do for a moment: then its rate is the producer's, and the row counts as not measured.
 """
 
 from __future__ import annotations
