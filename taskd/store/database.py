@@ -23,6 +23,8 @@ from taskd.store.translate import STRAYED, Down, is_gone, translate, translated
 from taskd.store.uncancelled import to_its_end
 
 CONNECT_TIMEOUT_S = 5.0
+# So long after the server should have ended a statement; its verdict usually arrives.
+SILENCE_AFTER_S = 2.0
 # A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
@@ -36,7 +38,7 @@ class Database:
     Args:
         connect_args: what asyncpg.connect takes (a `dsn`, or host, user, database ...).
         statement_timeout_s: seconds that one statement may take on the server; the client gives
-            up a little later, so that the server's verdict usually arrives.
+            up a little later.
         revive: brings a server of our own back when nobody answers at its address; blocking.
 
     Attributes:
@@ -58,10 +60,18 @@ class Database:
         self._addresses = hosts.addresses(connect_args)
         self._place = place_of(connect_args)
 
-    async def connect(self, purpose: str, **settings: str) -> asyncpg.Connection:
+    @property
+    def silence_s(self) -> float:
+        """Seconds without an answer after which the client gives up."""
+        return self.statement_timeout_s + SILENCE_AFTER_S
+
+    async def connect(
+        self, purpose: str, watched: bool = False, /, **settings: str
+    ) -> asyncpg.Connection:
         """A new connection whose `application_name` is `taskd <purpose>`.
 
         Args:
+            watched: whoever uses it sees to silence_s; through a pooler it is asyncpg all the same.
             settings: server settings on top of the usual ones.
 
         Raises:
@@ -69,12 +79,12 @@ class Database:
         """
         with reaching(self._place, CONNECT_TIMEOUT_S):
             try:
-                connection = await self._connect_directly_or_not(purpose, settings)
+                connection = await self._connect_directly_or_not(purpose, settings, watched)
             except (ConnectionRefusedError, FileNotFoundError):
                 if self._revive is None:
                     raise
                 await asyncio.to_thread(self._revive)
-                connection = await self._connect_directly_or_not(purpose, settings)
+                connection = await self._connect_directly_or_not(purpose, settings, watched)
         _keep_alive(connection)
         return connection
 
@@ -163,14 +173,17 @@ class Database:
         } | dict(settings)
 
     async def _connect_directly_or_not(
-        self, purpose: str, settings: Mapping[str, str]
+        self, purpose: str, settings: Mapping[str, str], watched: bool
     ) -> asyncpg.Connection:
         """Connect with the settings; through a pooler, which cannot keep them, without."""
         name = {"application_name": f"taskd {purpose}"}
         if not self.pooled:
             isolation = {"default_transaction_isolation": "read committed"}
+            unwatched: dict[str, Any] = {"command_timeout": None} if watched else {}
             try:
-                connection = await self._connect(name | isolation | self._settings(settings))
+                connection = await self._connect(
+                    name | isolation | self._settings(settings), **unwatched
+                )
             except asyncpg.ProtocolViolationError as error:
                 if "startup parameter" not in str(error):
                     raise
@@ -187,7 +200,7 @@ class Database:
     async def _connect(self, server_settings: dict[str, str], **args: Any) -> asyncpg.Connection:
         """Connect to the first host that will do, beginning with the one that did last."""
         addresses = self._addresses
-        args = {"command_timeout": self.statement_timeout_s + 2.0} | args
+        args = {"command_timeout": self.silence_s} | args
         unsure: Exception | None = None
         for number, address in enumerate(addresses, 1):
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store import pool as pools
 from taskd.store.database import Database
 from taskd.store.pool import Pool
+from taskd.store.translate import Silence
 from tests.store.helpers import held_up, workers_locked
 
 # What anybody may run.
@@ -110,8 +112,8 @@ async def test_a_connection_that_takes_no_writes_any_more_is_not_used_again(pool
     await pool.open()
     await pool._idle[0][0].execute("SET default_transaction_read_only = on")
     with pytest.raises(StoreUnavailable, match="read-only"):
-        await pool.fetch("attend", "default", 1, 1.0)
-    assert await pool.fetch("attend", "default", 1, 1.0)
+        await pool.fetch("retire_worker", 1)
+    assert await pool.fetch("retire_worker", 1) == []
 
 
 async def test_a_connection_that_was_given_to_somebody_cancelled_is_closed_with_the_pool(
@@ -151,6 +153,49 @@ async def test_a_connection_that_was_cut_is_not_used_again(pool: Pool, sql: Any)
     while not pool._idle[0][0].is_closed():
         await asyncio.sleep(0.005)
     await pool.fetch(ASK)
+
+
+async def test_a_statement_without_an_answer_is_given_up_and_costs_one_connection(
+    pool: Pool, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "LOOK_FOR_SILENCE_EVERY_S", 0.02)
+    async with workers_locked(sql):
+        longer, stuck = wait(pool), wait(pool)
+        await held_up(sql, 2)
+        first, second = pool._busy
+        pool._busy = {second: 0.0, first: time.monotonic()}  # `stuck` has been so for long
+        with pytest.raises(Silence, match="did not answer in time"):
+            await stuck
+        assert await ask(pool)
+        assert not longer.done()
+    assert await longer
+    assert not pool._silent
+
+
+async def test_a_statement_that_is_under_way_for_less_than_the_limit_is_awaited(
+    pool: Pool, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "LOOK_FOR_SILENCE_EVERY_S", 0.01)
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        Pool._look_for_silence(pool)
+
+    monkeypatch.setattr(pool, "_look_for_silence", look)
+    async with workers_locked(sql):
+        running = wait(pool)
+        await held_up(sql, 1)
+        while looks < 5:
+            await asyncio.sleep(0.01)
+    assert await running
+    # Nobody looks where nothing is under way.
+    while pool._looks_for_silence is not None:
+        await asyncio.sleep(0.01)
+    seen = looks
+    await asyncio.sleep(0.05)
+    assert looks == seen
 
 
 async def test_a_failed_connect_gives_its_place_to_the_next(dsn: str) -> None:
