@@ -53,6 +53,10 @@ BEGIN
         FROM pg_class
         WHERE relnamespace = 'taskd'::regnamespace AND relkind IN ('r', 'p', 'v') AND relowner <> 'taskd_owner'::regrole
         UNION ALL
+        SELECT format('ALTER SEQUENCE %s OWNER TO taskd_owner', oid::regclass)
+        FROM pg_class
+        WHERE relnamespace = 'taskd'::regnamespace AND relkind = 'S' AND relname ~ '^mark_' AND relowner <> 'taskd_owner'::regrole
+        UNION ALL
         SELECT format('ALTER FUNCTION %s OWNER TO taskd_owner', oid::regprocedure)
         FROM pg_proc
         WHERE pronamespace = 'taskd'::regnamespace AND proowner <> 'taskd_owner'::regrole
@@ -95,13 +99,13 @@ GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 -- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
 -- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraint of
 -- the table leaves those that wait only. (One that they block for nothing is theirs, and the doctor tells of it.)
--- What they may read tells which ids there are.
+-- What they may read tells which ids there are, and in which queues.
 GRANT INSERT (
     queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
     metadata
 )
     ON taskd.job TO taskd_producer;
-GRANT SELECT (id) ON taskd.job TO taskd_producer;
+GRANT SELECT (id, queue) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
@@ -119,15 +123,20 @@ GRANT EXECUTE ON FUNCTION
     taskd.lock_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
     taskd.refuse(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.has_room(text, integer, bigint)
+    taskd.has_room(text, integer, bigint), taskd.another_queue(text), taskd.are_usual(jsonb, text[], text[]), taskd.after_enqueue(text, timestamptz),
+    taskd.enqueue_usual(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
+                        double precision, boolean, jsonb)
     TO taskd_producer;
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
 GRANT EXECUTE ON FUNCTION taskd.ring(text) TO taskd_producer, taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
-GRANT SELECT ON taskd.attendance TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
-GRANT INSERT, DELETE, UPDATE (until) ON taskd.attendance TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.mark(text), taskd.is_attended(text), taskd.needs_nothing(text), taskd.snapshot_is_old(), taskd.is_soon(timestamptz)
+    TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.attend(text, bigint, double precision) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.withdraw(text, bigint) TO taskd_worker, taskd_admin;
 
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
 -- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
@@ -261,7 +270,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.lock_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
     taskd.refuse(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.has_room(text, integer, bigint)
+    taskd.has_room(text, integer, bigint), taskd.after_enqueue(text, timestamptz)
     TO taskd_admin;
 
 COMMIT;

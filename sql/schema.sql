@@ -373,6 +373,69 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.after_enqueue(queue text, due timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    max_depth integer;
+    served boolean;
+BEGIN
+    SELECT (SELECT q.max_depth FROM taskd.queue AS q WHERE q.name OPERATOR(pg_catalog.=) queue AND q.max_depth IS NOT NULL),
+           EXISTS (SELECT FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue OPERATOR(pg_catalog.=) ANY (w.queues))
+           OR taskd.snapshot_is_old()
+    INTO max_depth, served;
+    IF max_depth IS NOT NULL AND due OPERATOR(pg_catalog.<=) pg_catalog.now() THEN
+        PERFORM taskd.has_room(queue, max_depth, 0);
+    END IF;
+    IF served THEN
+        IF taskd.is_soon(due) AND taskd.is_attended(queue) IS NOT TRUE THEN
+            PERFORM taskd.notify(pg_catalog.concat('taskd_', queue), '');
+            RETURN true;
+        END IF;
+    END IF;
+    RETURN false;
+END
+$$;
+
+CREATE FUNCTION taskd.another_queue(queue text) RETURNS taskd.queue_name
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    RETURN queue;
+END
+$$;
+
+CREATE FUNCTION taskd.are_usual(args jsonb, required text[], accepted text[]) RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN ((jsonb_typeof(args) = 'object'::text) AND (pg_column_size(args) <= 40000) AND (args ?& required) AND ((args - accepted) = '{}'::jsonb));
+
+CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
+    value bigint := until_ms * 1000 + worker_id % 1000;
+    bounded boolean;
+BEGIN
+    IF NOT EXISTS (
+        SELECT 1 FROM taskd.worker AS w
+        WHERE w.id = worker_id AND w.died_at IS NULL AND w.lease_until > clock_timestamp() AND queue = ANY (w.queues)
+    ) THEN
+        RETURN;
+    END IF;
+    bounded := EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL);
+    PERFORM taskd.set_mark(queue, CASE WHEN bounded THEN -value ELSE value END);
+    IF NOT bounded AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL) THEN
+        PERFORM taskd.set_mark(queue, -value);
+    END IF;
+END
+$$;
+
 CREATE FUNCTION taskd.await_jobs(ids bigint[]) RETURNS TABLE(id bigint, state text, awaited boolean, reason text, error text, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -755,6 +818,15 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION taskd.drop_mark(queue taskd.queue_name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    EXECUTE format('DROP SEQUENCE IF EXISTS taskd.%I', 'mark_' || queue);
+END
+$$;
+
 CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -782,77 +854,29 @@ CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
     SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
-CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, no_key boolean DEFAULT false, metadata jsonb DEFAULT NULL::jsonb) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_usual(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, no_key boolean, metadata jsonb) RETURNS bigint
     LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_variable
 DECLARE
-    xid xid8 := pg_current_xact_id();
-    moment timestamptz := clock_timestamp();
-    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
-    usual_queue text;
-    usual boolean;
-    rule jsonb;
     job_id bigint;
-    bounded boolean;
-    silent boolean;
+    rung boolean;
 BEGIN
-    IF NOT checked THEN
-        -- Small arguments are not written out as text to be measured; should one of them be longer as text (1e99999 is),
-        -- the limit of the column refuses it, in fewer words.
-        SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
-               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
-               jsonb_typeof(args) = 'object' AND pg_column_size(args) <= 40000
-               AND args ?& t.required AND args - t.accepted = '{}' AND (t.unique_rule IS NULL OR no_key)
-        INTO usual_queue, args_version, limit_name, limit_values, usual
-        FROM taskd.task AS t WHERE t.name = task;
-        queue := coalesce(queue, usual_queue);
-        IF usual IS NOT TRUE THEN
-            -- It is wrong, or nobody has published the task, or its jobs hold keys.
-            PERFORM taskd.refuse(task, queue, args, t.required, t.accepted)
-            FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-            SELECT t.unique_rule INTO rule FROM taskd.task AS t WHERE t.name = task AND NOT no_key;
-        END IF;
-        IF rule IS NOT NULL THEN
-            RETURN (taskd.enqueue_unique(
-                task, args, taskd.key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
-                rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
-                (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
-                args_version, true, false, limit_name, limit_values, false, metadata
-            )).job_id;
-        END IF;
+    IF pg_catalog.num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) OPERATOR(pg_catalog.=) 0 THEN
+        INSERT INTO taskd.job AS j (queue, task, args, priority)
+        SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.another_queue(queue) END,
+               t.name, args, priority
+        FROM taskd.task AS t
+        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.are_usual(args, t.required, t.accepted)
+        RETURNING j.id, CASE WHEN taskd.needs_nothing(j.queue) THEN false
+                             ELSE taskd.after_enqueue(j.queue, pg_catalog.now()) END
+        INTO job_id, rung;
     END IF;
-    -- Nobody need be rung for a job that is due later than in a minute, for workers look at the due times every five seconds;
-    -- nor where somebody attends the queue, or nobody serves it. Above READ COMMITTED the snapshot is as old as the
-    -- transaction, and no look to be believed.
-    INSERT INTO taskd.job AS j (
-        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
-        metadata
-    )
-    VALUES (
-        queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
-        coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
-        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END, metadata
-    )
-    RETURNING j.id,
-              due <= now() AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL),
-              due >= moment + interval '60 s'
-              OR current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') AND (
-                  EXISTS (
-                      SELECT 1 FROM taskd.attendance AS a
-                      WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
-                  )
-                  OR NOT EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues))
-              )
-    INTO job_id, bounded, silent;
-    IF bounded THEN
-        PERFORM taskd.has_room(queue, q.max_depth, 0)
-        FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL;
-    END IF;
-    IF NOT silent THEN
-        PERFORM taskd.notify('taskd_' || queue, '');
+    IF job_id IS NULL THEN
+        job_id := taskd.enqueue_one(
+            task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false,
+            no_key => no_key, metadata => metadata
+        );
     END IF;
     RETURN job_id;
 END
@@ -860,7 +884,7 @@ $$;
 
 CREATE FUNCTION taskd.enqueue(task text, args jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, no_key boolean DEFAULT false, metadata jsonb DEFAULT NULL::jsonb) RETURNS bigint
     LANGUAGE sql
-    RETURN taskd.enqueue_one(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL::integer, false, no_key => no_key, metadata => metadata);
+    RETURN taskd.enqueue_usual(task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, no_key, metadata);
 
 CREATE FUNCTION taskd.enqueue_after(task text, args jsonb DEFAULT '{}'::jsonb, after bigint[] DEFAULT '{}'::bigint[], on_failed text DEFAULT 'cancel'::text, queue text DEFAULT NULL::text, priority integer DEFAULT 100, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay_s double precision DEFAULT NULL::double precision, max_attempts integer DEFAULT NULL::integer, timeout_s double precision DEFAULT NULL::double precision, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline_s double precision DEFAULT NULL::double precision, node text DEFAULT NULL::text, metadata jsonb DEFAULT NULL::jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -910,6 +934,57 @@ BEGIN
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
         array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true, ARRAY[metadata::text]
     ))[2];
+END
+$$;
+
+CREATE FUNCTION taskd.enqueue_one(task text, queue text, args jsonb, priority integer, run_at timestamp with time zone, delay_s double precision, max_attempts integer, timeout_s double precision, deadline timestamp with time zone, deadline_s double precision, args_version integer, checked boolean, limit_name text DEFAULT NULL::text, limit_values jsonb DEFAULT NULL::jsonb, no_key boolean DEFAULT false, metadata jsonb DEFAULT NULL::jsonb) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    usual_queue text;
+    rule jsonb;
+    required text[];
+    accepted text[];
+    usual boolean;
+    job_id bigint;
+    rung boolean;
+BEGIN
+    IF NOT checked THEN
+        SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+               CASE WHEN NOT no_key THEN t.unique_rule END, t.required, t.accepted,
+               taskd.are_usual(args, t.required, t.accepted)
+        INTO usual_queue, args_version, limit_name, limit_values, rule, required, accepted, usual
+        FROM taskd.task AS t WHERE t.name = task;
+        queue := coalesce(queue, usual_queue);
+        IF usual IS NOT TRUE THEN
+            -- A task that nobody has published may have any arguments.
+            PERFORM taskd.refuse(task, queue, args, required, accepted);
+        END IF;
+        IF rule IS NOT NULL THEN
+            RETURN (taskd.enqueue_unique(
+                task, args, taskd.key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
+                rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
+                (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
+                args_version, true, false, limit_name, limit_values, false, metadata
+            )).job_id;
+        END IF;
+    END IF;
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
+        metadata
+    )
+    VALUES (
+        queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
+        coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
+        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END, metadata
+    )
+    RETURNING j.id, CASE WHEN taskd.needs_nothing(queue) THEN false ELSE taskd.after_enqueue(queue, due) END
+    INTO job_id, rung;
+    RETURN job_id;
 END
 $$;
 
@@ -1496,6 +1571,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.mark(queue text) RETURNS bigint
+    LANGUAGE sql
+    RETURN pg_sequence_last_value(to_regclass((('taskd."mark_'::text || queue) || '"'::text)));
+
+CREATE FUNCTION taskd.is_attended(queue text) RETURNS boolean
+    LANGUAGE sql
+    RETURN (to_timestamp(((abs(taskd.mark(queue)))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp());
+
+CREATE FUNCTION taskd.is_soon(due timestamp with time zone) RETURNS boolean
+    LANGUAGE sql
+    RETURN (due < (clock_timestamp() + '00:01:00'::interval));
+
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1833,6 +1920,10 @@ BEGIN
     END IF;
 END
 $$;
+
+CREATE FUNCTION taskd.needs_nothing(queue text) RETURNS boolean
+    LANGUAGE sql
+    RETURN (to_timestamp(((taskd.mark(queue))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp());
 
 CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s double precision, after timestamp with time zone) RETURNS timestamp with time zone
     LANGUAGE sql IMMUTABLE
@@ -2283,18 +2374,13 @@ CREATE FUNCTION taskd.ring(queue text) RETURNS void
     SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_variable
-DECLARE
-    moment timestamptz := clock_timestamp();
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+    IF taskd.is_attended(queue) THEN
+        RETURN;
+    END IF;
+    IF taskd.snapshot_is_old()
+       OR EXISTS (SELECT FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues)) THEN
         PERFORM taskd.notify('taskd_' || queue, '');
-    ELSIF NOT EXISTS (
-        SELECT 1 FROM taskd.attendance AS a
-        WHERE a.queue = queue AND a.until > moment AND a.until < moment + interval '1 min'
-    ) THEN
-        IF EXISTS (SELECT 1 FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues)) THEN
-            PERFORM taskd.notify('taskd_' || queue, '');
-        END IF;
     END IF;
 END
 $$;
@@ -2321,6 +2407,25 @@ BEGIN
     FROM taskd.make_scheduled_jobs(
         schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END, true
     ) AS m;
+END
+$$;
+
+CREATE FUNCTION taskd.set_mark(queue taskd.queue_name, value bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    name text := format('taskd.%I', 'mark_' || queue);
+BEGIN
+    IF to_regclass(name) IS NULL THEN
+        EXECUTE format('CREATE UNLOGGED SEQUENCE %s MINVALUE %s START 0', name, -9223372036854775807);
+        EXECUTE format('GRANT SELECT ON SEQUENCE %s TO PUBLIC', name);
+    END IF;
+    PERFORM setval(name::regclass, value);
+EXCEPTION WHEN unique_violation OR duplicate_table THEN
+    -- Another worker has made it at the same time, and marks the queue.
+    NULL;
 END
 $$;
 
@@ -2441,6 +2546,10 @@ BEGIN
     RETURN 'changed';
 END
 $$;
+
+CREATE FUNCTION taskd.snapshot_is_old() RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN (current_setting('transaction_isolation'::text) = ANY (ARRAY['repeatable read'::text, 'serializable'::text]));
 
 CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamp with time zone) RETURNS taskd.job_state
     LANGUAGE sql STABLE
@@ -2587,11 +2696,22 @@ BEGIN
 END
 $$;
 
-CREATE UNLOGGED TABLE taskd.attendance (
-    queue text NOT NULL,
-    worker_id bigint NOT NULL,
-    until timestamp with time zone NOT NULL
-);
+CREATE FUNCTION taskd.withdraw(queue text, worker_id bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    value bigint := abs(taskd.mark(queue));
+BEGIN
+    IF value > 0 AND (
+        worker_id IS NULL OR value % 1000 = worker_id % 1000
+        OR to_timestamp(value / 1e6) > clock_timestamp() + interval '1 min'
+    ) THEN
+        PERFORM taskd.set_mark(queue, 0);
+    END IF;
+END
+$$;
 
 CREATE TABLE taskd.bucket (
     limit_name text NOT NULL,
@@ -2953,6 +3073,7 @@ CREATE TABLE taskd.task (
     limit_by text[],
     limit_defaults jsonb,
     unique_rule jsonb,
+    usual boolean GENERATED ALWAYS AS (((limit_name IS NULL) AND (unique_rule IS NULL) AND (args_version = 1))) STORED NOT NULL,
     required text[] GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED NOT NULL,
     accepted text[] GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED NOT NULL,
     CONSTRAINT pause_reason_is_bounded CHECK ((octet_length(pause_reason) <= 500))
@@ -3012,9 +3133,6 @@ CREATE VIEW taskd.workflow_parts AS
 
 ALTER TABLE ONLY taskd.job_history ATTACH PARTITION taskd.job_history_default DEFAULT;
 
-ALTER TABLE ONLY taskd.attendance
-    ADD CONSTRAINT attendance_pkey PRIMARY KEY (queue, worker_id);
-
 ALTER TABLE ONLY taskd.bucket
     ADD CONSTRAINT bucket_pkey PRIMARY KEY (limit_name, limit_key);
 
@@ -3053,8 +3171,6 @@ ALTER TABLE ONLY taskd.worker
 
 ALTER TABLE ONLY taskd.workflow
     ADD CONSTRAINT workflow_pkey PRIMARY KEY (id);
-
-CREATE INDEX attendance_until ON taskd.attendance USING btree (queue, until);
 
 CREATE INDEX dependency_of ON taskd.dependency USING btree (workflow_id, job_id);
 

@@ -11,20 +11,17 @@
 
 -- name: attend(queue text, worker_id bigint, for_s double precision)
 -- roles: worker
-WITH marked AS (
-    INSERT INTO taskd.attendance (queue, worker_id, until)
-    SELECT $1, id, clock_timestamp() + make_interval(secs => $3)
-    FROM taskd.worker
-    WHERE id = $2 AND died_at IS NULL AND lease_until > clock_timestamp()
-    ON CONFLICT (queue, worker_id) DO UPDATE SET until = excluded.until
-)
-SELECT count(*) AS others
-FROM taskd.worker
-WHERE died_at IS NULL AND lease_until > clock_timestamp() AND id <> $2 AND $1 = ANY (queues);
+SELECT (
+    SELECT count(*) FROM taskd.worker
+    WHERE died_at IS NULL AND lease_until > clock_timestamp() AND id <> $2 AND $1 = ANY (queues)
+) AS others
+FROM taskd.attend($1, $2, $3);
+
+-- Its worker's own mark; NULL: whosever it is.
 
 -- name: withdraw(queue text, worker_id bigint)
--- roles: worker
-DELETE FROM taskd.attendance WHERE queue = $1 AND worker_id = $2;
+-- roles: worker, admin
+SELECT taskd.withdraw($1, $2);
 
 -- Who rings takes a lock of the whole cluster before its commit and keeps it until that is flushed; these wait for it.
 

@@ -76,18 +76,17 @@ WITH gone AS (
 )
 SELECT max(id) AS last_id FROM gone;
 
--- With the row of a worker that was killed goes what would have told others to remove its marks.
-
 -- name: bench_clear_workers(queue text)
 -- roles: worker
-WITH marks AS (
-    DELETE FROM taskd.attendance WHERE queue = $1
-)
 DELETE FROM taskd.worker WHERE queues = ARRAY[$1];
 
 -- name: bench_clear_names(name text)
 -- roles: owner
 WITH task AS (
     DELETE FROM taskd.task WHERE name = $1
+), mark AS (
+    SELECT taskd.drop_mark($1)
+), queue AS (
+    DELETE FROM taskd.queue WHERE name = $1
 )
-DELETE FROM taskd.queue WHERE name = $1;
+SELECT count(*) AS marks FROM mark;

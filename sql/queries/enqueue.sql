@@ -45,13 +45,21 @@ WITH asked AS (
 )
 SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 
--- One job alone, as most are enqueued: the same by a function that the server keeps ready.
+-- One job alone, as most are enqueued. No function, and no CTE: a client keeps this statement ready, which takes 5 us more
+-- than a plain insert of such a row, where a function that did the same took 26.
 
 -- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text, metadata text)
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked
-SELECT taskd.enqueue_one($1, $2, $3::text::jsonb, $4::smallint, $5, $6, $7::smallint, $8, $9, $10, $11::smallint, true,
-                         $12, $13::text::jsonb, false, $14::text::jsonb) AS id;
+INSERT INTO taskd.job AS j (
+    task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key, metadata
+)
+SELECT $1::text, $2::text, $3::text::jsonb, $4, taskd.state_when_due($12, due), due, $7::smallint, $8::double precision,
+       coalesce($9::timestamptz, now() + make_interval(secs => $10)), $11, $12::text,
+       CASE WHEN $12 IS NOT NULL THEN taskd.limit_key($13::text::jsonb) END, $14::text::jsonb
+FROM (SELECT coalesce($5::timestamptz, now() + make_interval(secs => $6), now()) AS due) AS asked
+RETURNING j.id, CASE WHEN taskd.needs_nothing(j.queue) THEN false
+                     ELSE taskd.after_enqueue(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS rung;
 
 -- Jobs of which some hold a unique key (see the function). `n` is a job's place in the arrays.
 

@@ -28,13 +28,15 @@ RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_wi
 
 -- name: retire_worker(worker_id bigint)
 -- roles: worker
-WITH gone AS (
-    DELETE FROM taskd.attendance WHERE worker_id = $1
+WITH retired AS (
+    UPDATE taskd.worker
+    SET died_at = clock_timestamp()
+    WHERE id = $1 AND died_at IS NULL
+    RETURNING id, queues
+), withdrawn AS (
+    SELECT taskd.withdraw(queue, id) FROM retired, unnest(queues) AS queue
 )
-UPDATE taskd.worker
-SET died_at = clock_timestamp()
-WHERE id = $1 AND died_at IS NULL
-RETURNING id;
+SELECT id FROM retired, (SELECT count(*) FROM withdrawn) AS w;
 
 -- What the database says this worker runs: finds claims whose reply was lost (rows that the worker does
 -- not know) and jobs that somebody asked to cancel.
@@ -117,7 +119,7 @@ FROM seen
 LEFT JOIN living AS other ON other.id <> $1;
 
 -- Burial is for ever. Either the death is proved, or the lease has run out, which is looked at again here: the
--- worker may have beaten since it was listed. Its marks of attendance go with it.
+-- worker may have beaten since it was listed. Its marks go with it.
 
 -- name: bury_workers(ids bigint[], proved boolean)
 -- roles: worker
@@ -125,11 +127,11 @@ WITH buried AS (
     UPDATE taskd.worker
     SET died_at = clock_timestamp()
     WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
-    RETURNING id, host, pid
-), gone AS (
-    DELETE FROM taskd.attendance WHERE worker_id = ANY (ARRAY(SELECT id FROM buried))
+    RETURNING id, host, pid, queues
+), withdrawn AS (
+    SELECT taskd.withdraw(queue, id) FROM buried, unnest(queues) AS queue
 )
-SELECT id, host, pid FROM buried;
+SELECT id, host, pid FROM buried, (SELECT count(*) FROM withdrawn) AS w;
 
 -- Rescue. The first time a job comes back at once (a kill during a deploy should not delay
 -- work), later with a growing delay, and `max_crashes` deaths of its worker fail it. Attempts are not
@@ -247,9 +249,6 @@ FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS 
 
 -- name: forget_workers(after_s double precision)
 -- roles: worker
-WITH lapsed AS (
-    DELETE FROM taskd.attendance WHERE until < clock_timestamp() - interval '1 day'
-)
 DELETE FROM taskd.worker AS worker
 WHERE died_at < clock_timestamp() - make_interval(secs => $1)
   AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id);

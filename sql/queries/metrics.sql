@@ -117,7 +117,7 @@ WITH RECURSIVE ahead AS (
     UNION ALL
     SELECT 'dead_tuples', relname, NULL, pg_stat_get_dead_tuples(pg_class.oid)
     FROM pg_class
-    WHERE relnamespace = 'taskd'::regnamespace AND relname IN ('job', 'queue', 'worker', 'attendance')
+    WHERE relnamespace = 'taskd'::regnamespace AND relname IN ('job', 'queue', 'worker')
     UNION ALL
     SELECT 'held_snapshot_seconds', NULL, NULL, greatest(0, date_part('epoch', clock_timestamp() - least(
         (SELECT min(coalesce(xact_start, query_start)) FROM pg_stat_activity

@@ -164,8 +164,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
                       'paused', kept.paused_at IS NOT NULL AND coalesce(kept.paused_until > clock_timestamp(), true),
                       'pause_reason', CASE WHEN coalesce(kept.paused_until > clock_timestamp(), true)
                           THEN kept.pause_reason END,
-                      'attended', EXISTS (SELECT FROM taskd.attendance AS a
-                                          WHERE a.queue = named.queue AND a.until > clock_timestamp()),
+                      'attended', coalesce(taskd.is_attended(named.queue), false),
                       'max_running', kept.max_running
                   ) ORDER BY named.queue)::text
            FROM named

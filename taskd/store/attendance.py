@@ -11,8 +11,8 @@ async def attend(on: Fetches, queue: str, worker_id: int, for_s: float) -> int:
     return others
 
 
-async def withdraw(on: Fetches, queue: str, worker_id: int) -> None:
-    """Take the mark back."""
+async def withdraw(on: Fetches, queue: str, worker_id: int | None) -> None:
+    """Take the mark of this worker back; None: whosever it is."""
     await on.fetch("withdraw", queue, worker_id)
 
 

@@ -12,6 +12,7 @@ from taskd.core.job import Job
 from taskd.core.limit import Limit, check_burst
 from taskd.core.registry import Registry
 from taskd.errors import AppError, InvalidJob
+from taskd.store import attendance
 from taskd.store.jobs import URGENCY, Fetches
 
 ROWS_MAX = 1000
@@ -162,6 +163,9 @@ async def limit_queue(
     rows = await on.fetch(
         "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
     )
+    if max_depth is not None:
+        # A mark that was written before says that nobody need look for room.
+        await attendance.withdraw(on, name, None)
     return _changed(rows, f"the queue {name}")
 
 

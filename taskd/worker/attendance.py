@@ -1,8 +1,8 @@
 """Attendance: while a queue is claimed from all the time, producers need not ring for it.
 
 A transaction that notifies holds a lock of the whole database cluster until its commit is flushed;
-16 clients that rang with every job fell to 0.27 of their rate. So a worker that is busy says so in
-a small table, and `taskd.ring()` reads it and keeps silent. Three states:
+16 clients that rang with every job fell to 0.27 of their rate. So a worker that is busy marks its
+queue, and whoever enqueues reads the mark and keeps silent. Three states:
 
 - quiet: nothing is said, every job rings, the consumer sleeps until it hears one. When it does not
   come to sleep any more, or those who ring wait for each other, it attends.
@@ -10,14 +10,18 @@ a small table, and `taskd.ring()` reads it and keeps silent. Three states:
 - handing over: the mark is taken back, but transactions may be open that have read it and will
   not ring. The consumer goes on looking until they have ended, looks once more, and is quiet.
 
-Which transactions may have read the mark? They drew their xid before they read it (by itself, or
-by the insert of a job). So all have a lower xid than one that is drawn after the mark was gone.
+Which transactions may have read the mark? They drew their xid before they read it, by the insert of
+a job, and a mark counts as it is at that moment (a sequence knows no snapshots). So all have a
+lower xid than one that is drawn after the mark was gone.
 When the snapshots of the database begin above that one, they have ended, and a claim that starts
 then sees what they have left.
 
-The same way in: who serves a queue is read by `taskd.ring()`, too, which keeps silent for a queue
-without workers. So a worker doubts as soon as it listens, and again when it was buried and has
-begun anew.
+The same way in: who serves a queue is read as well, by a snapshot that is younger than the xid,
+and nobody rings for a queue without workers. So a worker doubts as soon as it listens, and again
+when it was buried and has begun anew.
+
+A queue has one mark, that of the worker that wrote it last. Another one that takes its own back
+leaves it: whoever attends the queue answers for what is enqueued meanwhile.
 
 A worker that cannot claim (full of slow jobs, told to be quiet, about to stop) hands over as well;
 instead of looking itself it calls the other workers. One that dies leaves its mark for two seconds,

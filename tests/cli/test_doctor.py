@@ -270,7 +270,7 @@ ALTERED = {
         "table taskd.job is not as",
     ),
     "own options": ("ALTER TABLE taskd.task SET (fillfactor = 50)", "table taskd.task is not as"),
-    "logged": ("ALTER TABLE taskd.attendance SET LOGGED", "table taskd.attendance is not as"),
+    "logged": ("ALTER TABLE taskd.progress SET LOGGED", "table taskd.progress is not as"),
     "row security": (
         "ALTER TABLE taskd.job ENABLE ROW LEVEL SECURITY",
         "table taskd.job is not as",

@@ -10,6 +10,9 @@ import asyncpg
 import pytest
 
 from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.store import workers
+from taskd.store.database import Lane
 
 
 async def enqueue(sql: Any, call: str) -> int:
@@ -139,6 +142,67 @@ async def test_the_database_refuses_what_the_client_refuses(
     call = ", ".join(f"{name} => {given}" for name, given in columns.items())
     with pytest.raises(asyncpg.PostgresError):
         await enqueue(sql, call)
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
+
+
+# A published task goes a short way, where its job needs no more than that.
+
+VALUES = [(column, value) for column, value in LIMITS if column != "task"]
+OPTIONS = [
+    "queue => 'known'",
+    "queue => 'another'",
+    "priority => -3",
+    "run_at => '2100-01-01 00:00+00'",
+    "run_at => '2020-01-01 00:00+00'",
+    "delay_s => 90",
+    "max_attempts => 4",
+    "timeout_s => 2.5",
+    "deadline => '2100-01-01 00:00+00'",
+    "deadline_s => 90",
+    "no_key => true",
+    """metadata => '{"tag": "x"}'""",
+]
+
+
+@pytest.fixture
+async def known(lane: Lane) -> None:
+    async def known(a: str | None = None) -> None: ...
+
+    registry = Registry()
+    for name in ("known", "t"):
+        registry.add(Task(known, name=name, queue="known"))
+    await workers.publish(lane, "app", registry, ["known"])
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("option", [*OPTIONS, ", ".join(OPTIONS[1:8:2] + OPTIONS[8:])])
+async def test_a_published_task_makes_the_same_job_as_one_that_is_not(
+    sql: Any, option: str
+) -> None:
+    queue = "" if "queue" in option else ", queue => 'known'"
+    rows = "SELECT to_jsonb(job) - '{id,task}'::text[] FROM taskd.job ORDER BY id"
+    args = """'{"a": "b"}'"""
+    async with sql.transaction():
+        await enqueue(sql, f"'known', {args}, {option}")
+        await enqueue(sql, f"'unknown', {args}, {option}{queue}")
+    [known, unknown] = [json.loads(row[0]) for row in await sql.fetch(rows)]
+    assert known == unknown
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(("column", "value"), VALUES)
+async def test_of_a_published_task_the_same_values_are_refused(
+    sql: Any, column: str, value: str
+) -> None:
+    columns = {"task": "'t'", column: value}
+    call = ", ".join(f"{name} => {given}" for name, given in columns.items())
+    with pytest.raises(asyncpg.PostgresError) as short:
+        await enqueue(sql, call)
+    columns = {"queue": "'q'"} | columns | {"task": "'unknown'"}
+    call = ", ".join(f"{name} => {given}" for name, given in columns.items())
+    with pytest.raises(asyncpg.PostgresError) as long:
+        await enqueue(sql, call)
+    assert short.value.sqlstate == long.value.sqlstate
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
 
 

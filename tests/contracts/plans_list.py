@@ -84,12 +84,11 @@ PINS = (
     Pin("running_jobs", (ME,), "job_running"),
     # Workers among themselves.
     Pin("beat", (ME, 30, "f"), "all migration worker_alive"),
-    Pin("retire_worker", (ME,), "attendance_pkey worker_alive"),
-    Pin("bury_workers", ([1, 2], "t"), "attendance_pkey worker_alive"),
-    Pin("attend", ("q1", ME, 1), "worker_alive worker_alive"),
-    Pin("withdraw", ("q1", ME), "attendance_pkey"),
-    # Every quarter of an hour; the marks of attendance are those of living workers.
-    Pin("forget_workers", (3600,), "all attendance job_running worker_pkey"),
+    Pin("retire_worker", (ME,), "worker_alive"),
+    Pin("bury_workers", ([1, 2], "t"), "worker_alive"),
+    Pin("attend", ("q1", ME, 1), "worker_alive"),
+    # Every quarter of an hour.
+    Pin("forget_workers", (3600,), "job_running worker_pkey"),
     # What handlers tell.
     Pin("tell_progress", (IDS, ONES, ONES, ONES, ["a"] * len(IDS)), ""),
     Pin("forget_progress", (IDS, ONES), "progress_pkey progress_pkey"),
@@ -120,6 +119,7 @@ NOT_PINNED = {
     **dict.fromkeys(AT_START, "once, when a worker starts"),
     **dict.fromkeys(("draw_xid", "have_ended", "producers_held_up", "call_workers"), ASKS_NO_TABLE),
     **dict.fromkeys(("truncate_expired_partition", "drop_expired_partition"), BY_CATALOG),
+    "withdraw": "it reads and writes a sequence, and no table",
     "count_left": "it counts all that is left, so it reads it: for --until-empty alone",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import asyncpg
@@ -14,7 +15,7 @@ from tests.logins import Logins
 # What a right that is needed for something else brings along: whoever moves jobs to the history by
 # hand can end them, and what only reads need not be kept from those who may read all of it.
 BESIDES = {
-    "producer": {"demo_live", "bench_left", "find_bounds"},
+    "producer": {"demo_live", "bench_left", "bench_live", "find_bounds"},
     "worker": {"demo_left", "find_bounds", "find_live_jobs", "tasks_of_jobs", "job_logs"},
     "observer": {"check_acks", "find_bounds"},
     "admin": {"check_acks", "locked_jobs", "ack_done", "expire_jobs"},
@@ -53,17 +54,90 @@ def test_every_statement_names_roles_that_exist() -> None:
         assert set(each.roles) <= set(roles.KINDS), each.name
 
 
+# What a search path decides about in a body of SQL or PL/pgSQL: the operators that are no words,
+# and words that stand for some; functions, types, tables.
+AS_NAMED = re.compile(r"\bAS\s+\w+\s*\(|\bINTO\s+taskd\.\w+(\s+AS\s+\w+)?\s*\(", re.IGNORECASE)
+PATHLESS = r"(?:pg_catalog|taskd)\."
+SEARCHED = (
+    re.compile(r"[-+*/<>=~!@#%^&|`?]+"),
+    re.compile(
+        r"\b(?:I?LIKE|SIMILAR|BETWEEN|IN|NULLIF|DISTINCT|USING|NATURAL|CAST)\b", re.IGNORECASE
+    ),
+    re.compile(r"\bCASE\b(?!\s+WHEN\b)", re.IGNORECASE),
+    re.compile(
+        r"(?<![\w.\"])(?!(?:coalesce|greatest|least|values|exists|any|and|or|not|if|when|then|else"
+        r"|select|where|return|perform|returning|on|by|operator)\s*\()[\w\"]+\s*\(",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"::\s*(?!{PATHLESS})[\w\"]+"),
+    re.compile(
+        rf"\b(?:FROM|JOIN|INSERT\s+INTO|UPDATE|DELETE\s+FROM|TABLE|ONLY)\s+(?!{PATHLESS}|\()[\w\"]+",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"^\s*\w+\s+(?!{PATHLESS}|bigint\b|boolean\b|integer\b)[^\n;]*;", re.IGNORECASE),
+)
+
+
+def searched_for(body: str) -> list[str]:
+    """What a function's body leaves to the search path of whoever calls it."""
+    text = re.sub(r"--.*|/\*.*?\*/", " ", body)
+    text = re.sub(r"'(?:[^']|'')*'", "''", text)
+    text = re.sub(
+        r"\bOPERATOR\s*\(\s*pg_catalog\.[^\w\s()]+\s*\)|:=|=>|^#.*$", " ", text, flags=re.MULTILINE
+    )
+    text = AS_NAMED.sub(" , (", text)
+    declared, _, rest = text.rpartition("BEGIN")
+    variables = declared.replace("DECLARE", "").strip().splitlines()
+    found = [hit[0] for each in SEARCHED[:-1] for hit in each.finditer(rest or text)]
+    return found + [line for line in variables if SEARCHED[-1].match(line)]
+
+
 async def test_a_function_with_its_owners_rights_is_pinned_and_not_for_everybody(sql: Any) -> None:
+    """Others are pinned, too, or were read when they were made, or leave nothing to be searched."""
     functions = await sql.fetch(
-        "SELECT proname, proconfig, has_function_privilege('public', oid, 'EXECUTE') AS all, "
+        "SELECT proname, proconfig, prosrc, prosecdef, "
+        "has_function_privilege('public', oid, 'EXECUTE') AS all, "
         "prosqlbody IS NOT NULL AND NOT prosecdef AS read_when_made "
         "FROM pg_proc WHERE pronamespace = 'taskd'::regnamespace"
     )
     assert len(functions) > 4
     for each in functions:
         pinned = "search_path=pg_catalog, pg_temp" in (each["proconfig"] or [])
-        assert pinned or each["read_when_made"], each["proname"]
+        if not (pinned or each["read_when_made"]):
+            assert not each["prosecdef"], each["proname"]
+            assert searched_for(each["prosrc"]) == [], each["proname"]
         assert not each["all"], each["proname"]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ("OPERATOR(pg_catalog.=) 0", "= 0"),
+        ("OPERATOR(pg_catalog.=) task", "OPERATOR(evil.=) task"),
+        ("OPERATOR(pg_catalog.=) task", "IN (task)"),
+        ("OPERATOR(pg_catalog.=) task", "LIKE task"),
+        ("t.usual AND", "t.usual AND NOT t.required @> t.accepted AND"),
+        ("pg_catalog.num_nonnulls(", "num_nonnulls("),
+        ("pg_catalog.now()", "now ()"),
+        ("taskd.are_usual(", "are_usual("),
+        ("FROM taskd.task", "FROM task"),
+        ("INSERT INTO taskd.job", "INSERT INTO job"),
+        ("t.name, args", "t.name::text, args"),
+        ("job_id bigint;", "job_id text;"),
+        (
+            "CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true)",
+            "CASE t.queue WHEN queue",
+        ),
+    ],
+)
+async def test_a_body_that_leaves_something_to_the_search_path_is_told(
+    sql: Any, was: str, becomes: str
+) -> None:
+    body = "SELECT prosrc FROM pg_proc WHERE oid = 'taskd.enqueue_usual'::regproc"
+    good = await sql.fetchval(body)
+    assert searched_for(good) == []
+    assert was in good
+    assert searched_for(good.replace(was, becomes, 1)) != []
 
 
 def test_the_script_explains_every_role() -> None:

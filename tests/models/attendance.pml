@@ -4,15 +4,17 @@
  * Polling is switched off here, and with it what a scout, a sweeper or another worker would find: a ring that is missed
  * is a state in which nothing can happen any more, with a job in it. (As it is built, such a job waits for a poll.)
  *
- * PostgreSQL is modelled by transaction ids and snapshots: a producer draws its xid, then reads the mark with a snapshot
- * of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY leaves with
- * the commit, for who listens then. When it writes its rows does not matter: they are seen with the commit. A claim sees
- * what was committed when its snapshot was taken.
+ * PostgreSQL is modelled by transaction ids and snapshots: a producer draws its xid, then reads the mark as it is at that
+ * moment (a sequence knows no snapshots), then who serves with a snapshot of that moment (READ COMMITTED: each statement
+ * has a new one), and commits as late as it likes; its NOTIFY leaves with the commit, for who listens then. When it
+ * writes its rows does not matter: they are seen with the commit. A claim sees what was committed when its snapshot was
+ * taken. One worker stands for all: a mark is that of who wrote it last, so that there is one wherever each worker had
+ * one of its own.
  *
- *   SECOND          taskd.ring(), taskd.enqueue_one(): the mark is read with a snapshot that is younger than the xid, and
- *                   who serves with the same one or (as here, which has both) a later one; without it, both with one that
- *                   is older than the xid
- *   ISOLATION       taskd.ring(): above READ COMMITTED, where a snapshot is as old as its transaction, it always rings
+ *   AFTER_XID       taskd.enqueue_usual() and all that inserts: the mark is read when the insert has drawn the xid, and who
+ *                   serves after that; without it, both before
+ *   ISOLATION       taskd.ring(), taskd.after_enqueue(): above READ COMMITTED, where a snapshot is as old as its
+ *                   transaction, it rings whoever serves
  *   WITHDRAW        Attendance._look: the mark is taken back before the hand-over; without it, afterwards
  *   NEW_XID         draw_xid: the bound is the id of a new transaction; without it, the xmax of a snapshot
  *   WAIT            have_ended: the consumer is certain of nothing before every lower xid has ended
@@ -48,7 +50,7 @@
 bool under_way[PRODUCERS], committed[PRODUCERS], claimed[PRODUCERS];
 byte xid[PRODUCERS];
 byte next_xid = 1, last_ended;
-bool mark, stray_mark;                 /* a row of taskd.attendance; one that is yet to be written */
+bool mark, stray_mark;                 /* the queue's sequence; a value that is yet to be written */
 bool served;                           /* a living row of taskd.worker has the queue */
 bool listening, sent;                  /* sent: a notification is on its way */
 
@@ -60,34 +62,28 @@ byte spells, breaks, burials, lost_marks;
 
 inline has_ended(x) { if :: x > last_ended -> last_ended = x :: else fi }
 
-/* Who serves and who attends, read with one snapshot, as above READ COMMITTED. */
-#define KEEPS_SILENT (!served || mark)
-
 proctype Producer(byte p) {
-    bool silent, strict;
+    bool silent, strict, unserved;
     strict = p < STRICT;
-    /* A snapshot that is older than the xid. */
-#ifdef SECOND
-    if :: strict -> silent = KEEPS_SILENT :: else fi;
+#ifdef AFTER_XID
+    if :: strict -> unserved = !served :: else fi;                                 /* by the transaction's snapshot */
 #else
-    silent = KEEPS_SILENT;
+    unserved = !served; silent = mark;
 #endif
-    d_step { xid[p] = next_xid; next_xid++; under_way[p] = true };               /* drawn, or by the insert */
-    d_step {                                                                   /* the second statement */
+    d_step { xid[p] = next_xid; next_xid++; under_way[p] = true };               /* by the insert */
+#ifdef AFTER_XID
+    silent = mark;                                                             /* RETURNING */
+    if :: !strict && !silent -> unserved = !served :: else fi;                     /* where nobody attends */
+#endif
+    d_step {
         if
 #ifdef ISOLATION
-        :: strict -> silent = false
+        :: strict -> skip
 #endif
-#ifdef SECOND
-        :: !strict -> silent = mark
-#endif
-        :: else
-        fi };
-#ifdef SECOND
-    if :: !strict && !silent -> silent = !served :: else fi;                       /* the third, where nobody attends */
-#endif
-    d_step { under_way[p] = false; committed[p] = true; has_ended(xid[p]);          /* the commit, and its NOTIFY */
-        if :: !silent && listening -> sent = true :: else fi; silent = false; strict = false }
+        :: else -> silent = silent || unserved
+        fi;
+        under_way[p] = false; committed[p] = true; has_ended(xid[p]);            /* the commit, and its NOTIFY */
+        if :: !silent && listening -> sent = true :: else fi; silent = false; strict = false; unserved = false }
 }
 
 /* The snapshot of a moment: xmax is one more than the last xid that has ended; xmin the lowest that has not, below. */

@@ -122,7 +122,7 @@ SCENES = (
     Scene(
         "attendance", "hand-over",
         {"PRODUCERS": 2},
-        ("SECOND", "WITHDRAW", "NEW_XID", "WAIT", "LAST_CLAIM", "FIRST", "LISTEN_FIRST"),
+        ("AFTER_XID", "WITHDRAW", "NEW_XID", "WAIT", "LAST_CLAIM", "FIRST", "LISTEN_FIRST"),
         {"PRODUCERS": 3},
     ),
     Scene(

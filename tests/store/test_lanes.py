@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskd.store.database import Database, Lane
-from tests.store.helpers import held_up, workers_locked
+from tests.store.helpers import MARKED, held_up, workers_locked
 
 # Waits for whoever holds taskd.worker.
 WAITS = ("attend", "default", 1, 1.0)
@@ -23,7 +23,7 @@ async def test_a_statement_ends_before_its_caller_hears_that_he_was_cancelled(
     sql: Any, lane: Lane, me: int
 ) -> None:
     async with workers_locked(sql):
-        task = begin(lane, "attend", "default", me, 60.0)
+        task = begin(lane, "attend", "q", me, 60.0)
         await held_up(sql, 1)
         task.cancel()
         await asyncio.sleep(0.01)
@@ -32,7 +32,7 @@ async def test_a_statement_ends_before_its_caller_hears_that_he_was_cancelled(
     await asyncio.wait({task})
     assert task.cancelled()
     assert not lane.busy
-    assert await sql.fetchval("SELECT count(*) FROM taskd.attendance") == 1
+    assert await sql.fetchval(MARKED, "q")
 
 
 async def test_closing_tells_who_waits_for_an_answer_and_who_waits_for_his_turn(

@@ -11,12 +11,14 @@ import asyncpg
 import pytest
 
 from taskd.core.job import NewJob
+from taskd.core.registry import Registry
+from taskd.core.task import Task
 from taskd.core.unique import Unique
 from taskd.store import history, jobs, migrations, workers
 from taskd.store.database import Database, Lane
 from taskd.store.migrating import ADVISORY_LOCK
 from tests.logins import Logins
-from tests.store.helpers import Ears, new_worker
+from tests.store.helpers import MARK, Ears, new_worker
 
 As = Callable[[str], Awaitable[Any]]
 
@@ -107,7 +109,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "DELETE FROM taskd.job",
         "TRUNCATE taskd.job",
         "SELECT args FROM taskd.job",
-        "SELECT queue FROM taskd.job",
+        "SELECT task FROM taskd.job",
         "SELECT id FROM taskd.job FOR UPDATE",
         "SELECT * FROM taskd.jobs",
         "SELECT args FROM taskd.job_history",
@@ -169,6 +171,15 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "SELECT taskd.drop_expired_partition('job_history_20010101')",
         "SELECT taskd.prune_default_partition(1)",
         "SELECT taskd.begin_history_upkeep()",
+        # Marks, of which it may only know when they end.
+        "SELECT taskd.set_mark('q', 0)",
+        "SELECT taskd.attend('q', 1, 60)",
+        "SELECT taskd.withdraw('q', NULL)",
+        "SELECT taskd.drop_mark('q')",
+        "SELECT setval('taskd.mark_q', 1)",
+        "SELECT nextval('taskd.mark_q')",
+        "ALTER SEQUENCE taskd.mark_q NO CYCLE",
+        "DROP SEQUENCE taskd.mark_q",
         # Locks on tables, in their weakest and strongest form.
         "BEGIN; LOCK TABLE taskd.job IN ACCESS SHARE MODE",
         "BEGIN; LOCK TABLE taskd.job IN ROW EXCLUSIVE MODE",
@@ -225,6 +236,7 @@ async def test_what_a_hostile_producer_tries_is_refused_and_changes_nothing(
 ) -> None:
     producer = await as_("producer")
     await sql.execute(f"CREATE SCHEMA evil AUTHORIZATION {logins.role('producer')}")
+    await (await as_("owner")).execute(MARK, "q", 60.0, 1)
     tried = hostile(logins, sql.get_server_pid())
     before = await rows()
     assert len(tried) >= 20
@@ -404,6 +416,23 @@ GRANT USAGE ON SEQUENCE evil.calls TO PUBLIC;
 CREATE FUNCTION evil.same(taskd.queue_name, text) RETURNS boolean LANGUAGE sql
     AS $$ SELECT nextval('evil.calls') > 0 $$;
 CREATE OPERATOR evil.= (LEFTARG = taskd.queue_name, RIGHTARG = text, FUNCTION = evil.same);
+CREATE FUNCTION evil.same(taskd.task_name, text) RETURNS boolean LANGUAGE sql
+    AS $$ SELECT nextval('evil.calls') > 0 $$;
+CREATE OPERATOR evil.= (LEFTARG = taskd.task_name, RIGHTARG = text, FUNCTION = evil.same);
+CREATE FUNCTION evil.same(integer, integer) RETURNS boolean LANGUAGE sql
+    AS $$ SELECT nextval('evil.calls') > 0 $$;
+CREATE OPERATOR evil.= (LEFTARG = integer, RIGHTARG = integer, FUNCTION = evil.same);
+CREATE FUNCTION evil.same(text, text) RETURNS boolean LANGUAGE sql
+    AS $$ SELECT nextval('evil.calls') > 0 $$;
+CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.same);
+CREATE FUNCTION evil.over(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql
+    AS $$ SELECT nextval('evil.calls') > 0 $$;
+CREATE OPERATOR evil.<= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = evil.over);
+CREATE FUNCTION evil.concat(text, text) RETURNS text LANGUAGE sql
+    AS $$ SELECT 'taskd_' || nextval('evil.calls') $$;
+CREATE FUNCTION evil.num_nonnulls(
+    timestamptz, double precision, integer, double precision, timestamptz, double precision, jsonb
+) RETURNS integer LANGUAGE sql AS $$ SELECT nextval('evil.calls')::integer $$;
 CREATE FUNCTION evil.pg_notify(text, text) RETURNS bigint LANGUAGE sql
     AS $$ SELECT nextval('evil.calls') $$;
 CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql
@@ -411,6 +440,23 @@ CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql
 CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql
     AS $$ SELECT 'object' || nextval('evil.calls') $$;
 """
+# What falls into it, each part once.
+TRAPPED = (
+    "SELECT 'q'::taskd.queue_name = 'q'::text",
+    "SELECT 't'::taskd.task_name = 't'::text",
+    "SELECT 1 = 1",
+    "SELECT 'q'::text = 'q'::text",
+    "SELECT '2001-01-01'::timestamptz <= '2001-01-01'::timestamptz",
+    "SELECT concat('a'::text, 'b'::text)",
+    """SELECT num_nonnulls(NULL::timestamptz, 1::double precision, 1, 1::double precision,
+                           NULL::timestamptz, 1::double precision, '{}'::jsonb)""",
+    "SELECT pg_notify('a'::text, 'b'::text)",
+    "SELECT now()",
+    "SELECT jsonb_typeof('{}')",
+)
+
+
+async def _known() -> None: ...
 
 
 async def test_functions_and_operators_of_somebody_elses_schema_are_never_called(
@@ -426,16 +472,34 @@ async def test_functions_and_operators_of_somebody_elses_schema_are_never_called
     worker = Lane(Database({"dsn": logins.dsn("worker")}), "worker")
     assert await worker.fetch("count_connections")
     me = await new_worker(worker)
+    registry = Registry()
+    registry.add(Task(_known, name="known", queue="q"))
+    await workers.publish(worker, "app", registry, ["q"])
+    await sql.execute("INSERT INTO taskd.queue (name, max_depth) VALUES ('other', 100)")
     hostile = await as_("producer")
     assert await hostile.fetchval("SHOW search_path") == "evil, pg_catalog, pg_temp"
     await hostile.execute("CREATE TEMP TABLE job (id bigint); CREATE TEMP TABLE task (name text)")
-    job_id = await hostile.fetchval(call("'t'", "queue => 'q'"))
-    [job] = await jobs.claim(worker, me, "q", 10)
-    assert job.id == job_id
-    await jobs.ack_done(worker, me, [job.id], [job.fence])
+    # One that nobody has published, and three that go the short way.
+    calls = (
+        call("'t'", "queue => 'q'"),
+        call("'known'"),
+        call("'known'", "queue => 'q'"),
+        call("'known'", "queue => 'other'"),
+    )
+    for _ in range(2):
+        ids = [await hostile.fetchval(each) for each in calls]
+        claimed = await jobs.claim(worker, me, "q", 10)
+        assert sorted(job.id for job in claimed) == ids[:3]
+        await jobs.ack_done(worker, me, [job.id for job in claimed], [job.fence for job in claimed])
+        # The second time the queue is attended.
+        await sql.execute(MARK, "q", 60.0, 1)
     await history.make_partitions(worker)
     await history.prune_default(worker)
     await jobs.promote(worker, 10)
     await jobs.rescue(worker, 10, 3)
-    assert await sql.fetchval("SELECT is_called FROM evil.calls") is False
+    called = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM evil.calls"
+    assert await sql.fetchval(called) == 0
+    for number, each in enumerate(TRAPPED, 1):
+        await hostile.execute(each)
+        assert await sql.fetchval(called) == number, each
     await worker.close()

@@ -11,6 +11,7 @@ from taskd.core.tail import Teller, Watch
 from taskd.core.top import Top
 from taskd.store import watching
 from taskd.store.statements import statement
+from tests.store.helpers import MARK
 from tests.store.test_reports import collect, filled, leaf
 
 __all__ = ["filled"]
@@ -139,7 +140,7 @@ async def test_the_state_counts_what_lives(lane, sql):
     await claim(sql, jobs[0])
     await sql.execute("INSERT INTO taskd.queue (name, paused_at, pause_reason) "
                       "VALUES ('web', now(), 'no provider'), ('quiet', now(), NULL)")  # fmt: skip
-    await sql.execute("INSERT INTO taskd.attendance VALUES ('email', 7, now() + interval '1 h')")
+    await sql.execute(MARK, "email", 60.0, 7)
     await sql.execute(
         "INSERT INTO taskd.progress (job_id, fence, done, total, note) VALUES ($1, 1, 3, 4, 'x')",
         jobs[0],

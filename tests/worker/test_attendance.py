@@ -10,10 +10,9 @@ import asyncpg
 import pytest
 
 from taskd.worker import attendance
-from tests.store.helpers import SERVES, Ears
+from tests.store.helpers import MARK, MARKED, SERVES, UNMARK, Ears
 from tests.worker.conftest import until
 
-MARKS = "SELECT queue FROM taskd.attendance WHERE until > clock_timestamp()"
 # No poll within the test: whatever is found was rung for, or looked for.
 NO_POLL: dict[str, Any] = {"queues": ("default",), "poll_s": 600}
 
@@ -31,6 +30,11 @@ async def rings(desk: Any) -> Any:
 async def keep_busy(desk: Any, job: Any, enough: asyncio.Event) -> None:
     while not enough.is_set():
         await desk.enqueue(*[job] * 50)
+
+
+async def marked(desk: Any) -> bool:
+    found: bool = await desk.sql.fetchval(MARKED, "default")
+    return found
 
 
 async def all_before_have_ended(desk: Any) -> None:
@@ -57,7 +61,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
     await desk.heard.wait("queue.attended")
-    assert await until(lambda: desk.sql.fetch(MARKS))
+    await until(lambda: marked(desk))
     await all_before_have_ended(desk)  # the producer may have rung before it could read the mark
     before = len(await rings.so_far())
     for _ in range(20):
@@ -67,7 +71,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     enough.set()
     await busy
     await desk.heard.wait("queue.left")
-    assert not await desk.sql.fetch(MARKS)
+    assert not await marked(desk)
     # Quiet again: each job rings, and is found at once.
     job_id = await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
     await desk.settled(job_id)
@@ -113,7 +117,7 @@ async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left
     await desk.heard.wait("queue.attended")
     producer = await asyncpg.connect(desk.dsn)
     transaction = producer.transaction()
-    await until(lambda: desk.sql.fetch(MARKS))
+    await until(lambda: marked(desk))
     await transaction.start()
     job_id = await producer.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
     enough.set()
@@ -125,18 +129,16 @@ async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left
     await producer.close()
 
 
-async def test_a_transaction_above_read_committed_rings_although_the_queue_is_attended(
-    desk: Any, rings: Ears
+@pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
+async def test_a_transaction_of_any_level_rings_only_where_nobody_attends_the_queue(
+    desk: Any, rings: Ears, isolation: str
 ) -> None:
-    await desk.sql.execute(
-        "INSERT INTO taskd.attendance VALUES ('default', 1, now() + interval '50 s')"
-    )
-    await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
-    for isolation in ("repeatable_read", "serializable"):
+    await desk.sql.execute(MARK, "default", 50.0, 1)
+    for rung in (0, 1):
         async with desk.sql.transaction(isolation=isolation):
             await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
-    await until(lambda: len(rings.heard) >= 2)
-    assert len(rings.heard) == 2
+        assert len(await rings.so_far()) == rung
+        await desk.sql.execute(UNMARK, "default")
 
 
 async def test_what_is_due_later_than_in_a_minute_does_not_ring(desk: Any, rings: Ears) -> None:
@@ -165,7 +167,7 @@ async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
     await desk.heard.wait("queue.attended")
-    await until(lambda: desk.sql.fetch(MARKS))
+    await until(lambda: marked(desk))
     before = len(rings.heard)
     await desk.enqueue(*[replace(slow.job(), priority=1)] * 5)
     await until(lambda: sum(r.running for r in started.worker.parts.runners) == 5)
@@ -182,16 +184,6 @@ async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
     await second.stop()
 
 
-async def test_a_worker_that_is_buried_marks_nothing(desk: Any) -> None:
-    await desk.sql.execute(
-        "INSERT INTO taskd.worker (id, lease_until, died_at, pid, pid_started, host, boot_id,"
-        " pid_namespace, version, app, queues, tasks)"
-        " VALUES (7, now() + interval '1 hour', now(), 1, 1, '', '', '', '', '', '{}', '{}')"
-    )
-    await desk.lane.fetch("attend", "default", 7, attendance.MARK_S)
-    assert not await desk.sql.fetch(MARKS)
-
-
 async def test_a_stopping_worker_leaves_no_mark_and_calls_the_others(
     desk: Any, rings: Ears
 ) -> None:
@@ -202,10 +194,10 @@ async def test_a_stopping_worker_leaves_no_mark_and_calls_the_others(
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
     await desk.heard.wait("queue.attended")
-    await until(lambda: desk.sql.fetch(MARKS))
+    await until(lambda: marked(desk))
     before = len(rings.heard)
     await started.stop()
-    assert not await desk.sql.fetch(MARKS)
+    assert not await marked(desk)
     await until(lambda: len(rings.heard) > before)
     enough.set()
     await busy

@@ -19,13 +19,14 @@ import pytest
 
 from taskd.core.job import Job, JobState, NewJob
 from taskd.core.outcome import Ack
+from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.store import attendance as store
 from taskd.store import jobs, queues, workers
 from taskd.store.connections import fetches
 from taskd.store.database import Lane
 from taskd.worker import attendance, consumer, promoter, upkeep
-from tests.store.helpers import Ears, Transaction, waits_for_lock
+from tests.store.helpers import MARK, MARKED, UNMARK, Ears, Transaction, waits_for_lock
 from tests.worker.conftest import Desk, Started, until
 
 RARELY_S = 30.0
@@ -37,15 +38,14 @@ SLEEPER_CONCURRENCY = 7
 # to attend by chance only, after 20 to 50 s and up to a million jobs on a machine at rest.
 STREAM_JOBS, STREAM_AHEAD = 300, 1500
 
-MARKED = """
-SELECT EXISTS (SELECT FROM taskd.attendance WHERE queue = 'default' AND until > clock_timestamp())
-"""
-MARK = "INSERT INTO taskd.attendance VALUES ($1, 1, clock_timestamp() + $2 * interval '1 s')"
-LOCK_MARK = "SELECT true FROM taskd.attendance WHERE queue = 'default' FOR UPDATE"
-WITHDRAWAL = """
-SELECT backend_xid::text::bigint FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock'
-  AND query LIKE 'DELETE FROM taskd.attendance%'
+# Until this transaction ends, who reads or writes the mark waits.
+HOLD_MARK = "ALTER SEQUENCE taskd.mark_{} NO CYCLE"
+WAITS_FOR = "SELECT relation = $2::text::regclass FROM pg_locks WHERE pid = $1 AND NOT granted"
+WITHDRAWS = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+    AND query LIKE 'SELECT taskd.withdraw(%'
+)
 """
 XID = "SELECT pg_current_xact_id()::xid::text::bigint"
 
@@ -116,11 +116,27 @@ class Scene:
         await asyncio.wait({self._streaming})
 
     @asynccontextmanager
-    async def attended(self) -> AsyncIterator[None]:
-        """A mark is out, and cannot be taken back for as long as the block lasts."""
-        async with self.desk.database.connection("holder") as holder, holder.transaction():
-            await until(lambda: holder.fetchval(LOCK_MARK))
-            yield
+    async def attended(self) -> AsyncIterator[asyncio.Event]:
+        """A mark is out, and is not taken back for as long as the block lasts.
+
+        Yields:
+            Set when its worker is about to take it back.
+        """
+        about_to, may = asyncio.Event(), asyncio.Event()
+        withdraw = store.withdraw
+
+        async def withdraw_later(on: Any, queue: str, worker_id: int | None) -> None:
+            about_to.set()
+            await may.wait()
+            await withdraw(on, queue, worker_id)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "withdraw", withdraw_later)
+            try:
+                await until(self.marked)
+                yield about_to
+            finally:
+                may.set()
 
     async def _stream(self) -> None:
         lane = Lane(self.desk.database, "stream")
@@ -134,7 +150,7 @@ class Scene:
             await lane.close()
 
     async def marked(self) -> bool:
-        marked: bool = await self.desk.sql.fetchval(MARKED)
+        marked: bool = await self.desk.sql.fetchval(MARKED, "default")
         return marked
 
     async def falls_asleep(self, looks: int = 0) -> None:
@@ -176,40 +192,79 @@ async def producer(dsn: str) -> AsyncIterator[Any]:
 # The placements that random trials never meet.
 
 
-async def test_the_bound_of_a_withdrawal_covers_who_read_the_mark_before_its_commit(
-    sql: Any, producer: Any, other: Any, lane: Lane
+async def test_the_bound_of_a_withdrawal_covers_who_read_the_mark_before(
+    sql: Any, producer: Any, lane: Lane
 ) -> None:
     await workers.register(lane, _stranger(), 60.0, ["default"], [])
     await store.attend(lane, "default", OTHER_ID, 60.0)
+    too_early = await sql.fetchval(XID)
+    async with Transaction(producer) as held:
+        await jobs.enqueue(fetches(producer), [NewJob("t", queue="default")])
+        assert await producer.fetchval(MARKED, "default")
+        assert await producer.fetchval(XID) > too_early
+        await store.withdraw(lane, "default", OTHER_ID)
+        assert not await producer.fetchval(MARKED, "default")
+        xid = await store.draw_xid(lane)
+        assert not await store.have_ended(lane, xid)
+        assert not await store.have_ended(lane, xid)
+        await held.commit()
+        # Others on the same server may have transactions open.
+        await until(lambda: store.have_ended(lane, xid))
+
+
+async def test_a_withdrawal_counts_before_its_commit_and_although_it_is_rolled_back(
+    sql: Any, producer: Any, other: Any, lane: Lane
+) -> None:
+    """So an xid that is drawn after its reply is a bound, however its transaction ends."""
+    ears = Ears(sql)
+    await ears.listen("taskd_default")
+    await workers.register(lane, _stranger(), 60.0, ["default"], [])
+    await store.attend(lane, "default", OTHER_ID, 60.0)
+    await _enqueue_through("client", producer, "default")
     async with Transaction(other) as withdrawing:
         await store.withdraw(fetches(other), "default", OTHER_ID)
-        mine = await other.fetchval(XID)
-        async with Transaction(producer) as held:
-            await jobs.enqueue(fetches(producer), [NewJob("t", queue="default")])
-            assert await producer.fetchval(MARKED)
-            assert await producer.fetchval(XID) > mine
-            await withdrawing.commit()
-            assert not await sql.fetchval(MARKED)
-            xid = await store.draw_xid(lane)
-            assert not await store.have_ended(lane, xid)
-            assert not await store.have_ended(lane, xid)
-            await held.commit()
-            # Others on the same server may have transactions open.
-            await until(lambda: store.have_ended(lane, xid))
+        assert not await sql.fetchval(MARKED, "default")
+        assert await ears.so_far() == []
+        await _enqueue_through("client", producer, "default")
+        assert await ears.so_far() == ["taskd_default"]
+        await withdrawing.rollback()
+    assert not await sql.fetchval(MARKED, "default")
 
 
-async def test_a_worker_waits_for_who_reads_the_mark_while_it_takes_it_back(
+async def test_a_worker_waits_for_who_reads_the_mark_while_it_is_about_to_take_it_back(
     scene: Scene, producer: Any
 ) -> None:
     await scene.start()
     async with Transaction(producer) as held:
-        async with scene.streaming(), scene.attended():
+        async with scene.streaming(), scene.attended() as about_to:
             await scene.cease()
-            # The withdrawal has its xid, and cannot commit.
-            withdrawal = await until(lambda: scene.desk.sql.fetchval(WITHDRAWAL))
+            await about_to.wait()
+            # One that the worker had drawn by now would be too low.
+            drawn = await scene.desk.sql.fetchval(XID)
             (job,) = await jobs.enqueue(fetches(producer), [scene.found.job()])
-            assert await producer.fetchval(MARKED)
-            assert await producer.fetchval(XID) > withdrawal
+            assert await producer.fetchval(MARKED, "default")
+            assert await producer.fetchval(XID) > drawn
+        await scene.falls_asleep(looks=6)
+        await held.commit()
+        await scene.is_found(job)
+
+
+async def test_who_reads_the_mark_at_the_moment_when_it_is_taken_back_is_waited_for_or_rings(
+    scene: Scene, producer: Any, other: Any
+) -> None:
+    """Both stand before it, and go on together."""
+    await scene.start()
+    async with Transaction(producer) as held:
+        async with Transaction(other) as holding:
+            async with scene.streaming(), scene.attended() as about_to:
+                await scene.cease()
+                await about_to.wait()
+                await other.execute(HOLD_MARK.format("default"))
+                enqueueing = asyncio.create_task(_enqueue(scene, producer, 0))
+                await waits_for_lock(scene.desk.sql, producer)
+            await until(lambda: scene.desk.sql.fetchval(WITHDRAWS))
+            await holding.commit()
+        job = await enqueueing
         await scene.falls_asleep(looks=6)
         await held.commit()
         await scene.is_found(job)
@@ -323,7 +378,7 @@ async def test_what_moves_in_a_transaction_across_the_nap_is_found(
     async with Transaction(producer) as held:
         async with scene.streaming(), scene.attended():
             job = await act(scene, producer, job)
-            assert await producer.fetchval(MARKED)
+            assert await producer.fetchval(MARKED, "default")
         # The waits between looks grow from 2 ms on.
         await scene.falls_asleep(looks=6)
         await held.commit()
@@ -340,7 +395,7 @@ async def test_what_is_scheduled_is_found_although_somebody_elses_transaction_st
         async with Transaction(producer) as held:
             async with scene.streaming(), scene.attended():
                 job = await _schedule(scene, producer, 0)
-                assert await producer.fetchval(MARKED)
+                assert await producer.fetchval(MARKED, "default")
             await scene.falls_asleep(looks=3)
             await held.commit()
             await scene.is_found(job)
@@ -394,7 +449,7 @@ async def test_who_ceases_to_claim_calls_the_others(
         async with scene.streaming():
             async with scene.attended():
                 (job,) = await jobs.enqueue(fetches(producer), [scene.found.job()])
-                assert await producer.fetchval(MARKED)
+                assert await producer.fetchval(MARKED, "default")
             await ceases(scene, worker)
         # What is left of the stream would keep the other awake.
         await scene.desk.sql.execute(
@@ -418,9 +473,7 @@ async def test_what_came_while_a_dead_workers_mark_was_out_is_found_by_who_burie
 ) -> None:
     monkeypatch.setattr(upkeep, "SWEEP_EVERY_S_MAX", 0.2)
     await scene.start_asleep()
-    await scene.desk.sql.execute(
-        "INSERT INTO taskd.attendance VALUES ('default', $1, now() + interval '60 s')", OTHER_ID
-    )
+    await scene.desk.sql.execute(MARK, "default", 60.0, OTHER_ID)
     (job,) = await scene.desk.enqueue(scene.found.job())
     with pytest.raises(TimeoutError):
         await scene.desk.heard.wait("job.done", job_id=job, within_s=0.3)
@@ -435,90 +488,119 @@ async def test_what_came_while_a_dead_workers_mark_was_out_is_found_by_a_poll(
     scene: Scene,
 ) -> None:
     await scene.start_asleep(poll_s=0.5)
-    await scene.desk.sql.execute(MARK, "default", 60.0)
+    await scene.desk.sql.execute(MARK, "default", 60.0, OTHER_ID)
     (job,) = await scene.desk.enqueue(scene.found.job())
     await scene.is_found(job)
 
 
-# taskd.ring().
+# What whoever enqueues reads.
 
-DOORS = ["SELECT taskd.enqueue('t', queue => $1)", "enqueue_jobs"]
+DOORS = ["SQL, published", "SQL, unpublished", "client", "client, several"]
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 
 async def _enqueue_through(door: str, conn: Any, queue: str) -> None:
-    if door == "enqueue_jobs":
+    if door == "client":
         await jobs.enqueue(fetches(conn), [NewJob("t", queue=queue)])
+    elif door == "client, several":
+        await jobs.enqueue(fetches(conn), [NewJob("t", queue=queue)] * 2)
     else:
-        await conn.fetchval(door, queue)
+        # Of a published task the short way.
+        task = door.removeprefix("SQL, ")
+        await conn.fetchval("SELECT taskd.enqueue($1, queue => $2)", task, queue)
 
 
-@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
-async def test_an_attended_queue_is_rung_for_above_read_committed_only(
+@pytest.fixture(params=DOORS)
+async def door(request: pytest.FixtureRequest, lane: Lane) -> str:
+    async def published() -> None: ...
+
+    registry = Registry()
+    registry.add(Task(published))
+    await workers.publish(lane, "app", registry, ["default"])
+    name: str = request.param
+    return name
+
+
+async def test_a_queue_is_rung_for_that_is_served_and_not_attended(
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
+    """Above READ COMMITTED nobody looks who serves it: the snapshot may be too old."""
     ears = Ears(other)
-    await sql.execute(MARK, "attended", 60.0)
-    await sql.execute(MARK, "lapsed", -0.001)
+    await sql.execute(MARK, "attended", 60.0, 1)
+    await sql.execute(MARK, "lapsed", -0.001, 1)
     await ears.listen("taskd_attended", "taskd_lapsed", "taskd_free")
-    for level in ("READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"):
+    await other.add_listener("taskd_unserved", ears._hear)
+    for level in ("READ UNCOMMITTED", *LEVELS):
         ears.heard.clear()
         async with Transaction(producer) as held:
             await producer.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-            for queue in ("attended", "lapsed", "free"):
+            for queue in ("attended", "lapsed", "free", "unserved"):
                 await _enqueue_through(door, producer, queue)
             await held.commit()
-        rung = ["taskd_attended"] if level in {"REPEATABLE READ", "SERIALIZABLE"} else []
-        assert sorted(await ears.so_far()) == sorted([*rung, "taskd_free", "taskd_lapsed"])
+        rung = ["taskd_unserved"] if level in {"REPEATABLE READ", "SERIALIZABLE"} else []
+        assert sorted(await ears.so_far()) == ["taskd_free", "taskd_lapsed", *rung], level
 
 
-@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
+@pytest.mark.parametrize("level", LEVELS)
 async def test_marks_are_read_as_they_are_when_the_job_is_written(
-    sql: Any, producer: Any, other: Any, door: str
+    sql: Any, producer: Any, other: Any, door: str, level: str
 ) -> None:
     ears = Ears(other)
-    await ears.listen("taskd_q", "taskd_lapsed")
+    await ears.listen("taskd_marked", "taskd_lapsed", "taskd_left")
+    await sql.execute(MARK, "left", 60.0, 1)
     async with Transaction(producer) as held:
-        await producer.fetchval("SELECT count(*) FROM taskd.attendance")
-        # Both are younger than the transaction; one has lapsed since it began.
-        await sql.execute(MARK, "q", 60.0)
-        await sql.execute(MARK, "lapsed", 0.0)
-        await _enqueue_through(door, producer, "q")
-        await _enqueue_through(door, producer, "lapsed")
+        await producer.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        await producer.fetchval("SELECT count(*) FROM taskd.job")
+        # All are younger than the transaction and its snapshot; one has lapsed since it began.
+        await sql.execute(MARK, "marked", 60.0, 1)
+        await sql.execute(MARK, "lapsed", 0.02, 1)
+        await sql.execute(UNMARK, "left")
+        await until(lambda: sql.fetchval("SELECT NOT taskd.is_attended('lapsed')"))
+        for queue in ("marked", "lapsed", "left"):
+            await _enqueue_through(door, producer, queue)
         await held.commit()
-    assert await ears.so_far() == ["taskd_lapsed"]
-    await sql.execute("DELETE FROM taskd.attendance")
-    await _enqueue_through(door, producer, "q")
-    assert await ears.so_far() == ["taskd_lapsed", "taskd_q"]
+    assert sorted(await ears.so_far()) == ["taskd_lapsed", "taskd_left"]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
-async def test_who_looks_with_the_insert_itself_has_an_xid_before(
+async def test_who_reads_the_mark_has_an_xid_before(
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
-    """Held where its statement has a snapshot, and no row that would have drawn an xid."""
+    """Held where it reads the mark, which waits for whoever alters the sequence."""
+    await sql.execute(MARK, "q", 60.0, 1)
     async with Transaction(other) as held:
-        await other.execute("ALTER SEQUENCE taskd.job_id_seq NO CYCLE")
+        await other.execute(HOLD_MARK.format("q"))
         enqueueing = asyncio.create_task(_enqueue_through(door, producer, "q"))
         await waits_for_lock(sql, producer)
+        pid = producer.get_server_pid()
+        assert await sql.fetchval(WAITS_FOR, pid, "taskd.mark_q")
         mine = "SELECT backend_xid IS NOT NULL FROM pg_stat_activity WHERE pid = $1"
-        assert await sql.fetchval(mine, producer.get_server_pid())
+        assert await sql.fetchval(mine, pid)
         await held.commit()
     await enqueueing
 
 
-@pytest.mark.parametrize("door", DOORS, ids=["SQL", "client"])
-async def test_marks_that_have_lapsed_are_not_read(sql: Any, producer: Any, door: str) -> None:
-    """While a snapshot is held the versions of each mark pile up."""
-    await sql.execute(
-        "INSERT INTO taskd.attendance "
-        "SELECT 'q', n, clock_timestamp() - interval '1 s' FROM generate_series(1, 500) AS n"
-    )
-    # 0, or 500: of the table itself, or of either index.
-    read = """
-        SELECT sum(pg_stat_get_xact_tuples_returned(name::regclass))::int FROM unnest(ARRAY[
-            'taskd.attendance', 'taskd.attendance_pkey', 'taskd.attendance_until']) AS name
-    """
-    async with Transaction(producer) as held:
-        await _enqueue_through(door, producer, "q")
-        assert await producer.fetchval(read) == 0
-        await held.commit()
+async def test_a_mark_that_is_renewed_while_a_snapshot_is_held_costs_no_more_to_read(
+    sql: Any, producer: Any, other: Any, door: str
+) -> None:
+    """Nothing piles up, as the versions of a row would."""
+    size = "SELECT pg_relation_size('taskd.mark_q')"
+    read = "SELECT pg_stat_get_xact_blocks_fetched('taskd.mark_q'::regclass)"
+
+    async def read_by_one() -> int:
+        async with Transaction(producer) as held:
+            before = await producer.fetchval(read)
+            await _enqueue_through(door, producer, "q")
+            blocks: int = await producer.fetchval(read) - before
+            await held.commit()
+            return blocks
+
+    await sql.execute(MARK, "q", 60.0, 1)
+    few, small = await read_by_one(), await sql.fetchval(size)
+    assert few > 0
+    async with other.transaction(isolation="repeatable_read"):
+        await other.fetchval("SELECT count(*) FROM taskd.job")
+        for _ in range(500):
+            await sql.execute(MARK, "q", 60.0, 1)
+        assert await sql.fetchval(size) == small
+        assert await sql.fetchval("SELECT count(*) FROM taskd.mark_q") == 1
+        assert await read_by_one() == few

@@ -30,7 +30,7 @@ AMBUSHES = (
     ("taskd beat", "beat"),
     ("taskd upkeep", "promote_jobs"),
 )
-TABLES = ("job", "job_history", "worker", "queue", "task", "attendance")
+TABLES = ("job", "job_history", "worker", "queue", "task")
 STORM = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database()

@@ -1,0 +1,284 @@
+"""Marks of attended queues: who writes them, who takes them back, and how depth is looked after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd.core.job import NewJob
+from taskd.core.registry import Registry
+from taskd.core.task import Task
+from taskd.errors import QueueFull
+from taskd.store import attendance, jobs, limits, workers
+from taskd.store.connections import fetches
+from taskd.store.database import Lane
+from tests.logins import Logins
+from tests.store.helpers import (
+    MARK,
+    MARKED,
+    Connect,
+    Ears,
+    Transaction,
+    bury,
+    incarnation,
+    waits_for_lock,
+)
+
+# Two workers whose digits differ.
+FIRST, SECOND = 7_001, 7_002
+VALUE = "SELECT taskd.mark('q')"
+SEQUENCE = "SELECT to_regclass('taskd.mark_q')"
+LONG_S = 50.0
+FULL = (QueueFull, asyncpg.PostgresError)
+
+
+@pytest.fixture
+async def both(lane: Lane) -> None:
+    """They serve the queue."""
+    for each in (FIRST, SECOND):
+        await workers.register(lane, incarnation(each), 3600.0, ["q"], [])
+
+
+@pytest.fixture(autouse=True)
+async def _published(lane: Lane) -> None:
+    async def published() -> None: ...
+
+    registry = Registry()
+    registry.add(Task(published, queue="q"))
+    await workers.publish(lane, "app", registry, ["q"])
+
+
+async def limit_depth(lane: Lane, max_depth: int | None) -> None:
+    without = () if max_depth else ("max_depth",)
+    await limits.limit_queue(lane, "q", max_depth=max_depth, without=without)
+
+
+# Who writes one, and who takes it back.
+
+
+@pytest.mark.usefixtures("both")
+async def test_a_mark_that_another_worker_renewed_later_is_not_withdrawn_by_the_first(
+    lane: Lane, sql: Any
+) -> None:
+    await attendance.attend(lane, "q", FIRST, LONG_S)
+    await attendance.attend(lane, "q", SECOND, LONG_S)
+    await attendance.withdraw(lane, "q", FIRST)
+    assert await sql.fetchval(MARKED, "q")
+    await attendance.withdraw(lane, "q", SECOND)
+    assert not await sql.fetchval(MARKED, "q")
+    assert await sql.fetchval(VALUE) == 0
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("max_depth", [None, 9])
+async def test_a_withdrawal_of_nobodys_takes_back_whosever_mark_it_is(
+    lane: Lane, sql: Any, max_depth: int | None
+) -> None:
+    await limit_depth(lane, max_depth)
+    for each in (FIRST, SECOND):
+        await attendance.attend(lane, "q", each, LONG_S)
+        assert await sql.fetchval(MARKED, "q")
+        await attendance.withdraw(lane, "q", None)
+        assert not await sql.fetchval(MARKED, "q")
+
+
+async def test_a_mark_from_before_a_clock_was_set_back_is_taken_back_by_anybody(
+    lane: Lane, sql: Any
+) -> None:
+    for ahead_s, remains in ((59.0, True), (61.0, False)):
+        await sql.execute(MARK, "q", ahead_s, SECOND)
+        await attendance.withdraw(lane, "q", FIRST)
+        assert await sql.fetchval(MARKED, "q") == remains
+
+
+async def test_a_mark_is_never_made_for_longer_than_a_minute(lane: Lane, sql: Any, both) -> None:
+    await attendance.attend(lane, "q", FIRST, 3600.0)
+    ahead = "SELECT to_timestamp(taskd.mark('q') / 1e6) - clock_timestamp() < interval '61 s'"
+    assert await sql.fetchval(ahead)
+    assert await sql.fetchval(MARKED, "q")
+
+
+async def _serves_another(lane: Lane, _sql: Any) -> None:
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["other", "qq"], [])
+
+
+async def _is_buried(lane: Lane, _sql: Any) -> None:
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], [])
+    await bury(lane, FIRST)
+
+
+async def _has_retired(lane: Lane, _sql: Any) -> None:
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], [])
+    await workers.retire(lane, FIRST)
+
+
+async def _is_silent(lane: Lane, sql: Any) -> None:
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], [])
+    await sql.execute("UPDATE taskd.worker SET lease_until = now() - interval '1 s'")
+
+
+async def _is_unknown(_lane: Lane, _sql: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "prepare", [_serves_another, _is_buried, _has_retired, _is_silent, _is_unknown]
+)
+async def test_who_does_not_live_or_not_serve_the_queue_marks_nothing(
+    lane: Lane, sql: Any, prepare: Callable[[Lane, Any], Awaitable[None]]
+) -> None:
+    await prepare(lane, sql)
+    await attendance.attend(lane, "q", FIRST, LONG_S)
+    assert await sql.fetchval(SEQUENCE) is None
+    assert not await sql.fetchval(MARKED, "q")
+    await sql.execute(MARK, "q", -1.0, SECOND)
+    before = await sql.fetchval(VALUE)
+    await attendance.attend(lane, "q", FIRST, LONG_S)
+    assert await sql.fetchval(VALUE) == before
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("end", [bury, workers.retire])
+async def test_with_a_worker_goes_its_mark_and_no_other(
+    lane: Lane, sql: Any, end: Callable[[Lane, int], Awaitable[Any]]
+) -> None:
+    await attendance.attend(lane, "q", SECOND, LONG_S)
+    await end(lane, FIRST)
+    assert await sql.fetchval(MARKED, "q")
+    await end(lane, SECOND)
+    assert not await sql.fetchval(MARKED, "q")
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("commits", [True, False])
+async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fails(
+    lane: Lane, sql: Any, connect: Connect, commits: bool
+) -> None:
+    first, second = await connect(), await connect()
+    async with Transaction(first) as making:
+        await attendance.attend(fetches(first), "q", FIRST, LONG_S)
+        waiting = asyncio.create_task(attendance.attend(fetches(second), "q", SECOND, LONG_S))
+        await waits_for_lock(sql, second)
+        await (making.commit() if commits else making.rollback())
+    assert await waiting == 1
+    assert await sql.fetchval(MARKED, "q")
+    await attendance.withdraw(lane, "q", FIRST if commits else SECOND)
+    assert not await sql.fetchval(MARKED, "q")
+    # From now on there is one that both write.
+    for each in (FIRST, SECOND):
+        await attendance.attend(lane, "q", each, LONG_S)
+        assert await sql.fetchval("SELECT taskd.mark('q') % 1000") == each % 1000
+
+
+async def test_workers_write_marks_operators_take_them_back_and_others_read_them(
+    logins: Logins, sql: Any
+) -> None:
+    """As members of their roles, which own nothing."""
+    on = {kind: await asyncpg.connect(logins.dsn(kind)) for kind in ("worker", "admin", "observer")}
+    producer = await asyncpg.connect(logins.dsn("producer"))
+    worker = fetches(on["worker"])
+    await workers.register(worker, incarnation(FIRST), 3600.0, ["q"], [])
+    await attendance.attend(worker, "q", FIRST, LONG_S)
+    for each in (*on.values(), producer):
+        assert await each.fetchval(MARKED, "q")
+    assert await producer.fetchval("SELECT taskd.enqueue('published')")
+    await attendance.withdraw(worker, "q", FIRST)
+    assert not await producer.fetchval(MARKED, "q")
+    await attendance.attend(worker, "q", FIRST, LONG_S)
+    await limits.limit_queue(fetches(on["admin"]), "q", max_depth=1)
+    assert not await producer.fetchval(MARKED, "q")
+    owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
+    assert await sql.fetchval(owner) == logins.role("owner")
+    for each in (*on.values(), producer):
+        await each.close()
+
+
+async def test_a_mark_is_unlogged_and_goes_with_its_queue(sql: Any) -> None:
+    await sql.execute(MARK, "q", LONG_S, FIRST)
+    kind = "SELECT relpersistence = 'u' FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
+    assert await sql.fetchval(kind)
+    for _ in range(2):
+        await sql.execute("SELECT taskd.drop_mark('q')")
+        assert await sql.fetchval(SEQUENCE) is None
+
+
+async def test_the_longest_name_of_a_queue_has_a_mark_of_its_own(sql: Any) -> None:
+    one, another = "q" * 48, "q" * 47 + "-"
+    await sql.execute(MARK, one, LONG_S, FIRST)
+    assert await sql.fetchval(MARKED, one)
+    assert not await sql.fetchval(MARKED, another)
+    await sql.execute(MARK, another, LONG_S, FIRST)
+    assert await sql.fetchval(MARKED, another)
+
+
+# The depth of an attended queue.
+
+Enqueue = Callable[[Any], Awaitable[Any]]
+
+
+async def _by_sql(task: str, conn: Any) -> int:
+    job: int = await conn.fetchval("SELECT taskd.enqueue($1, queue => 'q')", task)
+    return job
+
+
+async def _by_client(count: int, conn: Any) -> list[Any]:
+    return await jobs.enqueue(fetches(conn), [NewJob("t", queue="q")] * count)
+
+
+DOORS = [
+    pytest.param(partial(_by_sql, "published"), id="SQL, published"),
+    pytest.param(partial(_by_sql, "unpublished"), id="SQL, unpublished"),
+    pytest.param(partial(_by_client, 1), id="client"),
+    pytest.param(partial(_by_client, 2), id="client, several"),
+]
+
+
+@pytest.fixture
+async def producer(connect: Connect) -> Any:
+    return await connect()
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("enqueue", DOORS)
+async def test_an_attended_queue_that_is_full_refuses_jobs_and_is_not_rung_for(
+    lane: Lane, sql: Any, producer: Any, enqueue: Enqueue
+) -> None:
+    # This alone rings the queue, for who claims from it must know.
+    await limit_depth(lane, 4)
+    ears = Ears(sql)
+    await ears.listen("taskd_q")
+    await attendance.attend(lane, "q", FIRST, LONG_S)
+    assert await sql.fetchval(VALUE) < 0
+    assert await sql.fetchval(MARKED, "q")
+    count = "SELECT count(*) FROM taskd.job"
+    while await sql.fetchval(count) < 4:
+        await enqueue(producer)
+    with pytest.raises(FULL, match="is full"):
+        await enqueue(producer)
+    assert await sql.fetchval(count) == 4
+    assert await ears.so_far() == []
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("enqueue", DOORS)
+async def test_a_limit_of_the_depth_of_an_attended_queue_holds_for_the_next_enqueue(
+    lane: Lane, sql: Any, producer: Any, enqueue: Enqueue
+) -> None:
+    await attendance.attend(lane, "q", FIRST, LONG_S)
+    assert await sql.fetchval(VALUE) > 0
+    await enqueue(producer)
+    await limit_depth(lane, 1)
+    with pytest.raises(FULL, match="is full"):
+        await enqueue(producer)
+    # Its worker, which knows nothing of it, renews the mark.
+    await attendance.attend(lane, "q", FIRST, LONG_S)
+    with pytest.raises(FULL, match="is full"):
+        await enqueue(producer)
+    await limit_depth(lane, None)
+    await enqueue(producer)
+    await attendance.attend(lane, "q", FIRST, LONG_S)
+    assert await sql.fetchval(VALUE) > 0
