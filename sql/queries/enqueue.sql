@@ -45,8 +45,16 @@ WITH asked AS (
 )
 SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 
--- One job alone, as most are enqueued. No function, and no CTE: a client keeps this statement ready, which takes 5 us more
--- than a plain insert of such a row, where a function that did the same took 26.
+-- One job alone, as most are enqueued. No function, and no CTE: a client keeps these statements ready, which take 5 us more
+-- than a plain insert of such a row, where a function that did the same took 26. The first is for a job that says nothing
+-- but its arguments, as most do: four columns in place of 13 are 7 us of the 340 of a client that enqueues one at a time.
+
+-- name: enqueue_usual_job(task text, queue text, args text, priority smallint)
+-- roles: producer, admin
+-- moves: - -> queued
+INSERT INTO taskd.job AS j (task, queue, args, priority)
+VALUES ($1::text, $2::text, $3::text::jsonb, $4)
+RETURNING j.id, CASE WHEN taskd.needs_nothing(j.queue) THEN false ELSE taskd.after_enqueue(j.queue, now()) END AS rung;
 
 -- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text, metadata text)
 -- roles: producer, admin

@@ -121,6 +121,10 @@ def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+# What follows the priority in the columns of a job that says nothing but its arguments.
+SAYS_NO_MORE = (None,) * 10
+
+
 def metadata_text(job: NewJob) -> str | None:
     """What travels with a job, as JSON."""
     return None if job.metadata is None else msgspec.json.encode(job.metadata).decode()
@@ -143,12 +147,17 @@ async def enqueue(
         KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
         QueueFull: a queue has no room for them; nothing was written.
     """
+    alone = len(jobs) == 1 and jobs[0].unique is None
+    if alone and not collected and isinstance(on, Pool):
+        on.group = on.group or Group(partial(enqueue, on, collected=True), on.size_max)
+        return [await on.group.enqueue(jobs[0])]
     with refusals():
-        if len(jobs) == 1 and jobs[0].unique is None:
-            if not collected and isinstance(on, Pool):
-                on.group = on.group or Group(partial(enqueue, on, collected=True), on.size_max)
-                return [await on.group.enqueue(jobs[0])]
-            return [Enqueued((await on.fetch("enqueue_job", *_enqueue_one_args(jobs[0])))[0][0])]
+        if alone:
+            said = _enqueue_one_args(jobs[0])
+            name = "enqueue_job"
+            if said[4:] == SAYS_NO_MORE:
+                name, said = "enqueue_usual_job", said[:4]
+            return [Enqueued((await on.fetch(name, *said))[0][0])]
         if any(job.unique is not None for job in jobs):
             # Over the client's own connections nothing else is in the transaction.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
