@@ -515,7 +515,8 @@ $$;
 
 -- Takes back the mark of this worker; NULL: whosever it is. Another's stays, if it was written later: whoever attends the
 -- queue then answers for it. A mark that is more than a minute ahead was made before a clock was set back. Two workers
--- in a thousand have the same digits, and what is taken back by mistake is renewed within a second.
+-- in a thousand have the same digits, and another's mark may come between the look and the write: what is taken back by
+-- mistake is renewed within a second, and until then it is rung.
 CREATE FUNCTION taskd.withdraw(queue text, worker_id bigint) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -573,7 +574,9 @@ $$;
 -- taskd.ring() does; whether it did. All is looked up by one statement, for most queues that nobody attends need nothing either.
 -- Nobody need be rung for a job that is due later than in a minute, for workers look at the due times every five seconds.
 -- It sets no search path, and names the schema of all that it calls: two settings for its length took 12 us of the
--- 360 of a client that enqueues one job at a time, as the processor has done other things between two of them.
+-- 360 of a client that enqueues one job at a time, as the processor has done other things between two of them. Nor does a
+-- setting keep its plan to the indexes: beats have the table of workers analysed before it has grown by much, and
+-- each session then plans anew.
 CREATE FUNCTION taskd.after_enqueue(queue text, due timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
