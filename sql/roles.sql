@@ -123,7 +123,8 @@ GRANT EXECUTE ON FUNCTION
     taskd.lock_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
     taskd.refuse(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.has_room(text, integer, bigint), taskd.another_queue(text), taskd.are_usual(jsonb, text[], text[]), taskd.after_enqueue(text, timestamptz),
+    taskd.has_room(text, integer, bigint), taskd.after_enqueue(text, timestamptz),
+    taskd.are_usual(jsonb, text[], text[]), taskd.another_queue(text),
     taskd.enqueue_usual(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                         double precision, boolean, jsonb)
     TO taskd_producer;

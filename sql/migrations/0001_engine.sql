@@ -573,8 +573,8 @@ $$;
 -- What is left to do for a job that was inserted, where its queue needs anything: refuse it if it is one too many, and ring, as
 -- taskd.ring() does; whether it did. All is looked up by one statement, for most queues that nobody attends need nothing either.
 -- Nobody need be rung for a job that is due later than in a minute, for workers look at the due times every five seconds.
--- It sets no search path, and names the schema of all that it calls: two settings for its length took 12 us of the
--- 360 of a client that enqueues one job at a time, as the processor has done other things between two of them. Nor does a
+-- It sets no search path, and names the schema of all that it calls: two settings for its length took some 10 us of
+-- the 340 of a client that enqueues one job at a time, as the processor has done other things between two of them. Nor does a
 -- setting keep its plan to the indexes: beats have the table of workers analysed before it has grown by much, and
 -- each session then plans anew.
 CREATE FUNCTION taskd.after_enqueue(queue text, due timestamptz) RETURNS boolean
@@ -797,8 +797,9 @@ $$;
 -- One statement, and few columns, for each statement, each expression and the checks of each value are made ready anew in each
 -- transaction, and 16 clients that commit one job each pay up to three times for it, as none finds its own in
 -- the processor's caches. Over a plain insert a job took 49 us of them when all went through taskd.enqueue_one()
--- and its looks (pgbench, two cores, synchronous_commit off); this takes 17, of which a search path would be 2 more.
--- So it sets none, and names the schema of all that it calls.
+-- and its looks (pgbench, two cores, synchronous_commit off); this takes 17. A search path would
+-- be some 2 more: so it sets none, and names the schema of all that it calls. `rung` is there for `plpgsql.extra_errors`,
+-- which may ask for as many variables as there are columns.
 CREATE FUNCTION taskd.enqueue_usual(
     task text,
     queue text,

@@ -160,10 +160,13 @@ async def test_a_statement_without_an_answer_is_given_up_and_costs_one_connectio
 ) -> None:
     monkeypatch.setattr(pools, "LOOK_FOR_SILENCE_EVERY_S", 0.02)
     async with workers_locked(sql):
-        longer, stuck = wait(pool), wait(pool)
+        # One after the other: two that connect at once may be ready in either order.
+        stuck = wait(pool)
+        await held_up(sql, 1)
+        longer = wait(pool)
         await held_up(sql, 2)
         first, second = pool._busy
-        pool._busy = {second: 0.0, first: time.monotonic()}  # `stuck` has been so for long
+        pool._busy = {first: 0.0, second: time.monotonic()}  # `stuck` has been so for long
         with pytest.raises(Silence, match="did not answer in time"):
             await stuck
         assert await ask(pool)
