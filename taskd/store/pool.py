@@ -49,7 +49,6 @@ class Pool:
         self._idle: list[tuple[asyncpg.Connection, float]] = []
         # With the time.monotonic() since when, in that order.
         self._busy: dict[asyncpg.Connection, float] = {}
-        self._silent: set[asyncpg.Connection] = set()
         self._waiting: deque[asyncio.Future[asyncpg.Connection | None]] = deque()
         self._leaving: set[asyncio.Task[None]] = set()
         self._looks: asyncio.TimerHandle | None = None
@@ -73,7 +72,8 @@ class Pool:
             try:
                 rows = await self._database.run(connection, name, args)
             except BaseException as error:
-                self._busy.pop(connection, None)
+                since = self._busy.pop(connection)
+                silent = connection.is_closed() and since < self._too_long_ago()
                 # What the server refused has ended there. After anything else, a cancellation or
                 # silence, it may still be at it. One that takes no writes any more is of no use.
                 ended = isinstance(error, asyncpg.PostgresError) and not is_gone(error)
@@ -84,12 +84,10 @@ class Pool:
                     if isinstance(error, asyncio.CancelledError):
                         # Who goes on from here may count on its not being written any more.
                         await asyncio.wait({leaving}, timeout=CANCEL_S)
-                if connection in self._silent:
-                    self._silent.discard(connection)
-                    if not isinstance(error, asyncio.CancelledError):
-                        raise TimeoutError from error
+                if silent and isinstance(error, Exception):
+                    raise TimeoutError from error
                 raise
-            self._busy.pop(connection, None)
+            del self._busy[connection]
             self._give(connection)
             return rows
 
@@ -216,13 +214,15 @@ class Pool:
     def _look_for_silence(self) -> None:
         """Give up statements that have had no answer for too long; the server has ended them."""
         self._looks_for_silence = None
-        longest = time.monotonic() - self._database.silence_s
         # Through a pooler asyncpg has its timers: a statement is three there.
         if not self._database.pooled:
             for connection, since in self._busy.items():
-                if since > longest:
+                if since >= self._too_long_ago():
                     break
-                self._silent.add(connection)
                 connection.terminate()
         if self._busy:
             self._look_for_silence_later()
+
+    def _too_long_ago(self) -> float:
+        """Since when a statement without an answer is silent; as time.monotonic() has it."""
+        return time.monotonic() - self._database.silence_s
