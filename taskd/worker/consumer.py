@@ -119,7 +119,7 @@ class Consumer:
                 continue  # told so meanwhile
             jobs = await self._claim(batch)
             full = len(jobs) == batch
-            vain_claims = 0 if jobs else vain_claims + 1
+            vain_claims = vain_claims + 1 if rang and not jobs else 0
             if full:
                 continue
             if not jobs and self.runner.idle:
@@ -133,8 +133,6 @@ class Consumer:
             if rang:
                 self._poll_s = POLL_UNSURE_S
                 await self._pause_after(vain_claims)
-            else:
-                vain_claims = 0
         await self.attendance.end()
 
     def stop(self) -> None:

@@ -169,3 +169,15 @@ async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
     [job] = await desk.enqueue(quick.job().after(0.3))
     await desk.settled(job)
     assert seen.of("promote_jobs")
+
+
+async def test_the_first_ring_of_a_worker_is_followed_at_once(
+    desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It has looked twice by then, and nobody had rung for the first look.
+    monkeypatch.setattr(consumer, "VAIN_PAUSE_S", 600.0)
+    monkeypatch.setattr(consumer, "VAIN_PAUSE_S_MAX", 600.0)
+    started = await desk.start(queues=("one",), poll_s=60)
+    await asleep(started, "one")
+    [job] = await desk.enqueue(quick.job())
+    await desk.settled(job)
