@@ -652,7 +652,8 @@ CREATE VIEW judge.figures AS
         (SELECT max(date_part('epoch', claim.closed_at - worker.died_at))
          FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
          WHERE claim.closed_as = 'rescue') AS burial_to_rescue_s,
-        (SELECT max(date_part('epoch', next.at - worker.died_at))
+        -- From when it was due, if that was later: whose worker died for the second time waits for 10 s on purpose.
+        (SELECT max(date_part('epoch', next.at - greatest(worker.died_at, next.run_at)))
          FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
          JOIN judge.claim AS next ON next.job = claim.job AND next.n = claim.n + 1
          WHERE claim.closed_as = 'rescue') AS burial_to_claim_s;
