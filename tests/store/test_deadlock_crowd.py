@@ -16,9 +16,8 @@ from tests.store.deadlocks import Crowd, Keys
 from tests.store.helpers import Connect
 
 ROUNDS = 30
-# Each of these has happened, or it was no crowd. Rescues mostly have, too, but nobody can count on
-# one: it has to come between a burial and an ack, and in two runs none did.
-HAPPENED = ("claimed", "done", "settled", "cancelled", "retried", "changed", "enqueued",
+# Each of these has happened, or it was no crowd.
+HAPPENED = ("claimed", "done", "settled", "cancelled", "retried", "rescued", "changed", "enqueued",
             "replaced", "blocked", "limits set", "paused")  # fmt: skip
 
 
