@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import pytest
 
+from tests.conftest import TestServer
 from tests.store.deadlocks import Crowd, Keys
 from tests.store.helpers import Connect
 
@@ -19,6 +22,17 @@ ROUNDS = 30
 # Each of these has happened, or it was no crowd.
 HAPPENED = ("claimed", "done", "settled", "cancelled", "retried", "rescued", "changed", "enqueued",
             "replaced", "blocked", "limits set", "paused")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+async def alone(server: TestServer) -> AsyncIterator[None]:
+    """One crowd at a time: each has 39 connections, and the embedded server takes 100."""
+    turn = await asyncpg.connect(server.dsn("postgres"))
+    # Asked again and again: whoever waits within a statement is an old transaction to other tests.
+    while not await turn.fetchval("SELECT pg_try_advisory_lock(hashtext('crowd'))"):
+        await asyncio.sleep(0.05)
+    yield
+    await turn.close()
 
 
 @pytest.mark.timeout(240)
