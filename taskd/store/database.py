@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 import asyncpg
@@ -107,20 +107,24 @@ class Database:
         _keep_alive(connection)
         return connection
 
-    async def run(
+    def run(
         self, connection: asyncpg.Connection, name: str, args: tuple[Any, ...], **settings: str
-    ) -> list[asyncpg.Record]:
-        """Run the named statement on a connection that was made here with these settings."""
+    ) -> Coroutine[Any, Any, list[asyncpg.Record]]:
+        """Run the named statement on a connection that was made here with these settings.
+
+        What it raises is to be told to failed().
+        """
         text = statement(name).text
-        try:
-            if not self.pooled:
-                rows: list[asyncpg.Record] = await connection.fetch(text, *args)
-                return rows
-            return await self._run_pooled(connection, text, args, settings)
-        except STRAYED:
+        if not self.pooled:
+            fetched: Coroutine[Any, Any, list[asyncpg.Record]] = connection.fetch(text, *args)
+            return fetched
+        return self._run_pooled(connection, text, args, settings)
+
+    def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
+        """A statement of this connection has failed: a pooler is known by the errors it causes."""
+        if isinstance(error, STRAYED):
             self.pooled = True
             connection.terminate()
-            raise
 
     async def _run_pooled(
         self,
@@ -318,6 +322,7 @@ class Lane:
                 with translated(statement(name).roles):
                     return await self._database.run(connection, name, args, **self._settings)
             except StoreUnavailable as error:
+                self._database.failed(connection, error.__cause__ or error)
                 self._check_open(times_closed)
                 if connection.is_closed() or is_gone(error.__cause__ or error):
                     self.drop()

@@ -66,19 +66,26 @@ class Group:
         self._goes: asyncio.TimerHandle | None = None
         self._statements: set[asyncio.Task[None]] = set()
 
+    def goes_alone(self) -> bool:
+        """Whether a job may go out at once; whoever is told so says when it has ended()."""
+        if self._under_way >= ABREAST:
+            return False
+        self._under_way += 1
+        return True
+
+    def ended(self) -> None:
+        """A statement has ended: those that wait go out."""
+        self._under_way -= 1
+        if self._waiting:
+            self._go()
+
     async def enqueue(self, job: NewJob) -> Enqueued:
-        """Write one job; its id.
+        """Write a job with others, when its turn comes; its id.
 
         Raises:
             EnqueueError: it was refused, and not written.
             StoreUnavailable: as for a statement of its own: it may have been written.
         """
-        if self._under_way < ABREAST:
-            self._under_way += 1
-            try:
-                return (await self._insert([job]))[0]
-            finally:
-                self._ended()
         taken = _Taken(job, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(job.queue, []).append(taken)
         if self._goes is None:
@@ -94,11 +101,6 @@ class Group:
     def _waited(self) -> None:
         if self._under_way < self._statements_max:
             self._go()  # else with the next that ends, and with whoever has come by then
-
-    def _ended(self) -> None:
-        self._under_way -= 1
-        if self._waiting:
-            self._go()
 
     def _go(self) -> None:
         """Send off all that wait, a statement for each queue: one that is slow holds up its own."""
@@ -117,7 +119,7 @@ class Group:
 
     def _written(self, task: asyncio.Task[None]) -> None:
         self._statements.discard(task)
-        self._ended()
+        self.ended()
 
     async def _write(self, batch: list[_Taken]) -> None:
         """Have each job written or refused; a refused one is found by halving."""

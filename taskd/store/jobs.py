@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -113,16 +113,19 @@ def _once(column: list[Any]) -> list[Any]:
     return column[:1] if column.count(column[0]) == len(column) else column
 
 
-def _enqueue_one_args(job: NewJob) -> tuple[Any, ...]:
+# What a job may say beside its task, queue, arguments and priority; most say nothing of it.
+_OPTIONS = attrgetter(
+    "run_at", "delay_s", "max_attempts", "timeout_s", "deadline", "deadline_s", "args_version",
+    "limit", "metadata",
+)  # fmt: skip
+_NO_OPTIONS = (None,) * 9
+
+
+def _option_args(job: NewJob) -> tuple[Any, ...]:
     return (
-        job.task, job.queue, job.args, job.priority, job.run_at, _float(job.delay_s),
-        job.max_attempts, _float(job.timeout_s), job.deadline, _float(job.deadline_s),
-        job.args_version, *(job.limit or (None, None)), metadata_text(job),
+        job.run_at, _float(job.delay_s), job.max_attempts, _float(job.timeout_s), job.deadline,
+        _float(job.deadline_s), job.args_version, *(job.limit or (None, None)), metadata_text(job),
     )  # fmt: skip
-
-
-# What follows the priority in the columns of a job that says nothing but its arguments.
-SAYS_NO_MORE = (None,) * 10
 
 
 def metadata_text(job: NewJob) -> str | None:
@@ -147,17 +150,9 @@ async def enqueue(
         KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
         QueueFull: a queue has no room for them; nothing was written.
     """
-    alone = len(jobs) == 1 and jobs[0].unique is None
-    if alone and not collected and isinstance(on, Pool):
-        on.group = on.group or Group(partial(enqueue, on, collected=True), on.size_max)
-        return [await on.group.enqueue(jobs[0])]
+    if len(jobs) == 1 and jobs[0].unique is None:
+        return [await enqueue_one(on, jobs[0], collected=collected)]
     with refusals():
-        if alone:
-            said = _enqueue_one_args(jobs[0])
-            name = "enqueue_job"
-            if said[4:] == SAYS_NO_MORE:
-                name, said = "enqueue_usual_job", said[:4]
-            return [Enqueued((await on.fetch(name, *said))[0][0])]
         if any(job.unique is not None for job in jobs):
             # Over the client's own connections nothing else is in the transaction.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
@@ -173,6 +168,28 @@ async def enqueue(
         ids: list[int] = (await on.fetch("enqueue_jobs", *columns))[0][0]
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return list(map(Enqueued, sorted(ids)))
+
+
+async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
+    """As enqueue(), of a job that holds no unique key."""
+    group = None if collected or not isinstance(on, Pool) else _group(on)
+    if group is not None and not group.goes_alone():
+        return await group.enqueue(job)
+    name, args = "enqueue_usual_job", (job.task, job.queue, job.args, job.priority)
+    if _OPTIONS(job) != _NO_OPTIONS:
+        name, args = "enqueue_job", (*args, *_option_args(job))
+    try:
+        with refusals():
+            return Enqueued((await on.fetch(name, *args))[0][0])
+    finally:
+        if group is not None:
+            group.ended()
+
+
+def _group(pool: Pool) -> Group:
+    if pool.group is None:
+        pool.group = Group(partial(enqueue, pool, collected=True), pool.size_max)
+    return pool.group
 
 
 def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:

@@ -72,24 +72,33 @@ class Pool:
             try:
                 rows = await self._database.run(connection, name, args)
             except BaseException as error:
-                since = self._busy.pop(connection)
-                silent = connection.is_closed() and since < self._too_long_ago()
-                # What the server refused has ended there. After anything else, a cancellation or
-                # silence, it may still be at it. One that takes no writes any more is of no use.
-                ended = isinstance(error, asyncpg.PostgresError) and not is_gone(error)
-                if ended and not connection.is_closed() and not connection.is_in_transaction():
-                    self._give(connection)
-                else:
-                    leaving = self._drop(connection)
-                    if isinstance(error, asyncio.CancelledError):
-                        # Who goes on from here may count on its not being written any more.
-                        await asyncio.wait({leaving}, timeout=CANCEL_S)
-                if silent and isinstance(error, Exception):
-                    raise TimeoutError from error
+                await self._failed(connection, error)
                 raise
             del self._busy[connection]
             self._give(connection)
             return rows
+
+    async def _failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
+        """Keep a connection whose statement has failed, or part from it.
+
+        Raises:
+            TimeoutError: it was silent.
+        """
+        self._database.failed(connection, error)
+        since = self._busy.pop(connection)
+        silent = connection.is_closed() and since < self._too_long_ago()
+        # What the server refused has ended there. After anything else, a cancellation or
+        # silence, it may still be at it. One that takes no writes any more is of no use.
+        ended = isinstance(error, asyncpg.PostgresError) and not is_gone(error)
+        if ended and not connection.is_closed() and not connection.is_in_transaction():
+            self._give(connection)
+        else:
+            leaving = self._drop(connection)
+            if isinstance(error, asyncio.CancelledError):
+                # Who goes on from here may count on its not being written any more.
+                await asyncio.wait({leaving}, timeout=CANCEL_S)
+        if silent and isinstance(error, Exception):
+            raise TimeoutError from error
 
     async def open(self) -> None:
         """Connect now, so that a wrong DSN shows.
