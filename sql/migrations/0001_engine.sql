@@ -441,8 +441,9 @@ $$;
 -- A mark is a sequence, one for each queue that was ever attended, for what is written to a sequence counts at once,
 -- for everybody, whatever their snapshots are. So the statement that inserts a job can read it, and so can one above
 -- READ COMMITTED; and no versions of it pile up while a snapshot is held. As rows of a table, which it was, it was
--- read by index with a snapshot that had to be younger than the xid; this takes 1.4 us in place of 4. Unlogged on purpose:
--- it waits for no flush, a crash empties it, and whom nobody attends is rung for.
+-- read by index with a snapshot that had to be younger than the xid; this takes 1.4 us in place of 4. It is logged,
+-- although it need not be durable, for one that is not cannot be read any more where a standby was promoted within minutes
+-- of its making (PostgreSQL 18.4: `bad magic number in sequence`), and no job could be enqueued.
 CREATE FUNCTION taskd.mark(queue text) RETURNS bigint
 LANGUAGE sql
 RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
@@ -475,7 +476,7 @@ DECLARE
     name text := format('taskd.%I', 'mark_' || queue);
 BEGIN
     IF to_regclass(name) IS NULL THEN
-        EXECUTE format('CREATE UNLOGGED SEQUENCE %s MINVALUE %s START 0', name, -9223372036854775807);
+        EXECUTE format('CREATE SEQUENCE %s MINVALUE %s START 0', name, -9223372036854775807);
         EXECUTE format('GRANT SELECT ON SEQUENCE %s TO PUBLIC', name);
     END IF;
     PERFORM setval(name::regclass, value);

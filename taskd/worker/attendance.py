@@ -90,6 +90,7 @@ class Attendance:
         self._on_change = on_change
         # Whose mark may be out: a statement whose reply was lost may have written it.
         self._marked_by: int | None = None
+        self._marked_last_by: int | None = None
         self._renew_at = 0.0
         self._written_until = 0.0
         self._others = 0
@@ -107,8 +108,12 @@ class Attendance:
     # What the consumer tells.
 
     def doubt(self) -> None:
-        """Something may have been missed: a connection was made anew, a worker was buried."""
+        """Something may have been missed: a connection was made anew, a worker was buried.
+
+        Another server may answer since, which has not heard that a mark was taken back.
+        """
         if not self.attending:
+            self._marked_by = self._marked_by or self._marked_last_by
             self._begin_to_doubt()
 
     def slept(self) -> None:
@@ -216,7 +221,7 @@ class Attendance:
             return False
 
     async def _mark(self, now: float) -> None:
-        self._marked_by = self._lease.worker_id
+        self._marked_by = self._marked_last_by = self._lease.worker_id
         self._owes_call = True
         self._renew_at = now + RENEW_EVERY_S
         try:
@@ -241,7 +246,9 @@ class Attendance:
                 await store.withdraw(self._lane, self._queue, self._marked_by)
                 if time.monotonic() < self._written_until:
                     return
-                self._marked_by = None
+                # After a doubt that came up meanwhile it may be another server's.
+                if doubts == self._doubts:
+                    self._marked_by = None
             xid = self._xid or await store.draw_xid(self._lane)
             ended = await store.have_ended(self._lane, xid)
         except StoreUnavailable:

@@ -5,11 +5,11 @@
  * is a state in which nothing can happen any more, with a job in it. (As it is built, such a job waits for a poll.)
  *
  * PostgreSQL is modelled by transaction ids and snapshots: a producer draws its xid, then reads the mark as it is at that
- * moment (a sequence knows no snapshots), then who serves with a snapshot of that moment (READ COMMITTED: each statement
- * has a new one), and commits as late as it likes; its NOTIFY leaves with the commit, for who listens then. When it
- * writes its rows does not matter: they are seen with the commit. A claim sees what was committed when its snapshot was
- * taken. One worker stands for all: a mark is that of who wrote it last, so that there is one wherever each worker had
- * one of its own.
+ * moment (a sequence knows no snapshots), then who serves with a
+ * snapshot of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY
+ * leaves with the commit, for who listens then. When it writes its rows does not matter: they are seen with the commit. A
+ * claim sees what was committed when its snapshot was taken. One worker stands for all: a mark is that of who wrote it
+ * last, so that there is one wherever each worker had one of its own.
  *
  *   AFTER_XID       taskd.enqueue_usual() and all that inserts: the mark is read when the insert has drawn the xid, and who
  *                   serves after that; without it, both before
@@ -21,6 +21,7 @@
  *   LAST_CLAIM      Attendance.claimed: ... and before a claim that began after that was seen
  *   FIRST           Listener._listen: the first LISTEN begins a hand-over: rings are for queues that are served only
  *   REMADE          Listener._listen: a re-made LISTEN begins a hand-over
+ *   TAKEN_BACK      Attendance.doubt: a mark that was taken back is, once more, after a LISTEN was re-made
  *   LISTEN_FIRST    Listener._listen: the hand-over begins when the LISTEN is committed, and not before
  *   REBORN          Worker._be_reborn: a hand-over begins when a worker that was buried is served again
  *   OWN_XID         Attendance._look: a doubt that comes up during a hand-over has a bound of its own
@@ -38,6 +39,9 @@
 #endif
 #ifndef BREAKS           /* the connection that listens is lost */
 #define BREAKS 0
+#endif
+#ifndef FORGOTTEN        /* ... and the server that answers next has not heard that the mark was taken back */
+#define FORGOTTEN 0
 #endif
 #ifndef BURIALS          /* the worker is buried alive, and begins anew */
 #define BURIALS 0
@@ -58,7 +62,7 @@ bool listening, sent;                  /* sent: a notification is on its way */
 bool rung;                             /* Consumer.wakeup */
 bool attending, doubtful, ended, marked;
 byte bound, doubts;
-byte spells, breaks, burials, lost_marks;
+byte spells, breaks, forgotten, burials, lost_marks;
 
 inline has_ended(x) { if :: x > last_ended -> last_ended = x :: else fi }
 
@@ -99,7 +103,16 @@ proctype Producer(byte p) {
 #define XMIN_IS_AT_LEAST(x) (XMAX >= x && !ANY_BELOW(x))
 
 inline begin_to_doubt() { doubtful = true; ended = false; bound = 0; doubts++ }
-inline doubt() { if :: !attending -> begin_to_doubt() :: else fi; rung = true }      /* Consumer.doubt */
+inline doubt() {                                                               /* Consumer.doubt */
+    if
+    :: !attending -> begin_to_doubt();
+#ifdef TAKEN_BACK
+        marked = marked || spells > 0
+#endif
+    :: else
+    fi;
+    rung = true
+}
 
 inline be_certain() {
 #ifndef WITHDRAW
@@ -140,7 +153,11 @@ end:
                 /* For so long until it has been written and has lapsed. */
                 if :: stray_mark -> goto claims :: else -> mark = false fi;
 #endif
+#ifdef TAKEN_BACK
+                atomic { if :: seen == doubts -> marked = false :: else fi }
+#else
                 marked = false
+#endif
             :: else
             fi;
 #endif
@@ -207,7 +224,11 @@ end:
 #endif
         again = true
     :: atomic { sent -> sent = false; rung = true }
-    :: atomic { listening && breaks < BREAKS -> breaks++; listening = false; sent = false }
+    :: atomic { listening && breaks < BREAKS -> breaks++; listening = false; sent = false;
+            if
+            :: spells > 0 && forgotten < FORGOTTEN -> forgotten++; mark = served
+            :: skip
+            fi }
     od
 }
 

@@ -144,6 +144,12 @@ SCENES = (
         {"PRODUCERS": 2},
     ),
     Scene(
+        "attendance", "failover",
+        {"PRODUCERS": 1, "BREAKS": 1, "FORGOTTEN": 1},
+        ("TAKEN_BACK",),
+        {"PRODUCERS": 2},
+    ),
+    Scene(
         "attendance", "late mark",
         {"PRODUCERS": 1, "LOST_MARKS": 1},
         ("LATER",),

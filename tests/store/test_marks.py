@@ -197,9 +197,10 @@ async def test_workers_write_marks_operators_take_them_back_and_others_read_them
         await each.close()
 
 
-async def test_a_mark_is_unlogged_and_goes_with_its_queue(sql: Any) -> None:
+async def test_a_mark_is_logged_and_goes_with_its_queue(sql: Any) -> None:
+    """Why logged, tests/system/faults/test_failover.py shows."""
     await sql.execute(MARK, "q", LONG_S, FIRST)
-    kind = "SELECT relpersistence = 'u' FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
+    kind = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
     assert await sql.fetchval(kind)
     for _ in range(2):
         await sql.execute("SELECT taskd.drop_mark('q')")

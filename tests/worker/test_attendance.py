@@ -14,6 +14,10 @@ from tests.store.helpers import MARK, MARKED, SERVES, UNMARK, Ears
 from tests.worker.conftest import until
 
 # No poll within the test: whatever is found was rung for, or looked for.
+CUT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'taskd listen%'
+"""
 NO_POLL: dict[str, Any] = {"queues": ("default",), "poll_s": 600}
 
 
@@ -35,6 +39,10 @@ async def keep_busy(desk: Any, job: Any, enough: asyncio.Event) -> None:
 async def marked(desk: Any) -> bool:
     found: bool = await desk.sql.fetchval(MARKED, "default")
     return found
+
+
+async def not_marked(desk: Any) -> bool:
+    return not await marked(desk)
 
 
 async def all_before_have_ended(desk: Any) -> None:
@@ -76,6 +84,29 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     job_id = await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
     await desk.settled(job_id)
     await until(lambda: len(rings.heard) > before)
+
+
+async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_more(
+    desk: Any,
+) -> None:
+    """A replica that takes over may not have heard that it was taken back; rings would cease."""
+
+    @desk.task()
+    async def work() -> None: ...
+
+    await desk.start(**NO_POLL)
+    worker_id = await desk.sql.fetchval("SELECT id FROM taskd.worker")
+    enough = asyncio.Event()
+    busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
+    await desk.heard.wait("queue.attended")
+    enough.set()
+    await busy
+    await desk.heard.wait("queue.left")
+    await until(lambda: desk.sql.fetchval("SELECT count(*) = 0 FROM taskd.job"))
+    await desk.sql.execute(MARK, "default", 3600.0, worker_id)
+    # Its connections are made anew, that of the notifications, too.
+    await desk.sql.execute(CUT)
+    await until(lambda: not_marked(desk))
 
 
 async def test_producers_that_wait_for_each_other_need_not_ring(

@@ -6,6 +6,10 @@ import asyncio
 import signal
 import time
 
+from taskd.core.job import NewJob
+from taskd.store import attendance
+from taskd.store.database import Database, Lane
+from tests.store.helpers import new_worker
 from tests.system.faults import app
 from tests.system.faults.cluster import Cluster, private
 from tests.system.faults.scene import Outcome, Scene, scene
@@ -13,6 +17,7 @@ from tests.system.faults.scene import Outcome, Scene, scene
 REPLICATING = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
 # What a worker has claimed and not yet started when the primary dies runs a little later.
 UNSTARTED_S = 3.0
+MARKED = "coalesce(taskd.is_attended('q'), false)"
 RECEIVING = "SELECT count(*) FROM pg_stat_wal_receiver"
 
 
@@ -161,6 +166,33 @@ async def read_only(seconds: float = 3.0) -> Outcome:
         return await made.finish("read_only")
 
 
+async def marked_just_before() -> dict[str, list[int]]:
+    """What is enqueued after a failover soon after a queue's first mark, by queue."""
+    async with private() as primary:
+        standby = await primary.standby(primary.home.parent / "b", name="b")
+        try:
+            async with scene(both(primary, standby)) as made:
+                await _until(primary, REPLICATING, 1)
+                lane = Lane(Database({"dsn": made.dsn}), "worker")
+                await attendance.attend(lane, "q", await new_worker(lane), 60.0)
+                assert (await primary.ask(f"SELECT {MARKED}"))[0][0]
+                await new_worker(lane)
+                await _until(standby, "SELECT count(*) FROM taskd.worker", 2)
+                await lane.close()
+                await primary.kill()
+                await standby.ask("SELECT pg_promote()")
+                ids = {
+                    queue: await made.enqueue([NewJob("t", queue=queue)])
+                    for queue in ("q", "another")
+                }
+                lane = Lane(Database({"dsn": made.dsn}), "worker")
+                await attendance.attend(lane, "q", await new_worker(lane), 60.0)
+                await lane.close()
+                return ids
+        finally:
+            await standby.close()
+
+
 async def _detach(standby: Cluster) -> None:
     """Let it receive nothing more."""
     await standby.ask("ALTER SYSTEM SET primary_conninfo = ''")
@@ -195,6 +227,12 @@ async def test_a_server_that_turns_read_only_is_an_outage() -> None:
     print(outcome)
     outcome.verdict.require()
     assert outcome.figures["fenced"] == 0
+
+
+async def test_a_mark_that_was_made_just_before_a_failover_stands_in_nobodys_way() -> None:
+    """A sequence that is not logged could not be read any more: `bad magic number`."""
+    ids = await marked_just_before()
+    assert all(len(each) == 1 for each in ids.values())
 
 
 async def test_jobs_whose_claims_were_undone_are_claimed_again() -> None:
