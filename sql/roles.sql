@@ -55,7 +55,7 @@ BEGIN
         UNION ALL
         SELECT format('ALTER SEQUENCE %s OWNER TO taskd_owner', oid::regclass)
         FROM pg_class
-        WHERE relnamespace = 'taskd'::regnamespace AND relkind = 'S' AND relname ~ '^mark_' AND relowner <> 'taskd_owner'::regrole
+        WHERE relnamespace = 'taskd'::regnamespace AND relkind = 'S' AND relname ~ '^(mark_|needs$)' AND relowner <> 'taskd_owner'::regrole
         UNION ALL
         SELECT format('ALTER FUNCTION %s OWNER TO taskd_owner', oid::regprocedure)
         FROM pg_proc
@@ -136,7 +136,7 @@ GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.mark(text), taskd.is_attended(text), taskd.needs_nothing(text), taskd.snapshot_is_old(), taskd.is_soon(timestamptz)
     TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.attend(text, bigint, double precision) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.attend(text, bigint, double precision), taskd.need_nothing() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.withdraw(text, bigint) TO taskd_worker, taskd_admin;
 
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.

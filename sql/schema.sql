@@ -1921,9 +1921,43 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.need_nothing() RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    LOCK TABLE taskd.worker, taskd.queue IN SHARE MODE NOWAIT;
+    IF EXISTS (SELECT FROM taskd.worker WHERE died_at IS NULL)
+       OR EXISTS (SELECT FROM taskd.queue WHERE max_depth IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    PERFORM setval('taskd.needs', 0);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+CREATE FUNCTION taskd.need_something() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    PERFORM setval('taskd.needs', 1);
+    RETURN NULL;
+END
+$$;
+
+CREATE SEQUENCE taskd.needs
+    START WITH 0
+    INCREMENT BY 1
+    MINVALUE 0
+    NO MAXVALUE
+    CACHE 1;
+
 CREATE FUNCTION taskd.needs_nothing(queue text) RETURNS boolean
     LANGUAGE sql
-    RETURN (to_timestamp(((taskd.mark(queue))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp());
+    RETURN (((to_timestamp(((taskd.mark(queue))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp()) IS TRUE) OR (pg_sequence_last_value('taskd.needs'::regclass) = 0));
 
 CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s double precision, after timestamp with time zone) RETURNS timestamp with time zone
     LANGUAGE sql IMMUTABLE
@@ -2419,7 +2453,7 @@ DECLARE
     name text := format('taskd.%I', 'mark_' || queue);
 BEGIN
     IF to_regclass(name) IS NULL THEN
-        EXECUTE format('CREATE UNLOGGED SEQUENCE %s MINVALUE %s START 0', name, -9223372036854775807);
+        EXECUTE format('CREATE SEQUENCE %s MINVALUE %s START 0', name, -9223372036854775807);
         EXECUTE format('GRANT SELECT ON SEQUENCE %s TO PUBLIC', name);
     END IF;
     PERFORM setval(name::regclass, value);
@@ -3245,3 +3279,7 @@ ALTER INDEX taskd.job_history_not_done ATTACH PARTITION taskd.job_history_defaul
 ALTER INDEX taskd.job_history_id ATTACH PARTITION taskd.job_history_default_id_idx;
 
 ALTER INDEX taskd.job_history_workflow ATTACH PARTITION taskd.job_history_default_workflow_id_idx;
+
+CREATE TRIGGER queue_needs AFTER INSERT OR UPDATE OF max_depth ON taskd.queue FOR EACH ROW WHEN ((new.max_depth IS NOT NULL)) EXECUTE FUNCTION taskd.need_something();
+
+CREATE TRIGGER worker_needs AFTER INSERT ON taskd.worker FOR EACH STATEMENT EXECUTE FUNCTION taskd.need_something();

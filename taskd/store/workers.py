@@ -124,8 +124,9 @@ async def beat(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -
 
 
 async def retire(on: Fetches, worker_id: int) -> None:
-    """Say that this worker has ended."""
+    """Say that this worker has ended; if it was the last that lives, nobody is to be rung now."""
     await on.fetch("retire_worker", worker_id)
+    await on.fetch("need_nothing")
 
 
 async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:

@@ -17,8 +17,8 @@ When the snapshots of the database begin above that one, they have ended, and a 
 then sees what they have left.
 
 The same way in: who serves a queue is read as well, by a snapshot that is younger than the xid,
-and nobody rings for a queue without workers. So a worker doubts as soon as it listens, and again
-when it was buried and has begun anew.
+and nobody rings for a queue without workers, nor looks for them while a sequence says that none
+lives. So a worker doubts as soon as it listens, and again when it was buried and has begun anew.
 
 A queue has one mark, that of the worker that wrote it last. Another one that takes its own back
 leaves it: whoever attends the queue answers for what is enqueued meanwhile.

@@ -263,6 +263,17 @@ ALTERED = {
         "ALTER TABLE taskd.bucket DROP CONSTRAINT bucket_pkey",
         "bucket.bucket_pkey is missing",
     ),
+    "trigger gone": ("DROP TRIGGER worker_needs ON taskd.worker", "worker_needs is missing"),
+    "trigger off": (
+        "ALTER TABLE taskd.queue DISABLE TRIGGER queue_needs",
+        "queue_needs is not as",
+    ),
+    "sequence gone": (
+        """CREATE OR REPLACE FUNCTION taskd.needs_nothing(queue text) RETURNS boolean
+           LANGUAGE sql RETURN false;
+           DROP SEQUENCE taskd.needs""",
+        "sequence taskd.needs is missing",
+    ),
     "table gone": ("DROP TABLE taskd.progress", "table taskd.progress is missing"),
     "view gone": ("DROP VIEW taskd.due", "view taskd.due is missing"),
     "options": (

@@ -119,6 +119,7 @@ NOT_PINNED = {
     **dict.fromkeys(AT_START, "once, when a worker starts"),
     **dict.fromkeys(("draw_xid", "have_ended", "producers_held_up", "call_workers"), ASKS_NO_TABLE),
     **dict.fromkeys(("truncate_expired_partition", "drop_expired_partition"), BY_CATALOG),
+    "need_nothing": "once, when a worker has left",
     "withdraw": "it reads and writes a sequence, and no table",
     "count_left": "it counts all that is left, so it reads it: for --until-empty alone",
 }

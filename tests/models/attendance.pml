@@ -5,7 +5,7 @@
  * is a state in which nothing can happen any more, with a job in it. (As it is built, such a job waits for a poll.)
  *
  * PostgreSQL is modelled by transaction ids and snapshots: a producer draws its xid, then reads the mark as it is at that
- * moment (a sequence knows no snapshots), then who serves with a
+ * moment (a sequence knows no snapshots), then whether any queue needs anything (a sequence, too), then who serves with a
  * snapshot of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY
  * leaves with the commit, for who listens then. When it writes its rows does not matter: they are seen with the commit. A
  * claim sees what was committed when its snapshot was taken. One worker stands for all: a mark is that of who wrote it
@@ -25,6 +25,8 @@
  *   LISTEN_FIRST    Listener._listen: the hand-over begins when the LISTEN is committed, and not before
  *   REBORN          Worker._be_reborn: a hand-over begins when a worker that was buried is served again
  *   OWN_XID         Attendance._look: a doubt that comes up during a hand-over has a bound of its own
+ *   NEEDED          taskd.need_something(): a new worker says that something is needed, before its row counts
+ *   ALONE           taskd.need_nothing(): nobody registers while another, who leaves, looks whether it was the last
  *   LATER           Attendance._written_until: a mark whose reply was lost may be written yet
  */
 
@@ -46,6 +48,9 @@
 #ifndef BURIALS          /* the worker is buried alive, and begins anew */
 #define BURIALS 0
 #endif
+#ifndef LEAVES           /* another worker leaves, of a queue that this one does not serve yet, or any more */
+#define LEAVES 0
+#endif
 #ifndef LOST_MARKS       /* the reply to a mark is lost: the server may write it later */
 #define LOST_MARKS 0
 #endif
@@ -56,6 +61,8 @@ byte xid[PRODUCERS];
 byte next_xid = 1, last_ended;
 bool mark, stray_mark;                 /* the queue's sequence; a value that is yet to be written */
 bool served;                           /* a living row of taskd.worker has the queue */
+bool needed = LEAVES > 0;              /* taskd.needs; nobody has lived before this worker, if none leaves */
+bool registering;                      /* a row of taskd.worker has been written and is not committed */
 bool listening, sent;                  /* sent: a notification is on its way */
 
 /* The worker. */
@@ -72,11 +79,12 @@ proctype Producer(byte p) {
 #ifdef AFTER_XID
     if :: strict -> unserved = !served :: else fi;                                 /* by the transaction's snapshot */
 #else
-    unserved = !served; silent = mark;
+    unserved = !served; silent = mark || !needed;
 #endif
     d_step { xid[p] = next_xid; next_xid++; under_way[p] = true };               /* by the insert */
 #ifdef AFTER_XID
     silent = mark;                                                             /* RETURNING */
+    if :: !silent -> silent = !needed :: else fi;
     if :: !strict && !silent -> unserved = !served :: else fi;                     /* where nobody attends */
 #endif
     d_step {
@@ -121,9 +129,17 @@ inline be_certain() {
     doubtful = false
 }
 
+inline register_worker() {
+    registering = true;
+#ifdef NEEDED
+    needed = true;                                                             /* by the trigger */
+#endif
+    d_step { registering = false; served = true }                              /* the commit */
+}
+
 proctype Consumer() {
     byte p, seen, x; bool e;
-    served = true;                                                             /* register_worker */
+    register_worker();
 end:
     do
     :: true ->
@@ -235,9 +251,19 @@ end:
 #if BURIALS > 0
 proctype Burial() {
     atomic { served -> burials++; served = false; mark = false };              /* bury_workers */
-    served = true;                                                             /* register_worker, under a new id */
+    register_worker();                                                         /* under a new id */
 #ifdef REBORN
     atomic { doubt() }
+#endif
+}
+#endif
+
+#if LEAVES > 0
+proctype Another() {                   /* retire_worker, then need_nothing */
+#ifdef ALONE
+    d_step { if :: !served && !registering -> needed = false :: else fi }
+#else
+    if :: !served -> needed = false :: else fi
 #endif
 }
 #endif
@@ -266,6 +292,9 @@ init {
 #endif
 #if LOST_MARKS > 0
         run Server();
+#endif
+#if LEAVES > 0
+        run Another();
 #endif
         run Judge()
     }

@@ -122,7 +122,8 @@ SCENES = (
     Scene(
         "attendance", "hand-over",
         {"PRODUCERS": 2},
-        ("AFTER_XID", "WITHDRAW", "NEW_XID", "WAIT", "LAST_CLAIM", "FIRST", "LISTEN_FIRST"),
+        ("AFTER_XID", "WITHDRAW", "NEW_XID", "WAIT", "LAST_CLAIM", "FIRST", "LISTEN_FIRST",
+         "NEEDED"),
         {"PRODUCERS": 3},
     ),
     Scene(
@@ -148,6 +149,12 @@ SCENES = (
         {"PRODUCERS": 1, "BREAKS": 1, "FORGOTTEN": 1},
         ("TAKEN_BACK",),
         {"PRODUCERS": 2},
+    ),
+    Scene(
+        "attendance", "another leaves",
+        {"PRODUCERS": 1, "LEAVES": 1},
+        ("ALONE",),
+        {"PRODUCERS": 2, "BURIALS": 1},
     ),
     Scene(
         "attendance", "late mark",

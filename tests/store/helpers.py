@@ -26,6 +26,7 @@ PATIENCE_S = 10.0
 @asynccontextmanager
 async def workers_locked(sql: Any) -> AsyncIterator[None]:
     """Statements that read taskd.worker, such as those that enqueue, wait until the block ends."""
+    await sql.execute("SELECT setval('taskd.needs', 1)")  # else nobody looks there
     async with sql.transaction():
         await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
         yield

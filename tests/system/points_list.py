@@ -310,7 +310,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "ticking by a query": ("due_schedules", "fire_schedule"),
     "stalled": ("stall_schedule",),
     "until empty": ("count_left",),
-    "stopping": ("retire_worker",),
+    "stopping": ("retire_worker", "need_nothing"),
 }
 # Hits that pass before: the first look around is a part of the start.
 PASSES = {"look_around": 1}

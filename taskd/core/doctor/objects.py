@@ -27,6 +27,10 @@ TABLE = re.compile(
 VIEW = re.compile(r"CREATE VIEW taskd\.(\w+) AS\n(.*;)", re.DOTALL)
 INDEX = re.compile(r"(CREATE (?:UNIQUE )?INDEX (\w+) ON .*);", re.DOTALL)
 KEY = re.compile(r"ALTER TABLE ONLY taskd\.(\w+)\n    ADD CONSTRAINT (\w+) (.*);")
+SEQUENCE = re.compile(
+    r"CREATE SEQUENCE taskd\.(\w+)\n    START WITH (\d+)\n.*    MINVALUE (\d+)\n.*;", re.DOTALL
+)
+TRIGGER = re.compile(r"(CREATE TRIGGER (\w+) [^\n]* ON taskd\.(\w+) [^\n]*);")
 IDENTITY = re.compile(
     r"ALTER TABLE taskd\.(\w+) ALTER COLUMN (\w+) ADD (GENERATED \w+(?: DEFAULT)?) AS IDENTITY.*;",
     re.DOTALL,
@@ -35,7 +39,7 @@ ENUM = re.compile(r"CREATE TYPE taskd\.(\w+) AS ENUM \((.*)\);", re.DOTALL)
 DOMAIN = re.compile(r"CREATE DOMAIN taskd\.(\w+) AS (.*);", re.DOTALL)
 ATTACHED = re.compile(r"ALTER TABLE ONLY taskd\.\w+ ATTACH PARTITION taskd\.(\w+) (DEFAULT);")
 # In whose place they stand: what is in a table that is missing is made with it.
-PARTS = ("column", "constraint", "identity")
+PARTS = ("column", "constraint", "identity", "trigger")
 # What users may have put there, and what it costs.
 COSTS = {
     "index": "an index more, which each enqueue, claim and ack must keep up to date",
@@ -135,6 +139,14 @@ def _index(m: re.Match[str]) -> Iterator[Object]:
     yield Object("index", m[2], m[1], create)
 
 
+def _sequence(m: re.Match[str]) -> Iterator[Object]:
+    yield Object("sequence", m[1], f"START {m[2]} MINVALUE {m[3]}", m[0])
+
+
+def _trigger(m: re.Match[str]) -> Iterator[Object]:
+    yield Object("trigger", f"{m[3]}.{m[2]}", m[1], m[0])
+
+
 def _enum(m: re.Match[str]) -> Iterator[Object]:
     yield Object("type", m[1], _labels(m[2]), m[0])
 
@@ -145,6 +157,8 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Iterator[Object]]]
     (VIEW, _plainly("view")),
     (INDEX, _index),
     (KEY, _part("constraint")),
+    (SEQUENCE, _sequence),
+    (TRIGGER, _trigger),
     (IDENTITY, _part("identity")),
     (ENUM, _enum),
     (DOMAIN, _plainly("domain")),
@@ -189,8 +203,8 @@ def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Mend]:
     texts = [each.create]
     if each.kind == "table":
         for other in wanted.values():
-            if other.kind in ("constraint", "identity") and other.owner == each.name:
-                if other.create.startswith("ALTER"):
+            if other.kind in PARTS and other.owner == each.name:
+                if other.create.startswith(("ALTER", "CREATE")):
                     texts.append(other.create)
             elif other.kind == "index" and f" taskd.{each.name} " in other.create:
                 texts.append(other.create)
@@ -208,6 +222,8 @@ def _altered(each: Object, there: str) -> Said:
             mend = sql("make", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
         case "index":
             mend = sql("replace_index", index=each.name, text=each.create)
+        case "trigger":
+            mend = sql("make", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
         case "constraint":
             mend = sql("replace_constraint", table=table, constraint=part, text=each.definition)
         case "table":
