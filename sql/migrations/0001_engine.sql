@@ -450,9 +450,10 @@ RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
 
 -- Whether any queue may need something of whoever enqueues: 0 from when the last worker has left, if no depth has a
 -- limit then; 1 from when a worker is registered, or a depth is limited. A sequence, as a mark is, for the same reason: a producer
--- that has its xid and reads 0 came before any worker that is registered from then on, and is waited for by it. It is written
--- before the row that needs it, in the same WAL: so no crash and no failover keeps the row alone. Where no worker lives, a client that enqueues one job at a time has 33 us of
--- its 300 back: the call of taskd.after_enqueue(), and its looks, which find nothing.
+-- that has its xid and reads 0 came before any worker that is registered from then on, and is waited for by it. It is
+-- written before the commit of the row that needs it, in the same WAL: so no crash and no failover keeps the row alone. Where
+-- no worker lives, a client that enqueues one job at a time has 33 us of its 350 back: the call of taskd.after_enqueue(),
+-- and its looks, which find nothing.
 CREATE SEQUENCE taskd.needs MINVALUE 0 START 0;
 GRANT SELECT ON SEQUENCE taskd.needs TO PUBLIC;
 SELECT setval('taskd.needs', 0);
@@ -474,8 +475,9 @@ CREATE TRIGGER worker_needs AFTER INSERT ON taskd.worker
 CREATE TRIGGER queue_needs AFTER INSERT OR UPDATE OF max_depth ON taskd.queue
     FOR EACH ROW WHEN (new.max_depth IS NOT NULL) EXECUTE FUNCTION taskd.need_something();
 
--- For a worker that has left, when that is written: whether it was the last. Who writes to these tables at the moment may be
--- about to register, unseen: then it stays as it is, which costs a little and loses nothing. Nobody is waited for.
+-- For a worker that has left, when that is written: whether it was the last. The locks keep out whoever would change what it
+-- sees until its value is written. Who writes to these tables at the moment may be about to register, unseen: then it stays
+-- as it is, which costs a little and loses nothing. Nobody is waited for.
 CREATE FUNCTION taskd.need_nothing() RETURNS boolean
 LANGUAGE plpgsql
 SECURITY DEFINER
