@@ -215,7 +215,7 @@ FROM ours JOIN pg_sequence AS s ON s.seqrelid = ours.oid
 WHERE relname !~ '^mark_' AND NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.objid = ours.oid AND d.deptype = 'i')
 UNION ALL
 SELECT 'trigger', c.relname || '.' || t.tgname,
-       concat_ws(' ', pg_get_triggerdef(t.oid), CASE WHEN t.tgenabled <> 'O' THEN 'DISABLED' END)
+       concat_ws(' ', pg_get_triggerdef(t.oid), CASE WHEN t.tgenabled IN ('D', 'R') THEN 'DISABLED' END)
 FROM ours AS c JOIN pg_trigger AS t ON t.tgrelid = c.oid AND NOT t.tgisinternal
 UNION ALL
 SELECT 'rule', c.relname || '.' || r.rulename, pg_get_ruledef(r.oid)

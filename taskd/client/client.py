@@ -152,12 +152,8 @@ class Client:
             SchemaMissing: the database has no schema taskd.
             TypeError: conn is no connection that taskd knows.
         """
-        on = self._pools.get(asyncio.get_running_loop()) if conn is None else fetches(conn)
-        if on is None:
-            on = await self._pool()
-        enqueued = await traces.produce_one(on, job, self._built_ins)
-        enqueued.client = self
-        return enqueued
+        enqueued = await traces.produce_one(await self._on(conn), job, self._built_ins)
+        return self._mine([enqueued])[0]
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.

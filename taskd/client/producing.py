@@ -68,9 +68,14 @@ def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
         yield batch
 
 
+def is_placed(job: NewJob) -> bool:
+    """Whether it has a queue, and arguments that somebody has checked."""
+    return job.checked and job.queue is not None
+
+
 async def placed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
     """The jobs, each with a queue and with arguments that somebody has checked."""
-    asked = {job.task for job in jobs if job.queue is None or not job.checked}
+    asked = {job.task for job in jobs if not is_placed(job)}
     if not asked:
         return jobs
     published = await stored_tasks.find(on, asked)

@@ -66,8 +66,8 @@ class Group:
         self._goes: asyncio.TimerHandle | None = None
         self._statements: set[asyncio.Task[None]] = set()
 
-    def goes_alone(self) -> bool:
-        """Whether a job may go out at once; whoever is told so says when it has ended()."""
+    def begin(self) -> bool:
+        """Begin a statement for one job, if its turn is now; whether. Then ended() says its end."""
         if self._under_way >= ABREAST:
             return False
         self._under_way += 1

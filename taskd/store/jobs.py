@@ -173,7 +173,7 @@ async def enqueue(
 async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
     """As enqueue(), of a job that holds no unique key."""
     group = None if collected or not isinstance(on, Pool) else _group(on)
-    if group is not None and not group.goes_alone():
+    if group is not None and not group.begin():
         return await group.enqueue(job)
     name, args = "enqueue_usual_job", (job.task, job.queue, job.args, job.priority)
     if _OPTIONS(job) != _NO_OPTIONS:

@@ -90,7 +90,7 @@ class Attendance:
         self._on_change = on_change
         # Whose mark may be out: a statement whose reply was lost may have written it.
         self._marked_by: int | None = None
-        self._marked_last_by: int | None = None
+        self._marked_last_by: int | None = None  # whose was the last, also when it was taken back
         self._renew_at = 0.0
         self._written_until = 0.0
         self._others = 0
