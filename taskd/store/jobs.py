@@ -173,7 +173,8 @@ async def enqueue(
 async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
     """As enqueue(), of a job that holds no unique key."""
     group = None if collected or not isinstance(on, Pool) else _group(on)
-    if group is not None and not group.begin():
+    began = None if group is None else group.begin()
+    if group is not None and began is None:
         return await group.enqueue(job)
     name, args = "enqueue_usual_job", (job.task, job.queue, job.args, job.priority)
     if _OPTIONS(job) != _NO_OPTIONS:
@@ -183,7 +184,7 @@ async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> E
             return Enqueued((await on.fetch(name, *args))[0][0])
     finally:
         if group is not None:
-            group.ended()
+            group.ended(began)
 
 
 def _group(pool: Pool) -> Group:

@@ -32,6 +32,45 @@ async def test_jobs_enqueued_at_the_same_time_share_a_transaction(client: Client
     assert len({row["xid"] for row in rows}) == group.ABREAST + 1
 
 
+@pytest.mark.parametrize(("work_s", "transactions"), [(1e-9, 10), (600.0, group.ABREAST + 1)])
+async def test_where_statements_mostly_wait_more_of_them_are_under_way(
+    client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch, work_s: float, transactions: int
+) -> None:
+    monkeypatch.setattr(group, "WAIT_S", 600.0)
+    monkeypatch.setattr(group, "WORK_S", work_s)
+    await client.enqueue(job("how long one takes"))
+    ids = await asyncio.gather(*(client.enqueue(job(n)) for n in range(10)))
+    rows = [row for row in await sql.fetch(WRITTEN) if row["id"] in ids]
+    assert len({row["xid"] for row in rows}) == transactions
+
+
+async def test_how_long_statements_take_is_learnt_anew() -> None:
+    async def insert(jobs: object) -> list[Enqueued]:
+        raise AssertionError(jobs)
+
+    def singles(of: group.Group) -> int:
+        """How many may be under way at once."""
+        begun = []
+        while (began := of.begin()) is not None:
+            begun.append(began)
+        for _ in begun:
+            of.ended()
+        return len(begun)
+
+    one = group.Group(insert, 10)
+    assert singles(one) == group.ABREAST
+    for took_s, abreast in ((0.1, 10), (0.0001, group.ABREAST), (0.1, group.ABREAST)):
+        began = one.begin()
+        assert began is not None
+        one.ended(began - took_s)
+        assert singles(one) == abreast
+    for _ in range(400):  # commits take long from now on
+        began = one.begin()
+        assert began is not None
+        one.ended(began - 0.1)
+    assert singles(one) == 10
+
+
 async def test_one_that_enqueues_after_the_other_waits_for_nobody(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
