@@ -45,6 +45,29 @@ WITH asked AS (
 )
 SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 
+-- Jobs that have one task, one queue and one priority, and say nothing else but their arguments, as most batches do. Without
+-- thirteen columns that nobody uses a thousand of them take 5.6 ms in place of 6.3 (a plain insert 5.45), and ten, as
+-- coroutines of a client come to that enqueue at the same time, 0.43 in place of 0.50 (0.38).
+
+-- name: enqueue_usual_jobs(task text, queue text, args text[], priority smallint)
+-- roles: producer, admin
+-- moves: - -> queued
+WITH room AS (
+    SELECT taskd.has_room(name, max_depth, cardinality($3::text[]))
+    FROM taskd.queue
+    WHERE name = $2::text AND max_depth IS NOT NULL
+), born AS (
+    INSERT INTO taskd.job (task, queue, args, priority)
+    SELECT $1::text, $2::text, args::jsonb, $4::smallint
+    FROM unnest($3::text[]) WITH ORDINALITY AS a (args, n)
+    WHERE (SELECT count(*) FROM room) >= 0
+    ORDER BY n
+    RETURNING id
+), rung AS (
+    SELECT taskd.ring($2::text) WHERE (SELECT count(*) FROM born) > 0
+)
+SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
+
 -- One job alone, as most are enqueued. No function, and no CTE: a client keeps these statements ready, which take 5 us more
 -- than a plain insert of such a row, where a function that did the same took some 17. The first is for a job that says nothing
 -- but its arguments, as most do: four columns in place of 13 are 7 us of the 340 of a client that enqueues one at a time.

@@ -121,6 +121,12 @@ _OPTIONS = attrgetter(
 _NO_OPTIONS = (None,) * 9
 
 
+def _are_usual(jobs: Sequence[NewJob]) -> bool:
+    """Whether they say nothing but their arguments, and are alike in all else."""
+    alike = len({(job.task, job.queue, job.priority) for job in jobs}) == 1
+    return alike and all(_OPTIONS(job) == _NO_OPTIONS for job in jobs)
+
+
 def _option_args(job: NewJob) -> tuple[Any, ...]:
     return (
         job.run_at, _float(job.delay_s), job.max_attempts, _float(job.timeout_s), job.deadline,
@@ -163,9 +169,14 @@ async def enqueue(
             ]
         if not jobs:
             return []
-        tasks, queues, args, priorities, *options = enqueue_args(jobs)
-        columns = (_once(tasks), _once(queues), args, _once(priorities), *options)
-        ids: list[int] = (await on.fetch("enqueue_jobs", *columns))[0][0]
+        if _are_usual(jobs):
+            first, args = jobs[0], [job.args for job in jobs]
+            usual = (first.task, first.queue, args, first.priority)
+            ids: list[int] = (await on.fetch("enqueue_usual_jobs", *usual))[0][0]
+        else:
+            tasks, queues, args, priorities, *options = enqueue_args(jobs)
+            columns = (_once(tasks), _once(queues), args, _once(priorities), *options)
+            ids = (await on.fetch("enqueue_jobs", *columns))[0][0]
     # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
     return list(map(Enqueued, sorted(ids)))
 

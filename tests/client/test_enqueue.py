@@ -103,9 +103,9 @@ async def test_many_jobs_take_one_statement_per_thousand_and_keep_their_order(
     ids = await producing.produce(counting, jobs())
     # The generator was read as the statements went, one job ahead.
     assert counting.statements == [
-        ("enqueue_jobs", 1001),
-        ("enqueue_jobs", 2001),
-        ("enqueue_jobs", 2500),
+        ("enqueue_usual_jobs", 1001),
+        ("enqueue_usual_jobs", 2001),
+        ("enqueue_usual_jobs", 2500),
     ]
     assert ids == sorted(ids)
     rows = await sql.fetch("SELECT id, args ->> 'to' AS number FROM taskd.job ORDER BY id")

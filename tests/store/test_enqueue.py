@@ -39,6 +39,30 @@ async def test_ids_come_in_the_order_of_the_jobs(sql, lane: Lane) -> None:
     assert [each["priority"] for each in stored] == list(range(300))
 
 
+async def test_jobs_that_are_alike_are_written_as_others_are_by_a_statement_of_their_own(
+    sql, lane: Lane
+) -> None:
+    ears = Ears(sql)
+    await ears.listen("taskd_q")
+    texts = [f'{{"n": {n}}}' for n in range(300)]
+    alike = [NewJob("t", text, "q", priority=7) for text in texts]
+    ids = await jobs.enqueue(lane, alike)
+    options = jobs.enqueue_args(alike)[4:]
+    told = await lane.fetch("enqueue_jobs", ["t"], ["q"], texts, [7], *options)
+    others = sorted(told[0]["ids"])
+    assert ids == sorted(ids)
+    assert await ears.so_far() == ["taskd_q"] * 2
+    columns = (
+        "to_jsonb(job) - 'id' - 'run_at' - 'enqueued_at' AS columns, run_at = enqueued_at AS due"
+    )
+    rows = await sql.fetch(f"SELECT id, args::text, {columns} FROM taskd.job ORDER BY id")
+    assert [each["id"] for each in rows] == [*ids, *others]
+    assert [each["args"] for each in rows] == texts * 2
+    assert all(each["due"] for each in rows)
+    written = [each["columns"] for each in rows]
+    assert written[:300] == written[300:]
+
+
 async def test_a_later_time_schedules_and_a_past_one_queues(sql, lane: Lane) -> None:
     later, now, past = [(await enqueue(lane, delay_s=delay))[0] for delay in (0.5, 0.0, None)]
     assert await state_of(sql, later) == "scheduled"

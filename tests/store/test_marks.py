@@ -230,11 +230,16 @@ async def _by_client(count: int, conn: Any) -> list[Any]:
     return await jobs.enqueue(fetches(conn), [NewJob("t", queue="q")] * count)
 
 
+async def _by_client_unlike(conn: Any) -> list[Any]:
+    return await jobs.enqueue(fetches(conn), [NewJob("t", queue="q", priority=n) for n in (1, 2)])
+
+
 DOORS = [
     pytest.param(partial(_by_sql, "published"), id="SQL, published"),
     pytest.param(partial(_by_sql, "unpublished"), id="SQL, unpublished"),
     pytest.param(partial(_by_client, 1), id="client"),
     pytest.param(partial(_by_client, 2), id="client, several"),
+    pytest.param(_by_client_unlike, id="client, several unlike"),
 ]
 
 
