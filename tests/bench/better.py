@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.bench.bounds import MODES
+from tests.bench.bounds import MODES, OWN
 from tests.bench.rows import Rows, is_peer
 from tests.bench.tables import names, number
 
@@ -33,8 +33,8 @@ def compared() -> Iterator[Compared]:
         for procs in (1, 2):
             words = f"S1 drain by {procs} process{'es' * (procs > 1)}{slow}"
             yield Compared(words, f"{prefix}s1", "rate", {"procs": procs})
-        for each in ("p50", "p99"):
-            yield Compared(f"S3 wake-up {each}{slow}", f"{prefix}s3", each, low=True)
+        yield from _waits("S3 wake-up", f"{prefix}waits-s3", slow)
+        yield from _waits("S3 wake-up", f"{prefix}s3", f"{OWN}{slow}")
         for idle in (0, 3):
             words = f"S8 producers, {idle} idle workers{slow}"
             yield Compared(words, f"{prefix}producers", "tps", {"idle": idle})
@@ -43,8 +43,8 @@ def compared() -> Iterator[Compared]:
             where = {"mode": mode, "busy": busy}
             yield Compared(f"S2 enqueue, {words}{beside}", "enqueue", "rate", where)
         yield Compared(f"S2 enqueue, {words}, slow flush", "flush/s2", "rate", {"mode": mode})
-    for each in ("p50", "p99"):
-        yield Compared(f"S5 500 jobs/s {each}", "s5", each, low=True)
+    yield from _waits("S5 500 jobs/s", "waits-s5", "")
+    yield from _waits("S5 500 jobs/s", "s5", OWN)
     for words, each in {
         "transactions per second": "xact_per_s",
         "CPU of the worker, ms/s": "worker_cpu_ms_per_s",
@@ -55,6 +55,11 @@ def compared() -> Iterator[Compared]:
         yield Compared(f"S4 idle, {words}", "s4", each, low=True)
     for words, each in {"last over first 10 s": "ratio", "rate in the last 10 s": "last"}.items():
         yield Compared(f"S6 held snapshot, {words}", "held", each, {"hold": True})
+
+
+def _waits(words: str, scenario: str, beside: str) -> Iterator[Compared]:
+    for each in ("p50", "p99"):
+        yield Compared(f"{words} {each}{beside}", scenario, each, low=True)
 
 
 def _better(rows: Rows, one: Compared) -> Iterator[str]:

@@ -18,6 +18,8 @@ CASES = {
     "unknown": "100,000 of an unknown task before them",
 }
 TASKD = {"peer": "taskd"}
+# From when each queue's own client goes on, which is some time after the commit (see waits.py).
+OWN = ", by their own clients"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def _latency() -> Iterator[Bound]:
     def is_raw(row: object) -> bool:
         return str(row.get("peer")).startswith("rawc_")  # type: ignore[attr-defined]
 
-    for waits, beside in (("", ""), ("waits-", ", one producer for all")):
+    for waits, beside in (("waits-", ""), ("", OWN)):
         raw = of(f"{waits}s3", "p50", is_raw)
         yield at_most("S3", f"wake-up p50, of bare coroutines'{beside}", 1.25, raw)
         for scenario, words in (("S3", "wake-up"), ("S5", "500 jobs/s")):
@@ -164,18 +166,18 @@ def _flush() -> Iterator[Bound]:
     for mode, words in MODES.items():
         enqueue = _ratio_to("flush/s2", "rate", {"mode": mode}, is_peer)
         yield Bound(where, f"S2 enqueue, {words}, of the best peer's", 1.0, enqueue)
-    for field in ("p50", "p99"):
-        yield at_most(
-            where, f"S3 wake-up {field}, of the best peer's", 1.0, partial(_flush_wait, field)
-        )
+    for waits, beside in (("waits-", ""), ("", OWN)):
+        for field in ("p50", "p99"):
+            get = partial(_flush_wait, f"flush/{waits}s3", field)
+            yield at_most(where, f"S3 wake-up {field}, of the best peer's{beside}", 1.0, get)
     for idle in (0, 3):
         words = f" and {idle} idle ones" if idle else ""
         get = partial(_flush_producers, {"idle": idle})
         yield Bound(where, f"S8 16 producers, a busy worker{words}, of the best peer's", 1.0, get)
 
 
-def _flush_wait(field: str, rows: Rows) -> Figure | None:
-    return rows.ratio("flush/s3", field, TASKD, is_peer, best=min)
+def _flush_wait(scenario: str, field: str, rows: Rows) -> Figure | None:
+    return rows.ratio(scenario, field, TASKD, is_peer, best=min)
 
 
 def _flush_producers(both: dict[str, object], rows: Rows) -> Figure | None:

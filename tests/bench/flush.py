@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.bench import harness, producers
+from tests.bench import harness, producers, waits
 
 DELAY_US = 2000
 DRAINS = ("taskd", "graphile_batch", "pgqueuer_tuned", "rawc_ctid_history")
@@ -39,6 +39,8 @@ async def _measure(results: harness.Results, reps: int, secs: float) -> None:
         common = {"reps": reps, "secs": secs, "limit": max(5.0, secs), "procs": [1], "out": ""}
         for scenario, peers in ((run.s1, DRAINS), (run.s2, ENQUEUES), (run.s3, WAKE_UPS)):
             await scenario(argparse.Namespace(peers=harness.present(*peers), **common))
+        for rep in range(reps):
+            await waits.measure_pace(results, rep, "s3")
         await producers.run_all(results, reps, secs, ("plain", "taskd", "raw_notify", "graphile"))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tests.bench.bounds import MODES, Bound, all_bounds
+from tests.bench.bounds import MODES, OWN, Bound, all_bounds
 from tests.bench.rows import Figure, Row, Rows
 
 Cells = tuple[str, ...]
+COMMIT_TO_START = "enqueue commit to handler start, ms"
 
 
 class Table(NamedTuple):
@@ -64,12 +65,12 @@ def scenario_tables(rows: Rows) -> dict[str, Table]:
         "s1": _drain,
         "work": _work,
         "enqueue": _enqueue,
-        "s3": lambda rows: _waits(rows, "s3", "S3 wake-up: enqueue commit to handler start, ms"),
+        "waits-s3": lambda rows: _waits(rows, "waits-s3", f"S3 wake-up: {COMMIT_TO_START}"),
+        "s3": lambda rows: _waits(rows, "s3", f"S3{OWN}, ms"),
         "s4": _idle,
         "idle": _idle_taskd,
-        "s5": lambda rows: _waits(rows, "s5", "S5 500 jobs/s: enqueue commit to handler start, ms"),
-        "waits-s3": lambda rows: _waits(rows, "waits-s3", "S3 with one producer for all, ms"),
-        "waits-s5": lambda rows: _waits(rows, "waits-s5", "S5 with one producer for all, ms"),
+        "waits-s5": lambda rows: _waits(rows, "waits-s5", f"S5 500 jobs/s: {COMMIT_TO_START}"),
+        "s5": lambda rows: _waits(rows, "s5", f"S5{OWN}, ms"),
         "held": _held,
         "backlog": _backlog,
         "producers": lambda rows: _producers(rows, "producers"),
@@ -78,7 +79,8 @@ def scenario_tables(rows: Rows) -> dict[str, Table]:
         "memory": _memory,
         "flush/s1": lambda rows: _drain(rows, "flush/s1"),
         "flush/s2": _flush_enqueue,
-        "flush/s3": lambda rows: _waits(rows, "flush/s3", "S3 with a slow flush, ms"),
+        "flush/waits-s3": lambda rows: _waits(rows, "flush/waits-s3", "S3 with a slow flush, ms"),
+        "flush/s3": lambda rows: _waits(rows, "flush/s3", f"S3 with a slow flush{OWN}, ms"),
         "flush/producers": lambda rows: _producers(rows, "flush/producers"),
     }
     return {name: make(rows) for name, make in made.items() if rows.of(name)}

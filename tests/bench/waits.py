@@ -38,14 +38,20 @@ def measure(results: harness.Results, reps: int, peers: tuple[str, ...]) -> None
 
 
 async def _measure(results: harness.Results, reps: int, peers: tuple[str, ...]) -> None:
-    there = harness.present(*peers)
     for rep in range(reps):
         for pace in PACES:
-            for name in there:
-                waits_ms = await _waits_ms(name, pace)
-                told = {f"p{q}": harness.run().pct(waits_ms, q / 100) for q in (50, 95, 99)}
-                told["max"] = max(waits_ms)
-                results.add(f"waits-{pace}", peer=name, rep=rep, got=len(waits_ms), **told)
+            await measure_pace(results, rep, pace, peers)
+
+
+async def measure_pace(
+    results: harness.Results, rep: int, pace: str, peers: tuple[str, ...] = tuple(ENQUEUE)
+) -> None:
+    """One repetition of S3 or S5, each queue after the other."""
+    for name in harness.present(*peers):
+        waits_ms = await _waits_ms(name, pace)
+        told = {f"p{q}": harness.run().pct(waits_ms, q / 100) for q in (50, 95, 99)}
+        told["max"] = max(waits_ms)
+        results.add(f"waits-{pace}", peer=name, rep=rep, got=len(waits_ms), **told)
 
 
 async def _waits_ms(name: str, pace: str) -> list[float]:
