@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from asyncio.subprocess import Process
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +15,17 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:  # gone before its file was opened, or before it was read
         return False
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    """Send a signal to a child that may be about to end.
+
+    Its own send_signal() looks first whether it has ended, and so takes its exit code away from who
+    waits for it, who then says 255 ("Unknown child process").
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def children(pid: int) -> list[int]:

@@ -17,6 +17,7 @@ from taskd.core.job import NewJob
 from taskd.store import jobs
 from taskd.store.database import Database, Lane
 from tests.canary import assert_unseen
+from tests.processes import send
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 30.0
@@ -175,7 +176,7 @@ class Shell:
         """Send signals, the next when the one before was noticed; exit code and wall time."""
         began = time.monotonic()
         for number, each in enumerate(signals):
-            process.send_signal(each)
+            send(process, each)
             if number == 0 and len(signals) > 1:
                 await self.heard("worker.draining")
         return await self.end(process), time.monotonic() - began

@@ -32,6 +32,7 @@ import asyncpg
 import pytest
 
 from tests.conftest import TestServer
+from tests.processes import send
 from tests.system.shell import Shell, cut_off_by
 
 # Far below the hour, and far above what the phases add up to on a busy machine.
@@ -189,7 +190,7 @@ async def play(name: str, count: str, home: Path, dsn: str) -> float:
                 for each in signals:
                     if cell.process.returncode is not None:
                         break
-                    cell.process.send_signal(each)
+                    send(cell.process, each)
                     await asyncio.sleep(0.1)  # two that are pending at a time become one
                 code = await cell.process.wait()
             took_s = time.monotonic() - began
