@@ -17,6 +17,7 @@ import asyncpg
 
 from taskd.errors import StoreUnavailable
 from taskd.store import hosts
+from taskd.store.prepared import Connection
 from taskd.store.reach import place_of, reaching
 from taskd.store.statements import statement
 from taskd.store.translate import STRAYED, Down, is_gone, translate, translated
@@ -108,17 +109,15 @@ class Database:
         return connection
 
     def run(
-        self, connection: asyncpg.Connection, name: str, args: tuple[Any, ...], **settings: str
+        self, connection: Connection, name: str, args: tuple[Any, ...], **settings: str
     ) -> Coroutine[Any, Any, list[asyncpg.Record]]:
         """Run the named statement on a connection that was made here with these settings.
 
         What it raises is to be told to failed().
         """
-        text = statement(name).text
         if not self.pooled:
-            fetched: Coroutine[Any, Any, list[asyncpg.Record]] = connection.fetch(text, *args)
-            return fetched
-        return self._run_pooled(connection, text, args, settings)
+            return connection.run(name, args)
+        return self._run_pooled(connection, statement(name).text, args, settings)
 
     def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
         """A statement of this connection has failed: a pooler is known by the errors it causes."""
@@ -212,6 +211,7 @@ class Database:
                     **({"target_session_attrs": "read-write"} | self.connect_args | address | args),
                     timeout=CONNECT_TIMEOUT_S,
                     server_settings=server_settings,
+                    connection_class=Connection,
                 )
             except Exception as error:
                 said = translate(error)
