@@ -152,8 +152,11 @@ class Client:
             SchemaMissing: the database has no schema taskd.
             TypeError: conn is no connection that taskd knows.
         """
-        enqueued = await traces.produce_one(await self._on(conn), job, self._built_ins)
-        return self._mine([enqueued])[0]
+        # No coroutine for a pool that is there: store/prepared.py tells what a call costs.
+        on = self._pools.get(asyncio.get_running_loop()) if conn is None else fetches(conn)
+        enqueued = await traces.produce_one(on or await self._pool(), job, self._built_ins)
+        enqueued.client = self
+        return enqueued
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs, one round trip per thousand; their ids, in the order of the jobs.

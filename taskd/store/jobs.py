@@ -183,7 +183,7 @@ async def enqueue(
 
 async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
     """As enqueue(), of a job that holds no unique key."""
-    group = None if collected or not isinstance(on, Pool) else _group(on)
+    group = None if collected or not isinstance(on, Pool) else on.group or _make_group(on)
     began = None if group is None else group.begin()
     if group is not None and began is None:
         return await group.enqueue(job)
@@ -191,16 +191,17 @@ async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> E
     if _OPTIONS(job) != _NO_OPTIONS:
         name, args = "enqueue_job", (*args, *_option_args(job))
     try:
+        return Enqueued((await on.fetch(name, *args))[0][0])
+    except Exception:
         with refusals():
-            return Enqueued((await on.fetch(name, *args))[0][0])
+            raise
     finally:
         if group is not None:
             group.ended(began)
 
 
-def _group(pool: Pool) -> Group:
-    if pool.group is None:
-        pool.group = Group(partial(enqueue, pool, collected=True), pool.size_max)
+def _make_group(pool: Pool) -> Group:
+    pool.group = Group(partial(enqueue, pool, collected=True), pool.size_max)
     return pool.group
 
 

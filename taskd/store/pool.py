@@ -64,7 +64,7 @@ class Pool:
             StoreUnavailable: the connection could not be made, or broke (then it may have run).
             ValueRefused: a value was refused; nothing was written.
         """
-        with translated(statement(name).roles):
+        try:
             connection = self._at_hand() or await self._awaited()
             self._busy[connection] = time.monotonic()
             if self._looks_for_silence is None:
@@ -74,9 +74,12 @@ class Pool:
             except BaseException as error:
                 await self._failed(connection, error)
                 raise
-            del self._busy[connection]
-            self._give(connection)
-            return rows
+        except Exception:
+            with translated(statement(name).roles):
+                raise
+        del self._busy[connection]
+        self._give(connection)
+        return rows
 
     async def _failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
         """Keep a connection whose statement has failed, or part from it.
@@ -160,7 +163,7 @@ class Pool:
             # True: it is this pool that looks for silence.
             connection = await self._database.connect(self._purpose, True)
         except BaseException:
-            self._pass_on(None)
+            self._give(None)
             raise
         if self._closed:
             # close() did not wait for it, and whoever closes counts on nothing more being written.
@@ -173,13 +176,10 @@ class Pool:
             raise asyncpg.InterfaceError("the client has been closed")
 
     def _give(self, connection: asyncpg.Connection | None) -> None:
+        """To the first who waits a connection, or the place of one; else keep it."""
         if self._closed and connection is not None:
             self._drop(connection)
-        else:
-            self._pass_on(connection)
-
-    def _pass_on(self, connection: asyncpg.Connection | None) -> None:
-        """To the first who waits a connection, or the place of one; else keep it."""
+            return
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -197,7 +197,7 @@ class Pool:
         task = asyncio.create_task(close(connection), name="connection-close")
         self._leaving.add(task)
         task.add_done_callback(self._left)
-        self._pass_on(None)
+        self._give(None)
         return task
 
     def _left(self, task: asyncio.Task[None]) -> None:
