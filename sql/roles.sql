@@ -129,6 +129,10 @@ GRANT EXECUTE ON FUNCTION
                         double precision, boolean, jsonb)
     TO taskd_producer;
 
+-- Asked of each row of a job that is written (the index job_fits).
+GRANT EXECUTE ON FUNCTION taskd.fits(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
+    TO taskd_producer, taskd_worker, taskd_admin;
+
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
 GRANT EXECUTE ON FUNCTION taskd.ring(text) TO taskd_producer, taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;

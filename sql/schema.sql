@@ -43,11 +43,15 @@ CREATE TYPE taskd.on_failed AS ENUM (
 );
 
 CREATE DOMAIN taskd.payload AS jsonb
-	CONSTRAINT payload_fits_256_kib CHECK ((octet_length((VALUE)::text) <= 262144))
+	CONSTRAINT payload_fits_256_kib CHECK (
+CASE
+    WHEN (pg_column_size(VALUE) <= 400) THEN true
+    ELSE (octet_length((VALUE)::text) <= 262144)
+END)
 	CONSTRAINT payload_is_an_object CHECK ((jsonb_typeof(VALUE) = 'object'::text));
 
 CREATE DOMAIN taskd.queue_name AS text
-	CONSTRAINT queue_name_is_a_channel CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 48)) AND (VALUE !~ '[^a-z0-9_.-]'::text)));
+	CONSTRAINT queue_name_is_a_channel CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 48)) AND ((quote_ident(VALUE) = VALUE) OR (VALUE !~ '[^a-z0-9_.-]'::text))));
 
 CREATE DOMAIN taskd.schedule_name AS text
 	CONSTRAINT schedule_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
@@ -55,7 +59,7 @@ CREATE DOMAIN taskd.schedule_name AS text
 
 CREATE DOMAIN taskd.task_name AS text
 	CONSTRAINT task_name_is_bounded CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200)))
-	CONSTRAINT task_name_is_printable CHECK ((VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text));
+	CONSTRAINT task_name_is_printable CHECK (((quote_ident(VALUE) = VALUE) OR (VALUE !~ '[\u0001-\u001f\u007f-\u009f]'::text)));
 
 CREATE DOMAIN taskd.timeout_s AS double precision
 	CONSTRAINT timeout_is_1_ms_to_30_days CHECK (((VALUE >= (0.001)::double precision) AND (VALUE <= (2592000)::double precision)));
@@ -112,7 +116,7 @@ BEGIN
         SELECT s.limit_name
         FROM (
             SELECT j.limit_name FROM taskd.job AS j
-            WHERE j.state = 'scheduled' AND j.crashes > 0 AND j.run_at <= now() AND j.limit_name IS NOT NULL
+            WHERE j.state = 'scheduled' AND least(j.crashes, 1::smallint) = 1 AND j.run_at <= now() AND j.limit_name IS NOT NULL
               AND j.gate IS NULL
             ORDER BY j.run_at LIMIT batch
         ) AS s
@@ -130,7 +134,7 @@ BEGIN
         SET state = 'blocked'
         WHERE j.ctid = ANY (ARRAY(
             SELECT s.ctid FROM taskd.job AS s
-            WHERE s.state = 'scheduled' AND s.crashes > 0 AND s.run_at <= now() AND s.limit_name = one
+            WHERE s.state = 'scheduled' AND least(s.crashes, 1::smallint) = 1 AND s.run_at <= now() AND s.limit_name = one
               AND s.gate IS NULL
             ORDER BY s.run_at LIMIT batch FOR UPDATE SKIP LOCKED
         ));
@@ -202,7 +206,7 @@ BEGIN
                    FROM (
                        SELECT FROM taskd.job AS j
                        WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
-                         AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                         AND (j.state >= 'queued' OR j.gate >= 'next')
                        LIMIT rule.concurrency
                    ) AS place
                ) END AS free,
@@ -216,7 +220,7 @@ BEGIN
                    FROM (
                        SELECT FROM taskd.job AS j
                        WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
-                         AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                         AND (j.state >= 'queued' OR j.gate >= 'next')
                          AND j.state <> 'running'
                        LIMIT rule.burst
                    ) AS place
@@ -291,7 +295,7 @@ BEGIN
                 FROM (
                     SELECT FROM taskd.job AS j
                     WHERE j.limit_name = rule.name AND j.limit_name IS NOT NULL
-                      AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                      AND (j.state >= 'queued' OR j.gate >= 'next')
                       AND j.state <> 'blocked'
                     LIMIT rule.concurrency_in_all
                 ) AS place
@@ -668,8 +672,8 @@ CREATE TABLE taskd.job (
     enqueued_at timestamp with time zone DEFAULT now() NOT NULL,
     run_at taskd.moment DEFAULT now() NOT NULL,
     started_at timestamp with time zone,
-    timeout_s taskd.timeout_s,
-    deadline taskd.moment,
+    timeout_s double precision,
+    deadline timestamp with time zone,
     tick timestamp with time zone,
     workflow_id bigint,
     fence bigint DEFAULT 0 NOT NULL,
@@ -677,7 +681,7 @@ CREATE TABLE taskd.job (
     gate taskd.gate,
     priority smallint DEFAULT 100 NOT NULL,
     attempt smallint DEFAULT 0 NOT NULL,
-    max_attempts taskd.attempts,
+    max_attempts smallint,
     args_version smallint,
     crashes smallint DEFAULT 0 NOT NULL,
     interrupts smallint DEFAULT 0 NOT NULL,
@@ -689,7 +693,7 @@ CREATE TABLE taskd.job (
     args taskd.payload DEFAULT '{}'::jsonb NOT NULL,
     errors jsonb DEFAULT '[]'::jsonb NOT NULL,
     key_scope taskd.key_scope,
-    unique_key taskd.unique_key,
+    unique_key text,
     version bigint,
     follower jsonb,
     cancel_reason text,
@@ -697,12 +701,7 @@ CREATE TABLE taskd.job (
     limit_name text,
     limit_key text,
     schedule text,
-    metadata taskd.metadata,
-    CONSTRAINT job_fits_its_state CHECK (
-CASE
-    WHEN (worker_id IS NULL) THEN (state < 'running'::taskd.job_state)
-    ELSE (state = 'running'::taskd.job_state)
-END)
+    metadata jsonb
 )
 WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.02');
 
@@ -1038,7 +1037,8 @@ BEGIN
         SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
         FROM taskd.job AS j
         WHERE j.task = enqueue_unique.task AND j.unique_key = enqueue_unique.unique_key
-          AND (j.key_scope = 'live' OR j.fence = 0) AND j.id IS DISTINCT FROM mine;
+          AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = enqueue_unique.unique_key
+          AND j.id IS DISTINCT FROM mine;
         IF NOT FOUND THEN
             SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
             FROM taskd.job_key AS k
@@ -1060,7 +1060,7 @@ BEGIN
                  FROM taskd.queue AS q WHERE q.name = goes_to AND q.max_depth IS NOT NULL AND due <= now()),
                 true
             )
-            ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL AND (key_scope = 'live' OR fence = 0)
+            ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL
             DO NOTHING
             RETURNING j.id INTO mine;
             CONTINUE;
@@ -1446,6 +1446,27 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskd.fits(worker_id bigint, state taskd.job_state, max_attempts smallint, timeout_s double precision, deadline timestamp with time zone, unique_key text, metadata jsonb) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    attempts_fit taskd.attempts := max_attempts;
+    timeout_fits taskd.timeout_s := timeout_s;
+    deadline_fits taskd.moment := deadline;
+    key_fits taskd.unique_key := unique_key;
+    metadata_fit taskd.metadata := metadata;
+BEGIN
+    IF (CASE WHEN worker_id IS NULL THEN state < 'running' ELSE state = 'running' END) IS NOT TRUE THEN
+        RAISE EXCEPTION 'no job can be "%" % a worker (job_fits_its_state)', state,
+            CASE WHEN worker_id IS NULL THEN 'without' ELSE 'with' END
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'job_fits_its_state',
+                  HINT = 'What is running has a worker, and nothing else has one; what has finished is in job_history.';
+    END IF;
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION taskd.fitting_key(key text) RETURNS text
     LANGUAGE sql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1591,7 +1612,7 @@ CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
     FROM taskd.job_history AS past
     LEFT JOIN taskd.job AS holder
       ON holder.task = past.task AND holder.unique_key = past.unique_key
-     AND (holder.key_scope = 'live' OR holder.fence = 0)
+     AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END) = past.unique_key
     LEFT JOIN taskd.job_key AS kept
       ON kept.task = past.task AND kept.unique_key = past.unique_key
      AND kept.job_id <> past.id AND kept.until > clock_timestamp()
@@ -1714,7 +1735,8 @@ BEGIN
     PERFORM j.id
     FROM unnest(tasks, unique_keys, on_conflicts, versions) AS c (task, unique_key, on_conflict, version)
     JOIN taskd.job AS j
-      ON j.task = c.task AND j.unique_key = c.unique_key AND (j.key_scope = 'live' OR j.fence = 0)
+      ON j.task = c.task AND j.unique_key = c.unique_key
+     AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = c.unique_key
     WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
                ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
     FOR UPDATE OF j NOWAIT;
@@ -1957,7 +1979,7 @@ CREATE SEQUENCE taskd.needs
 
 CREATE FUNCTION taskd.needs_nothing(queue text) RETURNS boolean
     LANGUAGE sql
-    RETURN (((to_timestamp(((taskd.mark(queue))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp()) IS TRUE) OR (pg_sequence_last_value('taskd.needs'::regclass) = 0));
+    RETURN ((pg_sequence_last_value('taskd.needs'::regclass) = 0) OR ((to_timestamp(((taskd.mark(queue))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp()) IS TRUE));
 
 CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s double precision, after timestamp with time zone) RETURNS timestamp with time zone
     LANGUAGE sql IMMUTABLE
@@ -2264,7 +2286,8 @@ BEGIN
                           EXISTS (
                               SELECT 1 FROM taskd.job AS holder
                               WHERE holder.task = past.task AND holder.unique_key = past.unique_key
-                                AND (holder.key_scope = 'live' OR holder.fence = 0)
+                                AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END)
+                                    = past.unique_key
                           ) OR EXISTS (
                               SELECT 1 FROM taskd.job_history AS later
                               WHERE later.id = ANY (wanted) AND later.id > past.id
@@ -2802,12 +2825,12 @@ CREATE TABLE taskd.queue (
 CREATE VIEW taskd.due AS
  SELECT ( SELECT date_part('epoch'::text, ((job.run_at)::timestamp with time zone - clock_timestamp())) AS date_part
            FROM taskd.job
-          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes = 0))
+          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (LEAST(job.crashes, (1)::smallint) = 0))
           ORDER BY job.run_at
          LIMIT 1) AS job_s,
     ( SELECT date_part('epoch'::text, ((job.run_at)::timestamp with time zone - clock_timestamp())) AS date_part
            FROM taskd.job
-          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes > 0))
+          WHERE ((job.state = 'scheduled'::taskd.job_state) AND (LEAST(job.crashes, (1)::smallint) = 1))
           ORDER BY job.run_at
          LIMIT 1) AS suspect_s,
     ( SELECT
@@ -2816,7 +2839,7 @@ CREATE VIEW taskd.due AS
                        FROM taskd.job
                       WHERE ((job.limit_name IS NOT NULL) AND (job.state = 'blocked'::taskd.job_state) AND (job.gate IS NULL) AND (job.waits_for IS NULL)))) OR (EXISTS ( SELECT
                        FROM taskd.job
-                      WHERE ((job.state = 'scheduled'::taskd.job_state) AND (job.crashes > 0) AND ((job.run_at)::timestamp with time zone <= now()) AND (job.limit_name IS NOT NULL) AND (job.gate IS NULL))))) THEN (0.0)::double precision
+                      WHERE ((job.state = 'scheduled'::taskd.job_state) AND (LEAST(job.crashes, (1)::smallint) = 1) AND ((job.run_at)::timestamp with time zone <= now()) AND (job.limit_name IS NOT NULL) AND (job.gate IS NULL))))) THEN (0.0)::double precision
                     ELSE ( SELECT date_part('epoch'::text, (opening.at - clock_timestamp())) AS date_part
                        FROM taskd.opening
                       ORDER BY opening.at
@@ -2957,8 +2980,8 @@ CREATE VIEW taskd.jobs AS
     job.priority,
     (job.run_at)::timestamp with time zone AS run_at,
     job.attempt,
-    (job.max_attempts)::smallint AS max_attempts,
-    (job.timeout_s)::double precision AS timeout_s,
+    job.max_attempts,
+    job.timeout_s,
     job.worker_id,
     job.fence,
     job.crashes,
@@ -2972,9 +2995,9 @@ CREATE VIEW taskd.jobs AS
     job.errors,
     NULL::jsonb AS result,
     (job.key_scope)::text AS key_scope,
-    (job.unique_key)::text AS unique_key,
+    job.unique_key,
     job.version,
-    (job.deadline)::timestamp with time zone AS deadline,
+    job.deadline,
     job.args_version,
     job.schedule,
     job.tick,
@@ -2982,7 +3005,7 @@ CREATE VIEW taskd.jobs AS
     job.node,
     job.limit_name,
     job.limit_key,
-    (job.metadata)::jsonb AS metadata
+    job.metadata
    FROM taskd.job
 UNION ALL
  SELECT job_history.id,
@@ -3208,15 +3231,19 @@ ALTER TABLE ONLY taskd.workflow
 
 CREATE INDEX dependency_of ON taskd.dependency USING btree (workflow_id, job_id);
 
-CREATE INDEX job_arrived ON taskd.job USING btree (limit_name, id) WHERE ((limit_name IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (gate IS NULL) AND (waits_for IS NULL));
-
-CREATE INDEX job_blocked ON taskd.job USING btree (queue) WHERE ((queue IS NOT NULL) AND (state = 'blocked'::taskd.job_state) AND (waits_for IS NULL));
+CREATE INDEX job_arrived ON taskd.job USING btree (limit_name, id) WHERE ((state = 'blocked'::taskd.job_state) AND (gate IS NULL) AND (waits_for IS NULL));
 
 CREATE INDEX job_claim ON taskd.job USING btree (queue, priority, run_at, id) WHERE (state = 'queued'::taskd.job_state);
 
 CREATE INDEX job_deadline ON taskd.job USING btree (deadline) WHERE ((deadline IS NOT NULL) AND (worker_id IS NULL));
 
-CREATE INDEX job_due ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes = 0));
+CREATE INDEX job_due ON taskd.job USING btree (LEAST(crashes, (1)::smallint), run_at) WHERE (state = 'scheduled'::taskd.job_state);
+
+CREATE INDEX job_fits ON taskd.job USING btree (taskd.fits(worker_id, state, max_attempts, timeout_s, deadline, unique_key, metadata)) WHERE 
+CASE
+    WHEN (worker_id IS NULL) THEN ((state >= 'running'::taskd.job_state) OR (max_attempts IS NOT NULL) OR (timeout_s IS NOT NULL) OR (deadline IS NOT NULL) OR (unique_key IS NOT NULL) OR (metadata IS NOT NULL))
+    ELSE (state <> 'running'::taskd.job_state)
+END;
 
 CREATE INDEX job_history_default_expires ON taskd.job_history_default USING btree (expires_at);
 
@@ -3232,7 +3259,11 @@ CREATE INDEX job_history_workflow ON ONLY taskd.job_history USING btree (workflo
 
 CREATE INDEX job_history_default_workflow_id_idx ON taskd.job_history_default USING btree (workflow_id) WHERE (workflow_id IS NOT NULL);
 
-CREATE UNIQUE INDEX job_holds_key ON taskd.job USING btree (task, unique_key) WHERE ((unique_key IS NOT NULL) AND ((key_scope = 'live'::taskd.key_scope) OR (fence = 0)));
+CREATE UNIQUE INDEX job_holds_key ON taskd.job USING btree (task, (
+CASE
+    WHEN ((key_scope = 'live'::taskd.key_scope) OR (fence = 0)) THEN unique_key
+    ELSE NULL::text
+END)) WHERE (unique_key IS NOT NULL);
 
 CREATE INDEX job_key_until ON taskd.job_key USING btree (until);
 
@@ -3246,13 +3277,11 @@ CREATE INDEX job_log_expires ON taskd.job_log USING btree (expires_at);
 
 CREATE INDEX job_parked ON taskd.job USING btree (task) WHERE parked;
 
-CREATE INDEX job_place ON taskd.job USING btree (limit_name, limit_key, state) WHERE ((limit_name IS NOT NULL) AND ((state = ANY (ARRAY['queued'::taskd.job_state, 'running'::taskd.job_state])) OR (gate = ANY (ARRAY['next'::taskd.gate, 'admitted'::taskd.gate]))));
+CREATE INDEX job_place ON taskd.job USING btree (limit_name, limit_key, state) WHERE ((limit_name IS NOT NULL) AND ((state >= 'queued'::taskd.job_state) OR (gate >= 'next'::taskd.gate)));
 
 CREATE INDEX job_running ON taskd.job USING btree (worker_id) WHERE (worker_id IS NOT NULL);
 
 CREATE INDEX job_schedule ON taskd.job USING btree (schedule) WHERE (schedule IS NOT NULL);
-
-CREATE INDEX job_suspect ON taskd.job USING btree (run_at) WHERE ((state = 'scheduled'::taskd.job_state) AND (crashes > 0));
 
 CREATE INDEX job_workflow ON taskd.job USING btree (workflow_id) WHERE (workflow_id IS NOT NULL);
 

@@ -704,7 +704,8 @@ BEGIN
                           EXISTS (
                               SELECT 1 FROM taskd.job AS holder
                               WHERE holder.task = past.task AND holder.unique_key = past.unique_key
-                                AND (holder.key_scope = 'live' OR holder.fence = 0)
+                                AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END)
+                                    = past.unique_key
                           ) OR EXISTS (
                               SELECT 1 FROM taskd.job_history AS later
                               WHERE later.id = ANY (wanted) AND later.id > past.id

@@ -33,7 +33,7 @@ AS $$
     FROM taskd.job_history AS past
     LEFT JOIN taskd.job AS holder
       ON holder.task = past.task AND holder.unique_key = past.unique_key
-     AND (holder.key_scope = 'live' OR holder.fence = 0)
+     AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END) = past.unique_key
     LEFT JOIN taskd.job_key AS kept
       ON kept.task = past.task AND kept.unique_key = past.unique_key
      AND kept.job_id <> past.id AND kept.until > clock_timestamp()

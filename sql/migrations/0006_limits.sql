@@ -60,29 +60,29 @@ CREATE INDEX opening_limit ON taskd.opening (limit_name, at);
 -- Who holds a place, and of which key. The predicates of these differ on purpose: each question can use one of them only,
 -- whatever the statistics say.
 CREATE INDEX job_place ON taskd.job (limit_name, limit_key, state)
-    WHERE limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'));
+    WHERE limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next');
 -- The lines: one for each key, and the empty one of those that have a place of their key and wait for one in all.
 CREATE INDEX job_line
     ON taskd.job (limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END), priority, run_at, id)
     WHERE limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
+-- What has come to its gate, and what was blocked by hand and has no limit: the doctor tells of it.
 CREATE INDEX job_arrived ON taskd.job (limit_name, id)
-    WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
-CREATE INDEX job_blocked ON taskd.job (queue) WHERE queue IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
+    WHERE state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
 
 -- In how many seconds the next scheduled job, the next suspect, and a look at the limits are due; NULL when there is
 -- none. And which queues an operator has limited.
 -- (A suspect that has yet to be admitted counts as due for both: the gate comes first.)
 CREATE VIEW taskd.due AS
     SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-            WHERE state = 'scheduled' AND crashes = 0 ORDER BY run_at LIMIT 1) AS job_s,
+            WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 ORDER BY run_at LIMIT 1) AS job_s,
            (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
-            WHERE state = 'scheduled' AND crashes > 0 ORDER BY run_at LIMIT 1) AS suspect_s,
+            WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 ORDER BY run_at LIMIT 1) AS suspect_s,
            (SELECT CASE WHEN EXISTS (
                         SELECT FROM taskd.job
                         WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL
                     ) OR EXISTS (
                         SELECT FROM taskd.job
-                        WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() AND limit_name IS NOT NULL
+                        WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now() AND limit_name IS NOT NULL
                           AND gate IS NULL
                     ) THEN 0.0
                     ELSE (SELECT date_part('epoch', at - clock_timestamp()) FROM taskd.opening ORDER BY at LIMIT 1)
@@ -170,7 +170,7 @@ BEGIN
                    FROM (
                        SELECT FROM taskd.job AS j
                        WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
-                         AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                         AND (j.state >= 'queued' OR j.gate >= 'next')
                        LIMIT rule.concurrency
                    ) AS place
                ) END AS free,
@@ -184,7 +184,7 @@ BEGIN
                    FROM (
                        SELECT FROM taskd.job AS j
                        WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
-                         AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                         AND (j.state >= 'queued' OR j.gate >= 'next')
                          AND j.state <> 'running'
                        LIMIT rule.burst
                    ) AS place
@@ -259,7 +259,7 @@ BEGIN
                 FROM (
                     SELECT FROM taskd.job AS j
                     WHERE j.limit_name = rule.name AND j.limit_name IS NOT NULL
-                      AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+                      AND (j.state >= 'queued' OR j.gate >= 'next')
                       AND j.state <> 'blocked'
                     LIMIT rule.concurrency_in_all
                 ) AS place
@@ -371,7 +371,7 @@ BEGIN
         SELECT s.limit_name
         FROM (
             SELECT j.limit_name FROM taskd.job AS j
-            WHERE j.state = 'scheduled' AND j.crashes > 0 AND j.run_at <= now() AND j.limit_name IS NOT NULL
+            WHERE j.state = 'scheduled' AND least(j.crashes, 1::smallint) = 1 AND j.run_at <= now() AND j.limit_name IS NOT NULL
               AND j.gate IS NULL
             ORDER BY j.run_at LIMIT batch
         ) AS s
@@ -389,7 +389,7 @@ BEGIN
         SET state = 'blocked'
         WHERE j.ctid = ANY (ARRAY(
             SELECT s.ctid FROM taskd.job AS s
-            WHERE s.state = 'scheduled' AND s.crashes > 0 AND s.run_at <= now() AND s.limit_name = one
+            WHERE s.state = 'scheduled' AND least(s.crashes, 1::smallint) = 1 AND s.run_at <= now() AND s.limit_name = one
               AND s.gate IS NULL
             ORDER BY s.run_at LIMIT batch FOR UPDATE SKIP LOCKED
         ));

@@ -95,7 +95,7 @@ SET state = 'running',
 WHERE job.ctid = ANY (ARRAY(
       SELECT ctid
       FROM taskd.job
-      WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now()
+      WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now()
         AND (limit_name IS NULL OR gate = 'admitted')
         AND queue = ANY ($2::text[]) AND task = ANY ($3::text[])
         AND EXISTS (

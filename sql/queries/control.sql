@@ -62,7 +62,8 @@ WITH held AS MATERIALIZED (
 SELECT name FROM resumed, (SELECT count(*) FROM called) AS c;
 
 -- Brings parked jobs back when their task is paused no longer: any worker that sees it does so, a batch at a time, also
--- those that a worker has parked late. A suspect goes back to the slow lane, a job with a limit to its gate.
+-- those that a worker has parked late. A suspect goes back to the slow lane, a job with a limit to its gate. `state::text`
+-- leaves job_parked alone to find them: along job_due all that is scheduled would be read.
 
 -- name: unpark_jobs(tasks text[], batch bigint)
 -- roles: worker
@@ -75,7 +76,7 @@ WITH moved AS (
     WHERE job.ctid = ANY (ARRAY(
           SELECT ctid
           FROM taskd.job
-          WHERE parked AND state = 'scheduled' AND task = ANY ($1::text[])
+          WHERE parked AND state::text = 'scheduled' AND task = ANY ($1::text[])
           LIMIT $2
           FOR UPDATE SKIP LOCKED
       ))

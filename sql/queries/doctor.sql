@@ -330,7 +330,7 @@ WITH RECURSIVE waiting AS (
 ), late AS MATERIALIZED (
     SELECT queue::text AS queue, count(*) AS jobs, min(run_at::timestamptz) AS oldest
     FROM (SELECT queue, run_at FROM taskd.job
-          WHERE state = 'scheduled' AND crashes = 0 AND run_at <= now() AND NOT parked
+          WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at <= now() AND NOT parked
           ORDER BY job.run_at LIMIT $1) AS first
     GROUP BY queue
 ), found AS (
@@ -376,7 +376,7 @@ WITH RECURSIVE waiting AS (
     WHERE waiting.queue IS NOT NULL
     UNION ALL
     (SELECT queue::text, task::text, enqueued_at FROM taskd.job
-     WHERE state = 'scheduled' AND crashes = 0 AND run_at < now() + interval '30 s' ORDER BY job.run_at LIMIT $1)
+     WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at < now() + interval '30 s' ORDER BY job.run_at LIMIT $1)
 ), wanted AS (
     SELECT queue, task, count(*) AS jobs, min(enqueued_at) AS oldest FROM head GROUP BY queue, task
 )
@@ -392,7 +392,7 @@ CROSS JOIN LATERAL (
 LEFT JOIN taskd.task AS t ON t.name = wanted.task
 WHERE served.workers > 0 AND served.knowing = 0
 UNION ALL
-SELECT NULL, name::text, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE parked AND state = 'scheduled' AND task = t.name LIMIT $1) AS parked),
+SELECT NULL, name::text, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE parked AND state::text = 'scheduled' AND task = t.name LIMIT $1) AS parked),
        NULL, 0, 0, true, true, date_part('epoch', clock_timestamp() - paused_at)
 FROM taskd.task AS t
 WHERE paused_at IS NOT NULL AND paused_until IS NULL;
@@ -444,7 +444,7 @@ WITH running AS MATERIALIZED (
      FROM taskd.job WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL ORDER BY deadline LIMIT $1)
     UNION ALL
     (SELECT 'suspect', id, date_part('epoch', clock_timestamp() - run_at::timestamptz)
-     FROM taskd.job WHERE state = 'scheduled' AND crashes > 0 AND run_at <= now() ORDER BY run_at LIMIT $1)
+     FROM taskd.job WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now() ORDER BY run_at LIMIT $1)
     UNION ALL
     (SELECT 'unlooked', id, date_part('epoch', clock_timestamp() - greatest(run_at::timestamptz, enqueued_at))
      FROM taskd.job
@@ -457,10 +457,9 @@ WITH running AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM taskd.dependency AS d
                       WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted)
     UNION ALL
-    SELECT 'aimless', j.id, date_part('epoch', clock_timestamp() - j.enqueued_at)
-    FROM (SELECT id, limit_name, enqueued_at FROM taskd.job WHERE queue IS NOT NULL AND state = 'blocked' AND waits_for IS NULL
-          LIMIT $1) AS j
-    WHERE j.limit_name IS NULL
+    (SELECT 'aimless', id, date_part('epoch', clock_timestamp() - enqueued_at)
+     FROM taskd.job
+     WHERE limit_name IS NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL ORDER BY limit_name, id LIMIT $1)
 )
 SELECT why, count(*) AS jobs, max(late_s) AS late_s, (array_agg(id ORDER BY late_s DESC, id))[:5] AS ids
 FROM found
@@ -484,7 +483,7 @@ SELECT 'limit' AS kind, named.limit_name AS name, r.declared IS NOT NULL OR coal
        (SELECT count(*) FROM (
            SELECT FROM taskd.job AS j
            WHERE j.limit_name = named.limit_name AND j.limit_name IS NOT NULL
-             AND (j.state IN ('queued', 'running') OR j.gate IN ('next', 'admitted'))
+             AND (j.state >= 'queued' OR j.gate >= 'next')
            LIMIT $1) AS held) AS counted,
        (SELECT count(*) FROM (
            SELECT FROM taskd.job AS j

@@ -77,10 +77,10 @@ WITH RECURSIVE owner AS (
     FROM owner
     WHERE owner.id IS NOT NULL
 ), parked AS (
-    (SELECT task::text FROM taskd.job WHERE parked AND state = 'scheduled' ORDER BY job.task LIMIT 1)
+    (SELECT task::text FROM taskd.job WHERE parked AND state::text = 'scheduled' ORDER BY job.task LIMIT 1)
     UNION ALL
     SELECT (SELECT job.task::text FROM taskd.job
-            WHERE job.parked AND job.state = 'scheduled' AND job.task > parked.task ORDER BY job.task LIMIT 1)
+            WHERE job.parked AND job.state::text = 'scheduled' AND job.task > parked.task ORDER BY job.task LIMIT 1)
     FROM parked
     WHERE parked.task IS NOT NULL
 ), paused AS MATERIALIZED (

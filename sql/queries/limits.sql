@@ -134,7 +134,7 @@ CROSS JOIN LATERAL (
            count(*) FILTER (WHERE job.state IN ('queued', 'scheduled')) AS queued
     FROM taskd.job AS job
     WHERE job.limit_name = rule.name AND job.limit_name IS NOT NULL
-      AND (job.state IN ('queued', 'running') OR job.gate IN ('next', 'admitted'))
+      AND (job.state >= 'queued' OR job.gate >= 'next')
 ) AS place
 CROSS JOIN LATERAL (
     SELECT count(*) AS blocked, count(*) FILTER (WHERE job.gate = 'next') AS next,
@@ -164,7 +164,7 @@ FROM (
     SELECT held.limit_key, held.state, held.gate
     FROM taskd.job AS held
     WHERE held.limit_name = $1 AND held.limit_name IS NOT NULL
-      AND (held.state IN ('queued', 'running') OR held.gate IN ('next', 'admitted'))
+      AND (held.state >= 'queued' OR held.gate >= 'next')
       AND held.state <> 'blocked'
     UNION ALL
     SELECT waiting.limit_key, waiting.state, waiting.gate

@@ -31,7 +31,7 @@ WITH RECURSIVE ahead AS (
     UNION ALL
     SELECT queue, run_at FROM (
         SELECT queue::text, run_at::timestamptz FROM taskd.job
-        WHERE state = 'scheduled' AND crashes = 0 AND run_at <= now()
+        WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at <= now()
         ORDER BY job.run_at LIMIT $2
     ) AS late
 ), sampled AS (

@@ -13,7 +13,7 @@ WITH moved AS (
     WHERE job.ctid = ANY (ARRAY(
           SELECT ctid
           FROM taskd.job
-          WHERE state = 'scheduled' AND crashes = 0 AND run_at <= now()
+          WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at <= now()
           ORDER BY run_at
           LIMIT $1
           FOR UPDATE SKIP LOCKED

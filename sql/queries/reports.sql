@@ -73,7 +73,7 @@ LIMIT 1;
 -- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who
 -- serves its queue, and how many jobs come before it, in one row. What follows from that is decided in
 -- taskd/core/why.py. The job is found by job_pkey, and job_history_id of every partition. Who comes before it is
--- counted in the order of the claims, along job_claim or job_suspect, and no further than `ahead_max`. The table of workers
+-- counted in the order of the claims, along job_claim or job_due, and no further than `ahead_max`. The table of workers
 -- holds those of the last week, few enough to be read from end to end, and is read once. A few of those that
 -- serve the queue are named, with the jobs that each runs, counted along job_running.
 
@@ -131,7 +131,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
                SELECT other.id
                FROM taskd.job AS other
                WHERE other.limit_name = found.limit_name AND other.limit_name IS NOT NULL
-                 AND (other.state IN ('queued', 'running') OR other.gate IN ('next', 'admitted'))
+                 AND (other.state >= 'queued' OR other.gate >= 'next')
                  AND other.state <> 'blocked'
                  AND (other.limit_key = found.limit_key OR rule.concurrency IS NULL AND rule.rate IS NULL)
                ORDER BY other.started_at
@@ -143,7 +143,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
            SELECT count(*)
            FROM taskd.job AS other
            WHERE other.limit_name = found.limit_name AND other.limit_key = found.limit_key AND other.limit_name IS NOT NULL
-             AND (other.state IN ('queued', 'running') OR other.gate IN ('next', 'admitted'))
+             AND (other.state >= 'queued' OR other.gate >= 'next')
              AND other.state <> 'running'
        ) END AS limit_queued,
        CASE WHEN found.state = 'blocked' THEN (
@@ -172,7 +172,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
                 SELECT count(*)
                 FROM (
                     SELECT FROM taskd.job AS other
-                    WHERE other.state = 'scheduled' AND other.crashes > 0 AND other.run_at < found.run_at
+                    WHERE other.state = 'scheduled' AND least(other.crashes, 1::smallint) = 1 AND other.run_at < found.run_at
                       AND other.queue = found.queue
                     ORDER BY other.run_at
                     LIMIT $2
@@ -300,7 +300,7 @@ WITH RECURSIVE waiting AS (
     UNION
     SELECT queue FROM (
         SELECT queue::text FROM taskd.job
-        WHERE state = 'scheduled' AND crashes = 0 AND run_at <= now()
+        WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at <= now()
         ORDER BY run_at LIMIT 10000
     ) AS late
 )
@@ -433,8 +433,8 @@ LIMIT $5;
 
 -- What went wrong lately: jobs that failed, and jobs that wait for another attempt, counted by task and text. Texts
 -- that differ in details only are brought together in taskd/core/error_groups.py. No more than `batch` rows are read of each
--- kind: the newest failed ones along job_history_not_done of every partition, and of the scheduled ones, along job_due
--- and job_suspect, those that are due first, for another attempt is seldom far away. How many were read, and how far back,
+-- kind: the newest failed ones along job_history_not_done of every partition, and of the scheduled ones, along job_due,
+-- suspects first, those that are due first, for another attempt is seldom far away. How many were read, and how far back,
 -- stands in each row, and in one without a task when there is nothing to tell.
 -- The reason of a failed job names its last error; its errors, which may be long, are not read.
 
@@ -450,13 +450,13 @@ WITH failed AS MATERIALIZED (
 ), scheduled AS MATERIALIZED (
     (SELECT id, queue::text, task::text, errors -> -1 AS error
      FROM taskd.job
-     WHERE state = 'scheduled' AND crashes > 0
+     WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1
      ORDER BY run_at
      LIMIT $4)
     UNION ALL
     (SELECT id, queue::text, task::text, errors -> -1
      FROM taskd.job
-     WHERE state = 'scheduled' AND crashes = 0
+     WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0
      ORDER BY run_at
      LIMIT $4)
     LIMIT $4

@@ -204,7 +204,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
                SELECT rule.name::text, line.key, line.waiting, rule.concurrency, rule.concurrency_in_all AS in_all, rule.rate,
                       (SELECT count(*) FROM taskd.job AS held
                        WHERE held.limit_name = rule.name AND held.limit_key = line.key AND held.limit_name IS NOT NULL
-                         AND (held.state IN ('queued', 'running') OR held.gate IN ('next', 'admitted'))
+                         AND (held.state >= 'queued' OR held.gate >= 'next')
                          AND held.state = 'running') AS running
                FROM taskd.job_limit AS rule
                CROSS JOIN LATERAL (
@@ -270,7 +270,7 @@ WITH RECURSIVE waiting AS (
     (SELECT id, queue::text, task::text, state, attempt, run_at::timestamptz, started_at,
             (errors #>> '{-1,ended}')::timestamptz, NULL, NULL, errors
      FROM taskd.job
-     WHERE state = 'scheduled' AND crashes = 0
+     WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0
      ORDER BY run_at LIMIT $3)
 )
 SELECT DISTINCT ON (id, attempt, state) id, queue, task, state::text AS state, attempt,

@@ -157,7 +157,7 @@ LIMIT 1;
 WITH RECURSIVE held AS (
     (SELECT limit_key AS key
      FROM taskd.job
-     WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+     WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next')
        AND limit_key >= $2
      ORDER BY limit_name, limit_key
      LIMIT 1)
@@ -166,7 +166,7 @@ WITH RECURSIVE held AS (
     FROM held CROSS JOIN LATERAL (
         SELECT limit_key AS key
         FROM taskd.job
-        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next')
           AND limit_key > held.key
         ORDER BY limit_name, limit_key
         LIMIT 1
@@ -210,7 +210,7 @@ CROSS JOIN LATERAL (
     FROM (
         SELECT state, gate
         FROM taskd.job
-        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next')
           AND limit_key = shown.key
         LIMIT $4
     ) AS first
@@ -230,7 +230,7 @@ CROSS JOIN LATERAL (
     FROM (
         SELECT id, state, worker_id, started_at, enqueued_at
         FROM taskd.job
-        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state IN ('queued', 'running') OR gate IN ('next', 'admitted'))
+        WHERE limit_name = $1 AND limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next')
           AND limit_key = shown.key
         ORDER BY limit_name, limit_key, job.state DESC
         LIMIT $5

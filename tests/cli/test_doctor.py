@@ -251,8 +251,8 @@ ALTERED = {
     ),
     "null": ("ALTER TABLE taskd.task ALTER COLUMN app DROP NOT NULL", "task.app is not as"),
     "check gone": (
-        "ALTER TABLE taskd.job DROP CONSTRAINT job_fits_its_state",
-        "job.job_fits_its_state is missing",
+        "ALTER TABLE taskd.queue DROP CONSTRAINT rate_has_a_burst",
+        "queue.rate_has_a_burst is missing",
     ),
     "check altered": (
         """ALTER TABLE taskd.queue DROP CONSTRAINT pause_reason_is_bounded,

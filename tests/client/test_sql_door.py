@@ -121,12 +121,16 @@ LIMITS = [
     ("timeout_s", "-1"),
     ("timeout_s", "double precision 'NaN'"),
     ("timeout_s", "double precision 'Infinity'"),
+    ("metadata", "'[]'"),
+    ("metadata", "jsonb_build_object('a', repeat('x', 9000))"),
     ("args", "'[]'"),
     ("args", "'5'"),
     ("args", '\'{"a": "\\u0000"}\''),
     ("args", '\'{"a": "\\ud800"}\''),
     ("args", "'{\"a\": NaN}'"),
     ("args", "('{\"a\": \"' || repeat('x', 300000) || '\"}')::jsonb"),
+    # Each takes 20 bytes as it is stored, and is a text of 128 KiB.
+    ("args", "jsonb_build_object('a', array_fill(1e131071::numeric, ARRAY[30]))"),
 ]
 DEFAULTS = {"queue": "'q'", "task": "'t'", "args": "'{}'"}
 

@@ -48,7 +48,7 @@ PINS = (
     Pin(
         "claim_suspect",
         (ME, ["q0", "q1"], ["t"], 1),
-        "job_suspect queue_pkey queue_pkey tid job worker_alive",
+        "job_due queue_pkey queue_pkey tid job worker_alive",
     ),
     # A bitmap would lock rows in the order of the table, and then two batches wait for each other.
     Pin("ack_done", (ME, [3], [1]), "job_pkey queue_keeps"),
@@ -61,7 +61,7 @@ PINS = (
     Pin("locked_jobs", (IDS,), "job_pkey job_pkey job_pkey"),
     # What is due, and when to look again: the first entries of an index each.
     Pin("promote_jobs", (1000,), "job_due tid job"),
-    Pin("next_due", (), "all queue job_arrived job_due job_suspect job_suspect opening_at"),
+    Pin("next_due", (), "all queue job_arrived job_due job_due job_due opening_at"),
     Pin("unpark_jobs", (["t"], 1000), "job_parked tid job"),
     Pin("expire_jobs", (1000,), "job_deadline queue_pkey tid job"),
     Pin("due_schedules", ("f", 100), "schedule_due"),
@@ -72,8 +72,8 @@ PINS = (
     Pin(
         "look_around",
         (ME, 30, "host", "boot", "ns"),
-        "all queue all queue all task job_arrived job_deadline job_due job_parked job_running"
-        " job_suspect job_suspect opening_at queue_bounded schedule_due schedule_due worker_alive",
+        "all queue all queue all task job_arrived job_deadline job_due job_due job_due job_parked"
+        " job_running opening_at queue_bounded schedule_due schedule_due worker_alive",
     ),
     # The owners, and the rows of the dead among them; these are then written by primary key.
     Pin(

@@ -96,6 +96,28 @@ def test_a_statement_that_writes_a_state_says_which_moves_it_makes() -> None:
             assert statement.moves, statement.name
 
 
+UNFIT = (
+    ("max_attempts", "0", "attempts_are_1_to_1000"),
+    ("timeout_s", "'NaN'", "timeout_is_1_ms_to_30_days"),
+    ("deadline", "'infinity'", "moment_is_finite"),
+    ("unique_key", "''", "unique_key_is_bounded"),
+    ("metadata", "'[]'", "metadata_is_an_object"),
+)
+
+
+@pytest.mark.parametrize(("column", "value", "name"), UNFIT)
+async def test_what_few_jobs_say_is_held_to_its_limits_however_it_is_written(
+    sql, column: str, value: str, name: str
+) -> None:
+    with pytest.raises(asyncpg.CheckViolationError, match=name):
+        await sql.execute(
+            f"INSERT INTO taskd.job (queue, task, {column}) VALUES ('q', 't', {value})"
+        )
+    await sql.execute("INSERT INTO taskd.job (queue, task) VALUES ('q', 't')")
+    with pytest.raises(asyncpg.CheckViolationError, match=name):
+        await sql.execute(f"UPDATE taskd.job SET {column} = {value}")
+
+
 async def test_what_runs_has_its_worker_and_nothing_else_has_one(sql) -> None:
     insert = "INSERT INTO taskd.job (queue, task, state, worker_id) VALUES ('q', 't', $1, $2)"
     waiting = LIVE - {JobState.RUNNING}

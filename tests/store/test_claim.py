@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime
+from typing import Any
 
+import asyncpg
 import pytest
 
 from taskd.store import jobs, queues, workers
@@ -239,3 +242,21 @@ async def test_a_suspect_whose_time_has_not_come_waits(sql, lane: Lane, me, othe
     assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is None
     await due_now(sql, job.id)
     assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is not None
+
+
+async def test_a_claim_asks_no_more_whether_what_a_job_says_is_within_its_limits(
+    sql: Any, lane: Lane, me: int
+) -> None:
+    """Nor does the way that a job takes from there; else each claim would pay for what few say."""
+    job = await sql.fetchval(
+        "INSERT INTO taskd.job (queue, task, timeout_s, metadata) "
+        "VALUES ('default', 'quick', 5, '{}') RETURNING id"
+    )
+    text = await sql.fetchval("SELECT pg_get_functiondef('taskd.fits'::regproc)")
+    refuses, times = re.subn(r"(?s)BEGIN\s.*\sEND", "BEGIN RAISE 'asked'; END", text)
+    assert times == 1
+    await sql.execute(refuses)
+    with pytest.raises(asyncpg.RaiseError, match="asked"):
+        await sql.execute("UPDATE taskd.job SET timeout_s = 6")
+    [claimed] = await jobs.claim(lane, me, "default", 1)
+    assert await jobs.ack_done(lane, me, [job], [claimed.fence]) == 1

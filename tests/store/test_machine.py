@@ -64,7 +64,10 @@ FUNCTIONS = {
     "a key that a claim does not free": FunctionBug(
         "enqueue_unique",
         (
-            (r" AND \(j\.key_scope = 'live' OR j\.fence = 0\) AND j\.id IS", " AND j.id IS"),
+            (
+                r" AND \(CASE WHEN [^)]+\) = enqueue_unique\.unique_key\s+AND j\.id IS",
+                " AND j.id IS",
+            ),
             (r"AND \(j\.key_scope = 'live' OR j\.fence = 0\)(?=\s+FOR UPDATE)", ""),
         ),
     ),

@@ -67,7 +67,7 @@ async def leaf(sql: Any) -> str:
 
 async def test_why_finds_the_job_and_those_before_it_by_index(filled: Any) -> None:
     found = await read(filled, "why_job", 10_000, 10_001, 20)
-    assert {"job_pkey", "job_claim", "job_suspect", "job_running"} <= found
+    assert {"job_pkey", "job_claim", "job_due", "job_running"} <= found
     assert not {"job", await leaf(filled)} & found
 
 
@@ -75,5 +75,5 @@ async def test_errors_are_read_along_the_indexes_of_what_failed_and_of_what_is_d
     filled: Any,
 ) -> None:
     found = await read(filled, "stats_errors", 3600, None, None, 1000)
-    assert {"job_due", "job_suspect"} <= found
+    assert "job_due" in found
     assert not {"job", await leaf(filled)} & found

@@ -40,6 +40,8 @@ STREAM_JOBS, STREAM_AHEAD = 300, 1500
 
 # Until this transaction ends, who reads or writes the mark waits.
 HOLD_MARK = "ALTER SEQUENCE taskd.mark_{} NO CYCLE"
+# As where a worker lives: else nobody looks for a mark.
+NEEDED = "SELECT setval('taskd.needs', 1)"
 WAITS_FOR = "SELECT relation = $2::text::regclass FROM pg_locks WHERE pid = $1 AND NOT granted"
 WITHDRAWS = """
 SELECT EXISTS (
@@ -566,6 +568,7 @@ async def test_who_reads_the_mark_has_an_xid_before(
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
     """Held where it reads the mark, which waits for whoever alters the sequence."""
+    await sql.execute(NEEDED)
     await sql.execute(MARK, "q", 60.0, 1)
     async with Transaction(other) as held:
         await other.execute(HOLD_MARK.format("q"))
@@ -594,6 +597,7 @@ async def test_a_mark_that_is_renewed_while_a_snapshot_is_held_costs_no_more_to_
             await held.commit()
             return blocks
 
+    await sql.execute(NEEDED)
     await sql.execute(MARK, "q", 60.0, 1)
     few, small = await read_by_one(), await sql.fetchval(size)
     assert few > 0
