@@ -138,7 +138,8 @@ GRANT EXECUTE ON FUNCTION taskd.ring(text) TO taskd_producer, taskd_worker, task
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
-    taskd.mark(text), taskd.is_attended(text), taskd.needs_nothing(text), taskd.snapshot_is_old(), taskd.is_soon(timestamptz)
+    taskd.mark(text), taskd.is_attended(text), taskd.nothing_is_needed(), taskd.is_spared(text), taskd.snapshot_is_old(),
+    taskd.is_soon(timestamptz)
     TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.attend(text, bigint, double precision), taskd.need_nothing() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.withdraw(text, bigint) TO taskd_worker, taskd_admin;

@@ -413,7 +413,7 @@ $$;
 
 CREATE FUNCTION taskd.are_usual(args jsonb, required text[], accepted text[]) RETURNS boolean
     LANGUAGE sql STABLE
-    RETURN ((jsonb_typeof(args) = 'object'::text) AND (pg_column_size(args) <= 40000) AND (args ?& required) AND ((args - accepted) = '{}'::jsonb));
+    RETURN ((jsonb_typeof(args) = 'object'::text) AND (args ?& required) AND ((args - accepted) = '{}'::jsonb) AND CASE WHEN (pg_column_size(args) <= 400) THEN true ELSE (octet_length((args)::text) <= 262144) END);
 
 CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -867,7 +867,7 @@ BEGIN
                t.name, args, priority
         FROM taskd.task AS t
         WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.are_usual(args, t.required, t.accepted)
-        RETURNING j.id, CASE WHEN taskd.needs_nothing(j.queue) THEN false
+        RETURNING j.id, CASE WHEN taskd.is_spared(j.queue) OR taskd.nothing_is_needed() THEN false
                              ELSE taskd.after_enqueue(j.queue, pg_catalog.now()) END
         INTO job_id, rung;
     END IF;
@@ -981,7 +981,8 @@ BEGIN
         coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
         limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END, metadata
     )
-    RETURNING j.id, CASE WHEN taskd.needs_nothing(queue) THEN false ELSE taskd.after_enqueue(queue, due) END
+    RETURNING j.id, CASE WHEN taskd.is_spared(queue) OR taskd.nothing_is_needed() THEN false
+                         ELSE taskd.after_enqueue(queue, due) END
     INTO job_id, rung;
     RETURN job_id;
 END
@@ -1604,6 +1605,10 @@ CREATE FUNCTION taskd.is_soon(due timestamp with time zone) RETURNS boolean
     LANGUAGE sql
     RETURN (due < (clock_timestamp() + '00:01:00'::interval));
 
+CREATE FUNCTION taskd.is_spared(queue text) RETURNS boolean
+    LANGUAGE sql
+    RETURN ((to_timestamp(((taskd.mark(queue))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp()) IS TRUE);
+
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1970,17 +1975,6 @@ BEGIN
 END
 $$;
 
-CREATE SEQUENCE taskd.needs
-    START WITH 0
-    INCREMENT BY 1
-    MINVALUE 0
-    NO MAXVALUE
-    CACHE 1;
-
-CREATE FUNCTION taskd.needs_nothing(queue text) RETURNS boolean
-    LANGUAGE sql
-    RETURN ((pg_sequence_last_value('taskd.needs'::regclass) = 0) OR ((to_timestamp(((taskd.mark(queue))::double precision / ('1000000'::numeric)::double precision)) > clock_timestamp()) IS TRUE));
-
 CREATE FUNCTION taskd.next_of_every(starts_at timestamp with time zone, every_s double precision, after timestamp with time zone) RETURNS timestamp with time zone
     LANGUAGE sql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2046,6 +2040,17 @@ BEGIN
                 ELSE jsonb_build_object('stage', stage, 'args', args) END;
 END
 $$;
+
+CREATE SEQUENCE taskd.needs
+    START WITH 0
+    INCREMENT BY 1
+    MINVALUE 0
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE FUNCTION taskd.nothing_is_needed() RETURNS boolean
+    LANGUAGE sql
+    RETURN (pg_sequence_last_value('taskd.needs'::regclass) = 0);
 
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
     LANGUAGE plpgsql

@@ -77,7 +77,8 @@ SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 -- moves: - -> queued
 INSERT INTO taskd.job AS j (task, queue, args, priority)
 VALUES ($1::text, $2::text, $3::text::jsonb, $4)
-RETURNING j.id, CASE WHEN taskd.needs_nothing(j.queue) THEN false ELSE taskd.after_enqueue(j.queue, now()) END AS rung;
+RETURNING j.id, CASE WHEN taskd.nothing_is_needed() OR taskd.is_spared(j.queue) THEN false
+                     ELSE taskd.after_enqueue(j.queue, now()) END AS rung;
 
 -- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text, metadata text)
 -- roles: producer, admin
@@ -89,7 +90,7 @@ SELECT $1::text, $2::text, $3::text::jsonb, $4, taskd.state_when_due($12, due), 
        coalesce($9::timestamptz, now() + make_interval(secs => $10)), $11, $12::text,
        CASE WHEN $12 IS NOT NULL THEN taskd.limit_key($13::text::jsonb) END, $14::text::jsonb
 FROM (SELECT coalesce($5::timestamptz, now() + make_interval(secs => $6), now()) AS due) AS asked
-RETURNING j.id, CASE WHEN taskd.needs_nothing(j.queue) THEN false
+RETURNING j.id, CASE WHEN taskd.nothing_is_needed() OR taskd.is_spared(j.queue) THEN false
                      ELSE taskd.after_enqueue(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS rung;
 
 -- Jobs of which some hold a unique key (see the function). `n` is a job's place in the arrays.

@@ -269,7 +269,7 @@ ALTERED = {
         "queue_needs is not as",
     ),
     "sequence gone": (
-        """CREATE OR REPLACE FUNCTION taskd.needs_nothing(queue text) RETURNS boolean
+        """CREATE OR REPLACE FUNCTION taskd.nothing_is_needed() RETURNS boolean
            LANGUAGE sql RETURN false;
            DROP SEQUENCE taskd.needs""",
         "sequence taskd.needs is missing",

@@ -22,7 +22,8 @@ NEEDED = "SELECT pg_sequence_last_value('taskd.needs') <> 0"
 OLD = "repeatable_read"
 USUAL = """
 INSERT INTO taskd.job AS j (task, queue) VALUES ('t', 'q')
-RETURNING CASE WHEN taskd.needs_nothing(queue) THEN false ELSE taskd.after_enqueue(queue, now()) END
+RETURNING CASE WHEN taskd.nothing_is_needed() OR taskd.is_spared(queue) THEN false
+               ELSE taskd.after_enqueue(queue, now()) END
 """
 
 
