@@ -68,8 +68,8 @@ CREATE TABLE taskd.job (
     enqueued_at timestamptz NOT NULL DEFAULT now(),
     run_at taskd.moment NOT NULL DEFAULT now(),
     started_at timestamptz,                 -- of the current or last attempt
-    timeout_s double precision,             -- taskd.timeout_s; NULL: the task's option decides
-    deadline timestamptz,                   -- taskd.moment: no attempt starts after it: the job expires
+    timeout_s double precision,             -- NULL: the task's option decides
+    deadline timestamptz,                   -- no attempt starts after it: the job expires
     tick timestamptz,                       -- the time of its schedule that it was made for
     workflow_id bigint,
     fence bigint NOT NULL DEFAULT 0,        -- grows at every claim, never taken back
@@ -77,7 +77,7 @@ CREATE TABLE taskd.job (
     gate taskd.gate,                        -- where it waits, while it is blocked by its limit
     priority smallint NOT NULL DEFAULT 100, -- smaller first
     attempt smallint NOT NULL DEFAULT 0,
-    max_attempts smallint,                  -- taskd.attempts; NULL: the task's option decides
+    max_attempts smallint,                  -- NULL: the task's option decides
     args_version smallint,                  -- of the form of its arguments; NULL: the first
     crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
     interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
@@ -89,7 +89,7 @@ CREATE TABLE taskd.job (
     args taskd.payload NOT NULL DEFAULT '{}',
     errors jsonb NOT NULL DEFAULT '[]',     -- the first and the last 19 attempts that failed
     key_scope taskd.key_scope,
-    unique_key text,                        -- taskd.unique_key
+    unique_key text,
     version bigint,                         -- of what the job works on; newer wins
     follower jsonb,                         -- the job of a newer version that came while this one ran
     cancel_reason text,                     -- somebody asked to cancel it while it ran, and why
@@ -97,7 +97,7 @@ CREATE TABLE taskd.job (
     limit_name text,                        -- the limit that it counts for, and the key (tenant, host) within it
     limit_key text,
     schedule text,                          -- the schedule that made it
-    metadata jsonb                          -- taskd.metadata: the context of its trace, tags; for no decision here
+    metadata jsonb                          -- the context of its trace, tags; for no decision here
 ) WITH (
     -- Rows live for milliseconds: vacuum by the number of dead rows, not by a share of the table.
     autovacuum_vacuum_scale_factor = 0.01,
