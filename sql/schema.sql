@@ -413,7 +413,7 @@ $$;
 
 CREATE FUNCTION taskd.are_usual(args jsonb, required text[], accepted text[]) RETURNS boolean
     LANGUAGE sql STABLE
-    RETURN ((jsonb_typeof(args) = 'object'::text) AND (args ?& required) AND ((args - accepted) = '{}'::jsonb) AND CASE WHEN (pg_column_size(args) <= 400) THEN true ELSE (octet_length((args)::text) <= 262144) END);
+    RETURN CASE WHEN ((jsonb_typeof(args) = 'object'::text) AND CASE WHEN (pg_column_size(args) <= 400) THEN true ELSE (octet_length((args)::text) <= 262144) END) THEN ((args ?& required) AND ((args - accepted) = '{}'::jsonb)) ELSE false END;
 
 CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER

@@ -876,11 +876,14 @@ END
 $$;
 
 -- Whether arguments are an object that has all that a task requires, and nothing that it does not accept, and are not too many (see
--- taskd.payload). The planner puts its body in its place.
+-- taskd.payload). The planner puts its body in its place. All is one CASE, for of several conditions it puts those that say
+-- nothing of the task in a node of their own above its row, which then comes with all its columns: that took 8 of the 65 us
+-- that taskd.enqueue() takes over a plain insert beside 15 others.
 CREATE FUNCTION taskd.are_usual(args jsonb, required text[], accepted text[]) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN jsonb_typeof(args) = 'object' AND args ?& required AND args - accepted = '{}'
-    AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END;
+RETURN CASE WHEN jsonb_typeof(args) = 'object'
+                 AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
+            THEN args ?& required AND args - accepted = '{}' ELSE false END;
 
 -- A name, checked. As a cast it would be made ready for each job, whether it is needed or not.
 CREATE FUNCTION taskd.another_queue(queue text) RETURNS taskd.queue_name

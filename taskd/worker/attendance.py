@@ -45,8 +45,9 @@ ATTEND_AFTER_S = 0.1
 # Ten clients that wait for each other's commits ring some 1,000 times per second, and the worker
 # sleeps between two of them: 0.31 of plain inserts. So one that claims often looks how many wait,
 # also where each claim finds several jobs and the next one comes up to GAP_S later.
-OFTEN_CLAIMS_PER_S = 100
-LOOK_AT_PRODUCERS_EVERY_S = 0.2
+# Where so many jobs come as only several producers make, it looks at each count.
+OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
+COUNT_EVERY_S, LOOK_AT_PRODUCERS_EVERY_S = 0.05, 0.2
 PRODUCERS_HELD_UP = 3
 MARK_S = 2.0
 # A statement whose connection broke may run on the server for so long; most end at once.
@@ -60,7 +61,8 @@ CLAIM_AT_LEAST_EVERY_S = 0.06
 # Fewer jobs per claim than this, for so long: rings would not hurt, and be quicker than the gap.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
-# A load between the two must not have it change its mind ten times a second.
+# A load between the two must not have it change its mind ten times a second: so long after it began
+# it may begin again. (Counted from when it left, a load that paused for 0.3 s rang for a second.)
 NOT_AGAIN_FOR_S = 1.0
 CALL_EVERY_S = 0.025
 # Each wait between two looks is so much longer than the one before: what a transaction leaves is
@@ -96,7 +98,8 @@ class Attendance:
         self._others = 0
         self._call_at = 0.0
         self._awake_since = self._claimed_at = self._counted_since = time.monotonic()
-        self._claims = 0
+        self._claims = self._jobs = 0
+        self._looked_at_producers = 0.0
         self._not_before = 0.0
         self._found, self._few_since = 0.0, 0.0
         self._xid: str | None = None
@@ -124,6 +127,7 @@ class Attendance:
         """A claim that read everything, or as much as it wanted, was answered."""
         self._claimed_at = time.monotonic()
         self._claims += 1
+        self._jobs += jobs
         self._found += (jobs - self._found) / 8
         if self._found >= FEW_JOBS:
             self._few_since = self._claimed_at
@@ -163,6 +167,7 @@ class Attendance:
             now - self._awake_since > ATTEND_AFTER_S or await self._holds_producers_up(now)
         ):
             self.attending, self.doubtful = True, False
+            self._not_before = now + NOT_AGAIN_FOR_S
             self._found, self._few_since = FEW_JOBS, now
             events.queue_attended(self._queue)
             self._on_change()
@@ -209,12 +214,15 @@ class Attendance:
     async def _holds_producers_up(self, now: float) -> bool:
         """Whether those who ring wait for each other."""
         counted_s = now - self._counted_since
-        if counted_s < LOOK_AT_PRODUCERS_EVERY_S:
+        if counted_s < COUNT_EVERY_S:
             return False
         often = self._claims >= OFTEN_CLAIMS_PER_S * counted_s
-        self._counted_since, self._claims = now, 0
-        if not often:
+        many = self._jobs >= MANY_JOBS_PER_S * counted_s
+        self._counted_since, self._claims, self._jobs = now, 0, 0
+        due = many or now - self._looked_at_producers >= LOOK_AT_PRODUCERS_EVERY_S
+        if not (often and due):
             return False
+        self._looked_at_producers = now
         try:
             return await store.producers_held_up(self._lane) >= PRODUCERS_HELD_UP
         except StoreUnavailable:
@@ -232,7 +240,6 @@ class Attendance:
 
     async def _leave(self) -> None:
         self.attending = False
-        self._not_before = time.monotonic() + NOT_AGAIN_FOR_S
         self._begin_to_doubt()
         await self._look()
         events.queue_left(self._queue)
