@@ -254,6 +254,10 @@ ALTERED = {
         "ALTER TABLE taskd.queue DROP CONSTRAINT rate_has_a_burst",
         "queue.rate_has_a_burst is missing",
     ),
+    "check of partitions gone": (
+        "ALTER TABLE taskd.job_history DROP CONSTRAINT job_history_is_finished",
+        "job_history.job_history_is_finished is missing",
+    ),
     "check altered": (
         """ALTER TABLE taskd.queue DROP CONSTRAINT pause_reason_is_bounded,
            ADD CONSTRAINT pause_reason_is_bounded CHECK (true)""",

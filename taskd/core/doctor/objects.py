@@ -37,7 +37,7 @@ IDENTITY = re.compile(
 )
 ENUM = re.compile(r"CREATE TYPE taskd\.(\w+) AS ENUM \((.*)\);", re.DOTALL)
 DOMAIN = re.compile(r"CREATE DOMAIN taskd\.(\w+) AS (.*);", re.DOTALL)
-ATTACHED = re.compile(r"ALTER TABLE ONLY taskd\.\w+ ATTACH PARTITION taskd\.(\w+) (DEFAULT);")
+ATTACHED = re.compile(r"ALTER TABLE ONLY taskd\.(\w+) ATTACH PARTITION taskd\.(\w+) (DEFAULT);")
 # In whose place they stand: what is in a table that is missing is made with it.
 PARTS = ("column", "constraint", "identity", "trigger")
 # What users may have put there, and what it costs.
@@ -147,6 +147,10 @@ def _trigger(m: re.Match[str]) -> Iterator[Object]:
     yield Object("trigger", f"{m[3]}.{m[2]}", m[1], m[0])
 
 
+def _partition(m: re.Match[str]) -> Iterator[Object]:
+    yield Object("partition", m[2], m[3], m[0])
+
+
 def _enum(m: re.Match[str]) -> Iterator[Object]:
     yield Object("type", m[1], _labels(m[2]), m[0])
 
@@ -162,7 +166,7 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Iterator[Object]]]
     (IDENTITY, _part("identity")),
     (ENUM, _enum),
     (DOMAIN, _plainly("domain")),
-    (ATTACHED, _plainly("partition")),
+    (ATTACHED, _partition),
 )
 
 
@@ -176,6 +180,8 @@ def compare(schema: str, rows: Sequence[Row]) -> Iterator[Said]:
         if each.kind in PARTS and each.owner in lost:
             continue
         if key not in there:
+            if _comes_with_its_parent(each, wanted, there):
+                continue
             told += 1
             yield error(f"the {each.called} is missing", *_make(each, wanted))
         elif there[key] != each.definition:
@@ -183,6 +189,19 @@ def compare(schema: str, rows: Sequence[Row]) -> Iterator[Said]:
             yield _altered(each, there[key])
     if not told:
         yield ok(f"{len(wanted):,} objects are as this version installs them")
+
+
+def _comes_with_its_parent(
+    each: Object, wanted: dict[tuple[str, str], Object], there: dict[tuple[str, str], str]
+) -> bool:
+    """Whether it is a partition's, and lost by its parent too, which gives it to all it has."""
+    attached = wanted.get(("partition", each.owner))
+    if each.kind not in ("column", "constraint") or attached is None:
+        return False
+    m = ATTACHED.fullmatch(attached.create)
+    assert m
+    inherited = each.kind, f"{m[1]}.{each.name.partition('.')[2]}"
+    return inherited in wanted and inherited not in there
 
 
 def _plain(row: Row) -> str:
