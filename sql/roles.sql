@@ -141,7 +141,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.mark(text), taskd.is_attended(text), taskd.nothing_is_needed(), taskd.is_spared(text), taskd.snapshot_is_old(),
     taskd.is_soon(timestamptz)
     TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.attend(text, bigint, double precision), taskd.need_nothing() TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.attend(text, bigint, double precision, boolean), taskd.need_nothing() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.withdraw(text, bigint) TO taskd_worker, taskd_admin;
 
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.

@@ -415,7 +415,7 @@ CREATE FUNCTION taskd.are_usual(args jsonb, required text[], accepted text[]) RE
     LANGUAGE sql STABLE
     RETURN CASE WHEN ((jsonb_typeof(args) = 'object'::text) AND CASE WHEN (pg_column_size(args) <= 400) THEN true ELSE (octet_length((args)::text) <= 262144) END) THEN ((args ?& required) AND ((args - accepted) = '{}'::jsonb)) ELSE false END;
 
-CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision) RETURNS void
+CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -424,19 +424,27 @@ CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precisio
 DECLARE
     until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
     value bigint := until_ms * 1000 + worker_id % 1000;
+    former bigint := abs(taskd.mark(queue));
+    -- One that is more than a minute ahead was made before a clock was set back.
+    another boolean := coalesce(
+        former % 1000 <> worker_id % 1000
+        AND to_timestamp(former / 1e6) BETWEEN clock_timestamp() AND clock_timestamp() + interval '1 min',
+        false
+    );
     bounded boolean;
 BEGIN
-    IF NOT EXISTS (
+    IF gives_way AND another OR NOT EXISTS (
         SELECT 1 FROM taskd.worker AS w
         WHERE w.id = worker_id AND w.died_at IS NULL AND w.lease_until > clock_timestamp() AND queue = ANY (w.queues)
     ) THEN
-        RETURN;
+        RETURN NULL;
     END IF;
     bounded := EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL);
     PERFORM taskd.set_mark(queue, CASE WHEN bounded THEN -value ELSE value END);
     IF NOT bounded AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL) THEN
         PERFORM taskd.set_mark(queue, -value);
     END IF;
+    RETURN NOT another;
 END
 $$;
 

@@ -583,9 +583,11 @@ EXCEPTION WHEN unique_violation OR duplicate_table THEN
 END
 $$;
 
--- Marks a queue for so long, if this worker lives and serves it. A limit of the depth may be set between the look for one
--- and the mark, and taskd.withdraw() be called for it, hence the second look.
-CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision) RETURNS void
+-- Marks a queue for so long, if this worker lives and serves it: whether it is the only one that attends, and NULL if it
+-- does not. `gives_way`: one is enough, so another's mark stays, and that worker answers for the queue. (Of two who each see
+-- no mark both attend, until one of them sees the other's: whose mark it is stays.) A limit of the depth may be set between the
+-- look for one and the mark, and taskd.withdraw() be called for it, hence the second look.
+CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -595,19 +597,27 @@ AS $$
 DECLARE
     until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
     value bigint := until_ms * 1000 + worker_id % 1000;
+    former bigint := abs(taskd.mark(queue));
+    -- One that is more than a minute ahead was made before a clock was set back.
+    another boolean := coalesce(
+        former % 1000 <> worker_id % 1000
+        AND to_timestamp(former / 1e6) BETWEEN clock_timestamp() AND clock_timestamp() + interval '1 min',
+        false
+    );
     bounded boolean;
 BEGIN
-    IF NOT EXISTS (
+    IF gives_way AND another OR NOT EXISTS (
         SELECT 1 FROM taskd.worker AS w
         WHERE w.id = worker_id AND w.died_at IS NULL AND w.lease_until > clock_timestamp() AND queue = ANY (w.queues)
     ) THEN
-        RETURN;
+        RETURN NULL;
     END IF;
     bounded := EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL);
     PERFORM taskd.set_mark(queue, CASE WHEN bounded THEN -value ELSE value END);
     IF NOT bounded AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL) THEN
         PERFORM taskd.set_mark(queue, -value);
     END IF;
+    RETURN NOT another;
 END
 $$;
 

@@ -6,16 +6,16 @@
 -- last xid that has ended, and one, and a transaction that is still open may have a higher one.)
 -- taskd/worker/attendance.py tells the whole way.
 
--- A buried worker marks nothing any more. Beside the mark, it learns how many others serve this queue, whom one
--- that cannot keep up should call.
+-- A buried worker marks nothing any more, nor does one that gives way to another's mark: `alone` is NULL then. Beside the
+-- mark, it learns how many others serve this queue, whom one that cannot keep up should call.
 
--- name: attend(queue text, worker_id bigint, for_s double precision)
+-- name: attend(queue text, worker_id bigint, for_s double precision, gives_way boolean)
 -- roles: worker
-SELECT (
+SELECT alone, (
     SELECT count(*) FROM taskd.worker
     WHERE died_at IS NULL AND lease_until > clock_timestamp() AND id <> $2 AND $1 = ANY (queues)
 ) AS others
-FROM taskd.attend($1, $2, $3);
+FROM taskd.attend($1, $2, $3, $4) AS alone;
 
 -- Its worker's own mark; NULL: whosever it is.
 

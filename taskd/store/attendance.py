@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from taskd.store.jobs import Fetches
 
 
-async def attend(on: Fetches, queue: str, worker_id: int, for_s: float) -> int:
-    """Say, or say again, that this worker attends the queue; how many others serve it, too."""
-    others: int = (await on.fetch("attend", queue, worker_id, for_s))[0][0]
-    return others
+class Attended(NamedTuple):
+    """A queue that this worker attends.
+
+    Attributes:
+        alone: nobody else's mark was out.
+        others: how many others serve it.
+    """
+
+    alone: bool
+    others: int
+
+
+async def attend(
+    on: Fetches, queue: str, worker_id: int, for_s: float, *, gives_way: bool = False
+) -> Attended | None:
+    """Say, or say again, that this worker attends the queue.
+
+    Args:
+        gives_way: not if another one does.
+
+    Returns:
+        None: it does not, for another one does, or it was buried.
+    """
+    alone, others = (await on.fetch("attend", queue, worker_id, for_s, gives_way))[0]
+    return None if alone is None else Attended(alone, others)
 
 
 async def withdraw(on: Fetches, queue: str, worker_id: int | None) -> None:

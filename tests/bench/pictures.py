@@ -39,6 +39,7 @@ STYLE = {
 }
 S8_KINDS = {
     "plain": "the same row\nby INSERT",
+    "function": "by a function\nwith an INSERT",
     "taskd": "taskd.enqueue",
     "raw_insert": "hand-written\nINSERT",
     "raw_notify": "hand-written\n+ pg_notify",

@@ -5,13 +5,15 @@ per second, with one worker on the queue, and with three more that are there for
 
 - taskd: `SELECT taskd.enqueue(...)`, which checks the job and rings if nobody attends the queue;
 - plain: the same row by a plain INSERT;
+- function: the same by a function that does nothing but this INSERT, which is as far as any
+  function can come, and how far that is depends on the machine's caches;
 - raw_insert, raw_notify: the harness's smaller table, without and with pg_notify;
 - graphile: its own `add_job`.
 
 A plain INSERT rings nobody. Left alone, its worker would go to sleep until the next poll, and the
-clients would have the machine to themselves. So both `plain` and `taskd` have one more client,
-which calls taskd.enqueue every 5 ms (harness.bell): it rings whoever taskd would ring, and the
-workers do the same work in both. `drained_per_s` tells whether they did.
+clients would have the machine to themselves. So `plain`, `function` and `taskd` have one more
+client, which calls taskd.enqueue every 5 ms (harness.bell): it rings whoever taskd would ring, and
+the workers do the same work in all three. `drained_per_s` tells whether they did.
 
 Claims are counted by the server: each one is a scan of the index job_claim, so the workers run as
 they are. A session tells its scans when it has ended, so they are read after the workers were
@@ -34,10 +36,25 @@ IDLE = 3
 SETTLE_S = 1.5
 RAW = "rawc_ctid_history"
 RAW_INSERT = """INSERT INTO jobs (queue, task, args) VALUES ('default', 'noop', '{"i":1}')"""
+FUNCTION = """
+CREATE FUNCTION insert_job(queue text, task text, args jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    job_id bigint;
+BEGIN
+    INSERT INTO taskd.job AS j (queue, task, args) VALUES ($1, $2, $3) RETURNING j.id INTO job_id;
+    RETURN job_id;
+END
+$$
+"""
 # What the clients commit, whose workers drain it, and what keeps those busy beside.
 KINDS: dict[str, tuple[str, str, str | None]] = {
     "plain": (
         """INSERT INTO taskd.job (queue, task, args) VALUES ('bench', 'noop', '{"i":1}');""",
+        "taskd",
+        harness.TASKD_RING,
+    ),
+    "function": (
+        """SELECT insert_job('bench', 'noop', '{"i":1}');""",
         "taskd",
         harness.TASKD_RING,
     ),
@@ -79,6 +96,8 @@ async def _one(kind: str, idle: int, secs: float) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         observer = await harness.connect()
         stack.push_async_callback(observer.close)
+        if kind == "function":
+            await observer.execute(FUNCTION)
         async with harness.worker(name, 1 + idle) as workers:
             async with AsyncExitStack() as ringing:
                 if rung:

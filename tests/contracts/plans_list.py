@@ -86,7 +86,7 @@ PINS = (
     Pin("beat", (ME, 30, "f"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "worker_alive"),
     Pin("bury_workers", ([1, 2], "t"), "worker_alive"),
-    Pin("attend", ("q1", ME, 1), "worker_alive"),
+    Pin("attend", ("q1", ME, 1, True), "worker_alive"),
     # Every quarter of an hour.
     Pin("forget_workers", (3600,), "job_running worker_pkey"),
     # What handlers tell.

@@ -76,6 +76,31 @@ async def test_a_mark_that_another_worker_renewed_later_is_not_withdrawn_by_the_
 
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("max_depth", [None, 9])
+async def test_who_gives_way_leaves_the_mark_of_another(
+    lane: Lane, sql: Any, max_depth: int | None
+) -> None:
+    await limit_depth(lane, max_depth)
+    attends = partial(attendance.attend, lane, "q", for_s=LONG_S)
+    # Nobody attends; it is its own mark; it is another's.
+    assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
+    assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
+    before = await sql.fetchval(VALUE)
+    assert await attends(worker_id=SECOND, gives_way=True) is None
+    assert await sql.fetchval(VALUE) == before
+    # Who is needed attends as well, and then the first one gives way.
+    assert await attends(worker_id=SECOND) == (False, 1)
+    assert await attends(worker_id=FIRST, gives_way=True) is None
+    assert await attends(worker_id=SECOND, gives_way=True) == (True, 1)
+    # Nobody gives way to a mark that was taken back, has lapsed, or is of a clock set back.
+    await attendance.withdraw(lane, "q", SECOND)
+    assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
+    for ahead_s in (-1.0, 3600.0):
+        await sql.execute(MARK, "q", ahead_s, SECOND)
+        assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("max_depth", [None, 9])
 async def test_a_withdrawal_of_nobodys_takes_back_whosever_mark_it_is(
     lane: Lane, sql: Any, max_depth: int | None
 ) -> None:
@@ -164,7 +189,7 @@ async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fail
         waiting = asyncio.create_task(attendance.attend(fetches(second), "q", SECOND, LONG_S))
         await waits_for_lock(sql, second)
         await (making.commit() if commits else making.rollback())
-    assert await waiting == 1
+    assert await waiting == (True, 1)
     assert await sql.fetchval(MARKED, "q")
     await attendance.withdraw(lane, "q", FIRST if commits else SECOND)
     assert not await sql.fetchval(MARKED, "q")

@@ -173,7 +173,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "SELECT taskd.begin_history_upkeep()",
         # Marks, of which it may only know when they end.
         "SELECT taskd.set_mark('q', 0)",
-        "SELECT taskd.attend('q', 1, 60)",
+        "SELECT taskd.attend('q', 1, 60, false)",
         "SELECT taskd.withdraw('q', NULL)",
         "SELECT taskd.drop_mark('q')",
         "SELECT setval('taskd.mark_q', 1)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -126,6 +127,68 @@ async def test_producers_that_wait_for_each_other_need_not_ring(
     await desk.heard.wait("queue.left")
     for job_id in ids:
         await desk.settled(job_id)
+
+
+async def test_a_load_that_paused_is_attended_again_at_once_but_not_twice_within_a_second(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def work() -> None: ...
+
+    async def until_attended(count: int) -> None:
+        monkeypatch.setattr(attendance, "FEW_FOR_S", 600.0)
+        monkeypatch.setattr(attendance, "CLAIM_AT_LEAST_EVERY_S", 600.0)
+        enough = asyncio.Event()
+        busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
+        await desk.heard.wait("queue.attended", count)
+        # From here on: had it counted from when the queue is left, it would never come back.
+        monkeypatch.setattr(attendance, "NOT_AGAIN_FOR_S", 3600.0)
+        monkeypatch.setattr(attendance, "FEW_FOR_S", few_for_s)
+        enough.set()
+        await busy
+        await desk.heard.wait("queue.left", count)
+
+    few_for_s = attendance.FEW_FOR_S
+    monkeypatch.setattr(attendance, "NOT_AGAIN_FOR_S", 0.1)
+    await desk.start(**NO_POLL)
+    await until_attended(1)
+    await until_attended(2)
+    # This time the hour counts, however busy it is.
+    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 0.0)
+    await desk.settled(*await desk.enqueue(*[work.job()] * 5000))
+    assert len(desk.heard.of("queue.attended")) == 2
+
+
+async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Awake all the time, and it renews its mark before each claim.
+    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", -1.0)
+    monkeypatch.setattr(attendance, "NOT_AGAIN_FOR_S", 0.0)
+    monkeypatch.setattr(attendance, "RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr(attendance, "FEW_FOR_S", 600.0)
+    await desk.other_worker(1)
+    await desk.other_worker(2)
+    one = attendance.Attendance(
+        desk.lane,
+        "default",
+        SimpleNamespace(worker_id=1),
+        lambda: None,  # type: ignore[arg-type]
+    )
+    await desk.sql.execute(MARK, "default", 50.0, 2)
+    await one.before_claim(full=False)
+    assert not one.attending
+    assert not one.doubtful
+    # One that cannot keep up attends as well, until it can.
+    for full in (True, True, False):
+        await desk.sql.execute(MARK, "default", 50.0, 2)
+        await one.before_claim(full=full)
+        assert one.attending == full
+    assert one.doubtful, "whoever has read its mark was silent"
+    assert await marked(desk), "it took the other's mark back"
+    await desk.sql.execute(UNMARK, "default")
+    await one.before_claim(full=False)
+    assert one.attending
 
 
 async def ring_on(dsn: str, enough: asyncio.Event) -> list[int]:
