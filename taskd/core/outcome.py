@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from taskd.core import backoff, failure, form
+from taskd.core import backoff, failure, form, unknown
 from taskd.core.checks import shown
 from taskd.core.job import Job, JobState
 from taskd.core.stages import Next, Stop
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from taskd.core.task import Task
 
 RESULT_BYTES_MAX = 256 * 1024
-# Jobs of an unknown task wait about as long again as the worker has met that task already. With
-# always 10 s, 100,000 of them were back before the worker had put the last of them aside, and it
-# never came to those that it knew.
-UNKNOWN_TASK_DELAY_S, UNKNOWN_TASK_DELAY_S_MAX = 10.0, 300.0
 # Of a paused task. Whichever worker first sees that it was resumed brings them back at once; should
 # nobody do so, they are looked at again after this time.
 PARKED_S = 3600.0
@@ -177,10 +173,10 @@ class TaskUnknown:
     """This worker does not know the task: given back, for one that does.
 
     Attributes:
-        for_s: seconds since this worker met the task for the first time.
+        delay_s: seconds until it is looked at again (unknown.py).
     """
 
-    for_s: float = 0.0
+    delay_s: float = unknown.DELAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +196,10 @@ class ArgsNewer:
     """Its arguments have a form that this code does not know yet: given back, for newer code.
 
     Attributes:
-        for_s: seconds since this worker met such a job for the first time.
+        delay_s: seconds until it is looked at again (unknown.py).
     """
 
-    for_s: float = 0.0
+    delay_s: float = unknown.DELAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +287,14 @@ def _never_began(
 ) -> Ack:
     """What was claimed and not begun does not count."""
     match happened:
-        case TaskUnknown(for_s=for_s) | ArgsNewer(for_s=for_s):
-            delay_s = min(max(for_s, UNKNOWN_TASK_DELAY_S), UNKNOWN_TASK_DELAY_S_MAX)
+        case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True)
         case TaskPaused():
             return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
         case Expired():
             return _ack(job, JobState.FAILED, reason="expired", refund=True)
         case IdTaken():
-            return _ack(job, JobState.SCHEDULED, delay_s=UNKNOWN_TASK_DELAY_S, refund=True)
+            return _ack(job, JobState.SCHEDULED, delay_s=unknown.DELAY_S, refund=True)
         case _:
             return _ack(job, JobState.QUEUED, refund=True)
 

@@ -25,6 +25,7 @@ from taskd.core.outcome import Happened, Raised, Returned, Settled
 from taskd.core.process import HandlerRaised
 from taskd.core.registry import Registry
 from taskd.core.task import Task
+from taskd.core.unknown import Unknown
 from taskd.worker.attempt import Attempt, Driver, reach
 from taskd.worker.batches import Batches
 from taskd.worker.calls import Call, Places, call_of
@@ -41,8 +42,6 @@ HOARD_S = 0.5
 ROOM_WAIT_S = 5.0
 # Handlers that never wait keep the loop to themselves for this long at a time.
 TURN_S = 0.002
-# Whoever enqueues may make up names of tasks.
-UNKNOWN_TASKS_MAX = 1000
 # So many coroutines set out at a time where handlers wait: one alone began one job in each turn of
 # the loop, and jobs that wait for 5 ms came to 15,650 per second, not 16,770.
 ABREAST_MAX = 32
@@ -113,8 +112,7 @@ class Runner:
         self._walking, self._abreast = 0, 1
         self._closed = False
         self._moved_at = 0.0
-        # By task, and by the version of its arguments that is newer than this code.
-        self._unknown_since: dict[tuple[str, int], float] = {}
+        self._unknown = Unknown()
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these, in their order, after those that wait already."""
@@ -279,8 +277,8 @@ class Runner:
             self._settle(job, task, None, outcome.Expired(), began)
             return None
         if task is None:
-            unknown_for_s = began - self._unknown_since.setdefault((job.task, 0), began)
-            self._settle(job, None, None, outcome.TaskUnknown(unknown_for_s), began)
+            delay_s = self._unknown.delay_s(job.task, 0, began)
+            self._settle(job, None, None, outcome.TaskUnknown(delay_s), began)
             return None
         if job.args_version is not None and task.form.is_newer(job.args_version):
             self._settle(job, task, None, self._newer(job, job.args_version, began), began)
@@ -325,10 +323,9 @@ class Runner:
             self._settle(job, task, None, outcome.IdTaken(), began)
 
     def _newer(self, job: Job, args_version: int, began: float) -> outcome.ArgsNewer:
-        met = (job.task, args_version)
-        if met not in self._unknown_since:
+        if not self._unknown.has_met(job.task, args_version):
             events.task_outdated(job.task, self.queue, args_version)
-        return outcome.ArgsNewer(began - self._unknown_since.setdefault(met, began))
+        return outcome.ArgsNewer(self._unknown.delay_s(job.task, args_version, began))
 
     def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
         timeout_s = _timeout_s(job, task)
@@ -444,8 +441,6 @@ class Runner:
             # Cancelled before its first step, by a handler that cancels whatever it finds.
             self._starting.discard(coroutine)
             self._walked(None)
-        if len(self._unknown_since) > UNKNOWN_TASKS_MAX:
-            self._unknown_since.clear()
         if self._buffer or self._batches.ready:
             self._dispatch()
         if self._buffer and now - self._moved_at > HOARD_S:

@@ -12,9 +12,8 @@ from taskd.core.job import Job, JobState
 from taskd.core.outcome import (
     ABANDONED_DELAY_S,
     RESULT_BYTES_MAX,
-    UNKNOWN_TASK_DELAY_S,
-    UNKNOWN_TASK_DELAY_S_MAX,
     Ack,
+    ArgsNewer,
     Cancel,
     CancelAsked,
     Fail,
@@ -77,7 +76,8 @@ ERROR = ValueError("wrong")
         (CancelAsked(), CANCELLED, 0, False, False),
         (NotStarted(), QUEUED, 0, True, False),
         (StillRuns(), SCHEDULED, 60, False, True),
-        (TaskUnknown(), SCHEDULED, UNKNOWN_TASK_DELAY_S, True, False),
+        (TaskUnknown(25), SCHEDULED, 25, True, False),
+        (ArgsNewer(25), SCHEDULED, 25, True, False),
     ],
 )
 def test_each_end_of_an_attempt(
@@ -88,11 +88,6 @@ def test_each_end_of_an_attempt(
     assert (ack.state, ack.delay_s, ack.refund) == (state, delay_s, refund)
     assert (ack.error is not None) == has_error
     assert ack.interrupted == isinstance(happened, Interrupted)
-
-
-def test_jobs_of_a_task_that_stays_unknown_wait_ever_longer() -> None:
-    waits = [settled(TaskUnknown(for_s)).delay_s for for_s in (0, 9, 25, 299, 86400)]
-    assert waits == [10, 10, 25, 299, UNKNOWN_TASK_DELAY_S_MAX]
 
 
 @pytest.mark.parametrize("happened", [Raised(ERROR), Raised(Retry(5)), TimedOut(30)])
