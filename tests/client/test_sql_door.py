@@ -85,6 +85,14 @@ async def test_its_notification_arrives_only_at_the_commit(sql: Any, listener: A
     assert await listener.rung() == ["email"]
 
 
+async def test_a_value_that_must_be_made_once_is_made_once(sql: Any) -> None:
+    await sql.execute("CREATE SEQUENCE n")
+    for n in (1, 2):
+        job_id = await enqueue(sql, "'a', jsonb_build_object('n', nextval('n')), 'q'")
+        args = await sql.fetchval("SELECT args FROM taskd.job WHERE id = $1", job_id)
+        assert json.loads(args) == {"n": n}
+
+
 async def test_a_rollback_takes_job_and_notification_back(sql: Any, listener: Any) -> None:
     transaction = sql.transaction()
     await transaction.start()
