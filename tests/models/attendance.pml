@@ -8,8 +8,9 @@
  * moment (a sequence knows no snapshots), then whether any queue needs anything (a sequence, too), then who serves with a
  * snapshot of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY
  * leaves with the commit, for who listens then. When it writes its rows does not matter: they are seen with the commit. A
- * claim sees what was committed when its snapshot was taken. One worker stands for all: a mark is that of who wrote it
- * last, so that there is one wherever each worker had one of its own.
+ * claim sees what was committed when its snapshot was taken. In most scenes one worker stands for all: a mark is that of who
+ * wrote it last, so that there is one wherever each worker had one of its own. Where there are two, one may give way to the
+ * mark of the other, or write its own over it, as one does whose claims are full.
  *
  *   AFTER_XID       taskd.enqueue_usual() and all that inserts: the mark is read when the insert has drawn the xid, and who
  *                   serves after that; without it, both before
@@ -27,6 +28,7 @@
  *   OWN_XID         Attendance._look: a doubt that comes up during a hand-over has a bound of its own
  *   NEEDED          taskd.need_something(): a new worker says that something is needed, before its row counts
  *   ALONE           taskd.need_nothing(): nobody registers while another, who leaves, looks whether it was the last
+ *   LEFT_ALONE      taskd.attend(): who gives way writes no mark over the other's
  *   LATER           Attendance._written_until: a mark whose reply was lost may be written yet
  */
 
@@ -36,7 +38,10 @@
 #ifndef STRICT           /* so many of them run above READ COMMITTED: the first ones */
 #define STRICT 0
 #endif
-#ifndef SPELLS           /* how often the worker attends */
+#ifndef WORKERS
+#define WORKERS 1
+#endif
+#ifndef SPELLS           /* how often each worker attends */
 #define SPELLS 1
 #endif
 #ifndef BREAKS           /* the connection that listens is lost */
@@ -59,17 +64,23 @@
 bool under_way[PRODUCERS], committed[PRODUCERS], claimed[PRODUCERS];
 byte xid[PRODUCERS];
 byte next_xid = 1, last_ended;
-bool mark, stray_mark;                 /* the queue's sequence; a value that is yet to be written */
-bool served;                           /* a living row of taskd.worker has the queue */
+byte mark;                             /* the queue's sequence: 0, or whose mark it is, from 1 on */
+bool stray_mark;                       /* a value that is yet to be written, of the first worker */
+bool lives[WORKERS];                   /* a living row of taskd.worker has the queue */
+#if WORKERS == 1
+#define served lives[0]
+#else
+#define served (lives[0] || lives[1])
+#endif
 bool needed = LEAVES > 0;              /* taskd.needs; nobody has lived before this worker, if none leaves */
 bool registering;                      /* a row of taskd.worker has been written and is not committed */
-bool listening, sent;                  /* sent: a notification is on its way */
+bool listening[WORKERS], sent[WORKERS];   /* sent: a notification is on its way */
 
-/* The worker. */
-bool rung;                             /* Consumer.wakeup */
-bool attending, doubtful, ended, marked;
-byte bound, doubts;
-byte spells, breaks, forgotten, burials, lost_marks;
+/* The workers. */
+bool rung[WORKERS];                    /* Consumer.wakeup */
+bool attending[WORKERS], doubtful[WORKERS], ended[WORKERS], marked[WORKERS];
+byte bound[WORKERS], doubts[WORKERS], spells[WORKERS];
+byte breaks, forgotten, burials, lost_marks;
 
 inline has_ended(x) { if :: x > last_ended -> last_ended = x :: else fi }
 
@@ -79,11 +90,11 @@ proctype Producer(byte p) {
 #ifdef AFTER_XID
     if :: strict -> unserved = !served :: else fi;                                 /* by the transaction's snapshot */
 #else
-    unserved = !served; silent = mark || !needed;
+    unserved = !served; silent = mark != 0 || !needed;
 #endif
     d_step { xid[p] = next_xid; next_xid++; under_way[p] = true };               /* by the insert */
 #ifdef AFTER_XID
-    silent = mark;                                                             /* RETURNING */
+    silent = mark != 0;                                                        /* RETURNING */
     if :: !silent -> silent = !needed :: else fi;
     if :: !strict && !silent -> unserved = !served :: else fi;                     /* where nobody attends */
 #endif
@@ -95,7 +106,11 @@ proctype Producer(byte p) {
         :: else -> silent = silent || unserved
         fi;
         under_way[p] = false; committed[p] = true; has_ended(xid[p]);            /* the commit, and its NOTIFY */
-        if :: !silent && listening -> sent = true :: else fi; silent = false; strict = false; unserved = false }
+        if :: !silent && listening[0] -> sent[0] = true :: else fi;
+#if WORKERS > 1
+        if :: !silent && listening[1] -> sent[1] = true :: else fi;
+#endif
+        silent = false; strict = false; unserved = false }
 }
 
 /* The snapshot of a moment: xmax is one more than the last xid that has ended; xmin the lowest that has not, below. */
@@ -110,77 +125,91 @@ proctype Producer(byte p) {
 #endif
 #define XMIN_IS_AT_LEAST(x) (XMAX >= x && !ANY_BELOW(x))
 
-inline begin_to_doubt() { doubtful = true; ended = false; bound = 0; doubts++ }
-inline doubt() {                                                               /* Consumer.doubt */
+inline begin_to_doubt(w) { doubtful[w] = true; ended[w] = false; bound[w] = 0; doubts[w]++ }
+inline doubt(w) {                                                              /* Consumer.doubt */
     if
-    :: !attending -> begin_to_doubt();
+    :: !attending[w] -> begin_to_doubt(w);
 #ifdef TAKEN_BACK
-        marked = marked || spells > 0
+        marked[w] = marked[w] || spells[w] > 0
 #endif
     :: else
     fi;
-    rung = true
+    rung[w] = true
 }
 
-inline be_certain() {
+/* taskd.attend(): a buried worker marks nothing. taskd.withdraw(): another's mark stays. */
+inline write_mark(w) { mark = (lives[w] -> w + 1 : mark) }
+inline withdraw(w) { mark = (mark == w + 1 -> 0 : mark) }
+
+inline be_certain(w) {
 #ifndef WITHDRAW
-    mark = false; marked = false;
+    withdraw(w); marked[w] = false;
 #endif
-    doubtful = false
+    doubtful[w] = false
 }
 
-inline register_worker() {
+inline register_worker(w) {
     registering = true;
 #ifdef NEEDED
     needed = true;                                                             /* by the trigger */
 #endif
-    d_step { registering = false; served = true }                              /* the commit */
+    d_step { registering = false; lives[w] = true }                            /* the commit */
 }
 
-proctype Consumer() {
+proctype Consumer(byte w) {
     byte p, seen, x; bool e;
-    register_worker();
+    register_worker(w);
 end:
     do
     :: true ->
-        rung = false;
+        rung[w] = false;
         /* Attendance.before_claim */
         if
-        :: attending ->
+        :: attending[w] ->
             if
-            :: atomic { attending = false; begin_to_doubt() }                  /* _leave */
+            :: atomic { attending[w] = false; begin_to_doubt(w) }              /* _leave, also who gives way */
+#if WORKERS > 1
+            :: write_mark(w)                                                   /* renewed */
+#endif
             :: skip
             fi
-        :: !attending && spells < SPELLS -> atomic { spells++; attending = true; doubtful = false; marked = true };
-            if                                                                 /* _mark: a buried worker marks nothing */
-            :: mark = served
+        :: !attending[w] && spells[w] < SPELLS -> atomic { spells[w]++; attending[w] = true; doubtful[w] = false; marked[w] = true };
+            if                                                                 /* _mark */
+            :: write_mark(w)
             :: atomic { lost_marks < LOST_MARKS -> lost_marks++; stray_mark = true }
             fi
-        :: !attending -> skip
+#if WORKERS > 1
+        :: atomic { !attending[w] && spells[w] < SPELLS && mark != 0 && mark != w + 1 -> spells[w]++; marked[w] = true;
+#ifndef LEFT_ALONE
+            write_mark(w)
+#endif
+            }
+#endif
+        :: !attending[w] -> skip
         fi;
         if
-        :: doubtful ->                                                         /* _look */
-            atomic { ended = false; seen = doubts };
+        :: doubtful[w] ->                                                      /* _look */
+            atomic { ended[w] = false; seen = doubts[w] };
 #ifdef WITHDRAW
             if
-            :: marked ->
-                mark = false;
+            :: marked[w] ->
+                withdraw(w);
 #ifdef LATER
                 /* For so long until it has been written and has lapsed. */
-                if :: stray_mark -> goto claims :: else -> mark = false fi;
+                if :: stray_mark -> goto claims :: else -> withdraw(w) fi;
 #endif
 #ifdef TAKEN_BACK
-                atomic { if :: seen == doubts -> marked = false :: else fi }
+                atomic { if :: seen == doubts[w] -> marked[w] = false :: else fi }
 #else
-                marked = false
+                marked[w] = false
 #endif
             :: else
             fi;
 #endif
 #ifdef NEW_XID
-            d_step { if :: bound != 0 -> x = bound :: else -> x = next_xid; next_xid++; has_ended(x) fi };
+            d_step { if :: bound[w] != 0 -> x = bound[w] :: else -> x = next_xid; next_xid++; has_ended(x) fi };
 #else
-            d_step { x = (bound != 0 -> bound : XMAX) };
+            d_step { x = (bound[w] != 0 -> bound[w] : XMAX) };
 #endif
 #ifdef WAIT
             e = XMIN_IS_AT_LEAST(x);
@@ -190,59 +219,59 @@ end:
             atomic {
                 if
 #ifdef OWN_XID
-                :: seen != doubts -> skip
-                :: seen == doubts ->
+                :: seen != doubts[w] -> skip
+                :: seen == doubts[w] ->
 #else
                 :: true ->
 #endif
-                    bound = x; ended = e
+                    bound[w] = x; ended[w] = e
                 fi; x = 0; seen = 0; e = false }
 #ifndef LAST_CLAIM
-            ; if :: atomic { ended -> be_certain() }; goto sleeps :: else fi
+            ; if :: atomic { ended[w] -> be_certain(w) }; goto sleeps :: else fi
 #endif
         :: else
         fi;
 claims: skip;
         /* claim_jobs; a buried worker gets nothing. */
-        d_step { p = 0; do :: p < PRODUCERS -> claimed[p] = claimed[p] || (served && committed[p]); p++
+        d_step { p = 0; do :: p < PRODUCERS -> claimed[p] = claimed[p] || (lives[w] && committed[p]); p++
                         :: else -> break od; p = 0 };
-        atomic { if :: doubtful && ended -> be_certain() :: else fi };         /* Attendance.claimed */
+        atomic { if :: doubtful[w] && ended[w] -> be_certain(w) :: else fi };  /* Attendance.claimed */
 sleeps:
         if                                                                     /* Consumer._rung */
-        :: attending ->
+        :: attending[w] ->
 progress:   skip
-        :: !attending && doubtful -> skip
-        :: !attending && !doubtful ->
-end_quiet:  rung
+        :: !attending[w] && doubtful[w] -> skip
+        :: !attending[w] && !doubtful[w] ->
+end_quiet:  rung[w]
         fi
     od
 }
 
-proctype Listener() {
+proctype Listener(byte w) {
     bool again;
 end:
     do
-    :: served && !listening ->
+    :: lives[w] && !listening[w] ->
 #ifndef LISTEN_FIRST
-        atomic { doubt() };
+        atomic { doubt(w) };
 #endif
-        listening = true;                                                      /* LISTEN is committed */
+        listening[w] = true;                                                     /* LISTEN is committed */
 #ifdef LISTEN_FIRST
         atomic { if
 #ifdef FIRST
-        :: !again -> doubt()
+        :: !again -> doubt(w)
 #endif
 #ifdef REMADE
-        :: again -> doubt()
+        :: again -> doubt(w)
 #endif
         :: else
         fi };
 #endif
         again = true
-    :: atomic { sent -> sent = false; rung = true }
-    :: atomic { listening && breaks < BREAKS -> breaks++; listening = false; sent = false;
+    :: atomic { sent[w] -> sent[w] = false; rung[w] = true }
+    :: atomic { listening[w] && breaks < BREAKS -> breaks++; listening[w] = false; sent[w] = false;
             if
-            :: spells > 0 && forgotten < FORGOTTEN -> forgotten++; mark = served
+            :: spells[w] > 0 && forgotten < FORGOTTEN -> forgotten++; write_mark(w)
             :: skip
             fi }
     od
@@ -250,10 +279,10 @@ end:
 
 #if BURIALS > 0
 proctype Burial() {
-    atomic { served -> burials++; served = false; mark = false };              /* bury_workers */
-    register_worker();                                                         /* under a new id */
+    atomic { lives[0] -> burials++; lives[0] = false; mark = 0 };              /* bury_workers */
+    register_worker(0);                                                        /* under a new id */
 #ifdef REBORN
-    atomic { doubt() }
+    atomic { doubt(0) }
 #endif
 }
 #endif
@@ -272,7 +301,7 @@ proctype Another() {                   /* retire_worker, then need_nothing */
 proctype Server() {                    /* a mark is written late, or never; then it lapses */
 end:
     do
-    :: atomic { stray_mark -> stray_mark = false; if :: mark = served :: skip fi }
+    :: atomic { stray_mark -> stray_mark = false; if :: write_mark(0) :: skip fi }
     od
 }
 #endif
@@ -286,7 +315,7 @@ init {
     atomic {
         byte p;
         do :: p < PRODUCERS -> run Producer(p); p++ :: else -> break od; p = 0;
-        run Consumer(); run Listener();
+        do :: p < WORKERS -> run Consumer(p); run Listener(p); p++ :: else -> break od; p = 0;
 #if BURIALS > 0
         run Burial();
 #endif

@@ -23,15 +23,14 @@ and that the self-fence stops handlers before others may begin, are measured in
 tests/system/faults); batches, queues, limits, keys, workflows; retention (an ack that finds no
 row is looked for in a history that keeps everything); the interrupt that is refunded ten times
 only; locks, deadlocks and plans; two servers that both believe to be the primary. Rings that
-another worker calls for, and marks that lapse because a worker hangs, only add wake-ups, and
-there is one worker that is never full. After a failover that forgot a claim the word `lost` or
-`acked` of check_acks may be wrong (it goes into the log and nowhere else); what becomes of rows
-is checked all the same.
+another worker calls for, and marks that lapse because a worker hangs, only add wake-ups, and no
+worker is ever full. After a failover that forgot a claim the word `lost` or `acked` of check_acks
+may be wrong (it goes into the log and nowhere else); what becomes of rows is checked all the same.
 
 Bounds: one job and two processes (of which each may start anew), with pills two jobs; each fault
-happens once, in the long form some twice; one worker and two producers, in the long form three. A
-fault that needs more is not found here: the nemesis and the faults of tests/system look for
-those.
+happens once, in the long form some twice; one worker and two producers, in the long form three, or
+two workers and one producer. A fault that needs more is not found here: the nemesis and the faults
+of tests/system look for those.
 """
 
 from __future__ import annotations
@@ -125,6 +124,12 @@ SCENES = (
         ("AFTER_XID", "WITHDRAW", "NEW_XID", "WAIT", "LAST_CLAIM", "FIRST", "LISTEN_FIRST",
          "NEEDED"),
         {"PRODUCERS": 3},
+    ),
+    Scene(
+        "attendance", "two workers",
+        {"PRODUCERS": 1, "WORKERS": 2},
+        ("LEFT_ALONE",),
+        ends=False,
     ),
     Scene(
         "attendance", "connection",
