@@ -1,7 +1,7 @@
 """The protocols by model: who may run a job (lease.pml), who is woken for one (attendance.pml).
 
 python -m tests.models                   # every scene, every mechanism dropped, larger bounds
-python -m tests.models --short           # without the larger bounds: two minutes of one core
+python -m tests.models --short           # without the larger bounds
 python -m tests.models FENCE RECONCILE   # the mechanisms whose removal is to be looked at
 python -m tests.models --trail FENCE     # ... and what went wrong, step by step
 
