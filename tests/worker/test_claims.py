@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.store import queues
+from taskd.core.job import Job, NewJob
+from taskd.store import jobs, queues
 from taskd.worker import acker, attendance, consumer, promoter
 from tests.worker.conftest import Desk, until
 
@@ -39,6 +39,31 @@ async def test_slow_jobs_are_not_hoarded(desk: Desk) -> None:
     assert most <= 20 + 20 + 10
     assert not desk.heard.of("job.released")
     assert all(had["batch"] <= 30 for had in desk.heard.of("queue.claimed"))
+
+
+async def test_a_slow_claim_begins_while_the_runner_has_enough_to_do_until_its_answer(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = jobs.claim
+    waiting: list[int] = []
+
+    async def slow(*args: Any) -> list[Job]:
+        waiting.append(worker.worker.parts.runners[0].waiting)
+        claimed = await claim(*args)
+        await asyncio.sleep(0.06)
+        return claimed
+
+    @desk.task()
+    async def short() -> None:
+        time.sleep(0.0003)
+
+    monkeypatch.setattr(consumer, "BATCH_MAX", 200)
+    monkeypatch.setattr(jobs, "claim", slow)
+    ids = await desk.enqueue(*(short.job() for _ in range(3000)))
+    worker = await desk.start()
+    await desk.settled(*ids)
+    # 3,000 per second can be run at most. In 50 ms that would be 150, and half of them were left.
+    assert max(waiting) > 100
 
 
 async def test_two_workers_share_slow_jobs_evenly(desk: Desk) -> None:
