@@ -174,6 +174,9 @@ class Runner:
                 # Also when the whole process has stood still: others may have these by now.
                 if began > turn_ends:
                     pulse.job = None
+                    # Handlers that never wait end no coroutine that could say so.
+                    if len(self._buffer) <= self.low:
+                        self.room.set()
                     await asyncio.sleep(0)
                     turn_ends = time.monotonic() + TURN_S
                     if not lease.trusted:
