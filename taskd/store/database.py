@@ -313,6 +313,12 @@ class Lane:
         """Whether a statement is under way."""
         return self._lock.locked()
 
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """No statement is under way meanwhile; who has one waits."""
+        async with self._lock:
+            yield
+
     async def _fetch(self, name: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:
         times_closed = self._times_closed
         async with self._lock:

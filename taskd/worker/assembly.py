@@ -75,11 +75,15 @@ class Assembly:
         me: Callable[[], Incarnation],
         notify: Notify,
     ) -> None:
-        self.claims = Lane(database, "claim", **PLANS)
+        self.claims = self.backlog_claims = Lane(database, "claim", **PLANS)
+        claiming = [self.claims]
+        if len(limits) > 1:
+            self.backlog_claims = Lane(database, "claim", **PLANS)
+            claiming.append(self.backlog_claims)
         self._deafen: Callable[[], None] = lambda: None
         self.acks = Lane(database, "ack", **PLANS)
         self.upkeep = Lane(database, "upkeep", **PLANS)
-        self.lanes = (self.claims, self.acks, self.upkeep)
+        self.lanes = (*claiming, self.acks, self.upkeep)
         self.acker = Acker(self.acks)
         self.threads = JobThreads(self._works_for, settings.threads, "taskd-job")
         keep = KeepLogs(settings.keep_logs)
@@ -113,7 +117,7 @@ class Assembly:
         self.shared.progress = self.progress.tell
         self.leaving = Leaving(database, lease, self.acker, self.runners, LoopWatch(pulse))
         self.reconciler = Reconciler(
-            self.claims, lease, self.acker, self.runners, settings.statement_timeout_s
+            claiming, lease, self.acker, self.runners, settings.statement_timeout_s
         )
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
@@ -202,6 +206,7 @@ class Assembly:
             self.consumers[runner.queue] = Consumer(
                 runner,
                 self.claims,
+                self.backlog_claims,
                 self.acker,
                 self.shared,
                 scout=self.scout,

@@ -63,6 +63,10 @@ class Consumer:
 
     Args:
         claims: the lane of all consumers' claims.
+        backlog_claims: that of a claim after one that was full, so that a large one of a queue that
+            has a backlog keeps no other queue waiting: beside 40,000 jobs per second a single job
+            of another queue began after 39 ms (p99 254), and so after 19 ms (59); medians of three
+            runs. With one queue it is the same lane.
         scout: looks for jobs while the consumer sleeps.
         on_doubt: called when the reply to a claim was lost: it may have been committed.
         on_vain_ring: called when a ring brought no job: it may have told of one that will be due.
@@ -77,6 +81,7 @@ class Consumer:
         self,
         runner: Runner,
         claims: Lane,
+        backlog_claims: Lane,
         acker: Acker,
         shared: Shared,
         *,
@@ -92,7 +97,8 @@ class Consumer:
         self.turned_at: float | None = time.monotonic()
         self.delayed = False
         self.attendance = Attendance(claims, runner.queue, shared.lease, on_change)
-        self._claims, self._acker, self._shared = claims, acker, shared
+        self._claims, self._backlog_claims = claims, backlog_claims
+        self._acker, self._shared = acker, shared
         self._scout, self._on_doubt, self._on_vain_ring = scout, on_doubt, on_vain_ring
         self._poll_s = POLL_UNSURE_S
         self._stopping = False
@@ -124,7 +130,7 @@ class Consumer:
             await self.attendance.before_claim(full=full)
             if self.quiet:
                 continue  # told so meanwhile
-            jobs = await self._claim(batch)
+            jobs = await self._claim(batch, self._backlog_claims if full else self._claims)
             full = len(jobs) == batch
             vain_claims = vain_claims + 1 if rang and not jobs else 0
             if full:
@@ -246,12 +252,12 @@ class Consumer:
             self._mean_s = (self._mean_s + (waited_s - waited_then_s) / (ended - ended_then)) / 2
         self._measured = (now, ended, waited_s)
 
-    async def _claim(self, batch: int) -> list[Job]:
+    async def _claim(self, batch: int, lane: Lane) -> list[Job]:
         """Claim, and hand over to the runner what came; the jobs."""
         began = self._began = time.monotonic()
         read = ALL if self.attendance.wants_all or self._limited else self._reading.next(began)
         try:
-            jobs = await self._claim_jobs(batch, read)
+            jobs = await self._claim_jobs(batch, read, lane)
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
                 # Arguments of 256 KB, two thousand times, may be too much for one statement.
@@ -283,14 +289,14 @@ class Consumer:
         self.attendance.claimed(len(jobs), batch)
         events.queue_claimed(self.runner.queue, jobs, batch, took_s)
         if read.only_urgent and len(jobs) < batch:
-            jobs += await self._claim(batch - len(jobs))
+            jobs += await self._claim(batch - len(jobs), lane)
         return jobs
 
-    async def _claim_jobs(self, batch: int, read: store.Read) -> list[Job]:
-        me, queue, stride = self._shared.lease.worker_id, self.runner.queue, self._claims.stride
+    async def _claim_jobs(self, batch: int, read: store.Read, lane: Lane) -> list[Job]:
+        me, queue, stride = self._shared.lease.worker_id, self.runner.queue, lane.stride
         if not self._limited:
-            return await store.claim(self._claims, me, queue, batch, read, stride)
-        claimed = await limits.claim(self._claims, me, queue, batch, stride)
+            return await store.claim(lane, me, queue, batch, read, stride)
+        claimed = await limits.claim(lane, me, queue, batch, stride)
         self._opens_s = claimed.opens_s
         return claimed.jobs
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 
 from taskd import events
 from taskd.core.job import JobState
@@ -16,6 +17,7 @@ from taskd.store import control, history, jobs, limits, logs, results, workers, 
 from taskd.store.database import Database, Lane
 from taskd.store.jobs import DueIn
 from taskd.store.schedules import TicksIn
+from taskd.store.workers import RunningJob
 from taskd.worker.acker import Acker
 from taskd.worker.consumer import Consumer
 from taskd.worker.controls import Controls
@@ -189,7 +191,7 @@ class Reconciler(Loop):
     asked to cancel are cancelled. An idle worker with no claim in doubt looks now and then only.
 
     Args:
-        claims: the lane of the claims, so that no claim is under way while it looks, except one
+        claims: the lanes of the claims, so that no claim is under way while it looks, except one
             that nobody waits for any more.
     """
 
@@ -197,7 +199,7 @@ class Reconciler(Loop):
 
     def __init__(
         self,
-        claims: Lane,
+        claims: Sequence[Lane],
         lease: Lease,
         acker: Acker,
         runners: Sequence[Runner],
@@ -222,7 +224,7 @@ class Reconciler(Loop):
             return
         worker_id, known = self._lease.worker_id, self._known()
         try:
-            rows = await workers.running_jobs(self._claims, worker_id)
+            rows = await self._running_jobs(worker_id)
         except StoreUnavailable:
             return
         self._looked_at = now
@@ -239,6 +241,13 @@ class Reconciler(Loop):
             if row.cancel_reason is not None:
                 for runner in self._runners:
                     runner.cancel_job(row.id, row.cancel_reason)
+
+    async def _running_jobs(self, worker_id: int) -> list[RunningJob]:
+        first, *others = self._claims
+        async with AsyncExitStack() as resting:
+            for lane in others:
+                await resting.enter_async_context(lane.at_rest())
+            return await workers.running_jobs(first, worker_id)
 
     def _known(self) -> set[int]:
         known = set(self._acker.unwritten())

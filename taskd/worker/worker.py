@@ -45,7 +45,7 @@ RETIRE_S = 1.0
 BESIDE_S = 2.0
 
 # One each for claims, acks, upkeep, beats and listening, and now and then one for the history and
-# one for the queries of schedules.
+# one for the queries of schedules. With more than one queue there is a second one for claims.
 CONNECTIONS = 7
 
 
@@ -256,7 +256,8 @@ class Worker:
 
     async def _check_connections(self) -> None:
         """The connection budget, checked against the server before it is used."""
-        needed = CONNECTIONS + (self.settings.http != "off" and self._place.alone)
+        needed = CONNECTIONS + (len(self.limits) > 1)
+        needed += self.settings.http != "off" and self._place.alone
         if any(task.kind is Kind.TRANSACTION for task in self.registry):
             needed += self.settings.transaction_connections
         of_all = needed * self._place.of

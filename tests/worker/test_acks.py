@@ -260,6 +260,21 @@ async def test_rows_of_a_lost_claim_come_back_unharmed(
     assert not desk.heard.of("job.lost")
 
 
+async def test_nobody_looks_for_lost_claims_while_one_is_under_way(desk: Desk) -> None:
+    @desk.task()
+    async def any_task() -> None: ...
+
+    worker = await desk.start(queues=("one", "two"))
+    parts = worker.worker.parts
+    async with parts.backlog_claims.at_rest():
+        parts.reconciler.doubt()
+        looking = asyncio.create_task(parts.reconciler.tick())
+        for _ in range(3):
+            await parts.claims.fetch("need_nothing")
+        assert not looking.done()
+    await looking
+
+
 def once_cancelled() -> Any:
     """Cancels whoever waits for the first rows: the statement has run, and nobody has them."""
     lost = []

@@ -11,6 +11,7 @@ import pytest
 from taskd.core.job import Job, NewJob
 from taskd.store import jobs, queues
 from taskd.worker import acker, attendance, consumer, promoter
+from taskd.worker.worker import CONNECTIONS
 from tests.worker.conftest import Desk, until
 
 TERMINATE = """
@@ -91,6 +92,38 @@ async def test_two_workers_share_slow_jobs_evenly(desk: Desk) -> None:
         ]
         assert 0.3 * all_of_them < len(mine) < 0.7 * all_of_them
     assert two.worker.limits == {"default": 10, "plain": 4}
+
+
+async def test_a_large_claim_of_one_queue_keeps_no_other_queue_waiting(desk: Desk) -> None:
+    @desk.task(queue="bulk")
+    async def one_of_many() -> None: ...
+
+    @desk.task(queue="mail")
+    async def letter() -> None: ...
+
+    worker = await desk.start(queues=("bulk:2", "mail"))
+    parts = worker.worker.parts
+    # As long as a claim would be under way there.
+    async with parts.backlog_claims.at_rest():
+        ids = await desk.enqueue(*(one_of_many.job() for _ in range(5)))
+        await desk.heard.wait("job.done", 2, task="one_of_many")
+        (job,) = await desk.enqueue(letter.job())
+        await desk.settled(job)
+        assert len(desk.heard.of("job.done")) == 3
+    await desk.settled(*ids)
+
+
+async def test_a_worker_of_one_queue_claims_over_one_connection(desk: Desk) -> None:
+    @desk.task()
+    async def any_task() -> None: ...
+
+    one = await desk.start(queues=("mail",))
+    two = await desk.start(queues=("mail", "bulk"))
+    assert one.worker.parts.backlog_claims is one.worker.parts.claims
+    told = [each["connections"] for each in desk.heard.of("worker.started")]
+    assert told == [CONNECTIONS, CONNECTIONS + 1]
+    for started, lanes in ((one, 3), (two, 4)):
+        assert len({id(lane._connection) for lane in started.worker.parts.lanes}) == lanes
 
 
 async def test_urgent_jobs_come_first_and_then_the_older_ones(desk: Desk) -> None:
