@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.bench import (
     backlog,
+    beside,
     enqueue,
     flush,
     harness,
@@ -68,6 +69,10 @@ COMMANDS: dict[str, tuple[str, float, Command, tuple[str, ...]]] = {
         "50 of 1,000 queues in one process", 60.0,
         lambda to, a: queues.measure(to, a.reps, a.secs), ("many queues",),
     ),
+    "beside": (
+        "a queue beside another one that has a backlog", 0.0,
+        lambda to, a: beside.measure(to, a.reps), ("beside",),
+    ),
     "memory": (
         "100,000 jobs of 10 KiB, concurrency 1,000", 0.0,
         lambda to, a: memory.measure(to, a.reps, a.jobs), ("memory",),
@@ -115,6 +120,8 @@ async def _begin(results: harness.Results) -> None:
 def _print(rows: Rows, names: list[str], scenarios: tuple[str, ...]) -> None:
     made = tables.scenario_tables(rows)
     for table in (*(made[name] for name in names), tables.bounds(rows, scenarios)):
+        if not table.rows:
+            continue  # not every scenario has a bound
         print(f"\n{table.title}\n\n{table}")
 
 

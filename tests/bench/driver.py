@@ -37,8 +37,13 @@ async def carry(i: int, text: str) -> None:
     await noop(i)
 
 
+async def unnoted(i: int) -> None:
+    """A job of whose start nothing is kept."""
+
+
 TASK: Task[..., None] = Task(noop, name="noop", queue=QUEUE)
 CARRY: Task[..., None] = Task(carry, name="carry", queue=QUEUE)
+UNNOTED: Task[..., None] = Task(unnoted, name="unnoted", queue=QUEUE)
 
 
 def database() -> Database:
@@ -61,6 +66,7 @@ async def worker(options: dict) -> None:
     registry = Registry()
     registry.add(TASK)
     registry.add(CARRY)
+    registry.add(UNNOTED)
     queues = tuple(options.get("queues", [QUEUE]))
     settings = (
         Settings(queues=queues, concurrency=options["concurrency"])

@@ -76,6 +76,7 @@ def scenario_tables(rows: Rows) -> dict[str, Table]:
         "producers": lambda rows: _producers(rows, "producers"),
         "wakeups": _wakeups,
         "queues": _queues,
+        "beside": _beside,
         "memory": _memory,
         "flush/s1": lambda rows: _drain(rows, "flush/s1"),
         "flush/s2": _flush_enqueue,
@@ -265,6 +266,17 @@ def _queues(rows: Rows) -> Table:
     return Table(
         "Many queues", head, [tuple(number(rows.median("queues", each)) for each in fields)]
     )
+
+
+def _beside(rows: Rows) -> Table:
+    fields = ("p50", "p95", "p99", "max", "drained_per_s")
+    head = ("the other queue", "p50", "p95", "p99", "max", "drained/s")
+    lines = []
+    for jobs in sorted({row["jobs"] for row in rows.of("beside")}):
+        other = f"{jobs:,} jobs" if jobs else "empty"
+        told = (rows.median("beside", each, jobs=jobs) for each in fields)
+        lines.append((other, *map(number, told)))
+    return Table(f"A queue beside another: {COMMIT_TO_START}", head, lines)
 
 
 def _memory(rows: Rows) -> Table:

@@ -60,13 +60,13 @@ async def _waits_ms(name: str, pace: str) -> list[float]:
     options: dict[str, Any] = {"conc": 10} if (name, pace) == ("graphile_batch", "s5") else {}
     async with harness.worker(name, lat=True, **options) as (worker,):
         await asyncio.sleep(SETTLE_S)
-        sent = await _produce(ENQUEUE[name], *PACES[pace])
+        sent = await produce(ENQUEUE[name], *PACES[pace])
         await asyncio.sleep(SETTLE_S)
         waits_ms: list[float] = harness.run().lats(sent, await worker.dump())
     return waits_ms
 
 
-async def _produce(sql: str, count: int, every_s: float, clients: int) -> list[float]:
+async def produce(sql: str, count: int, every_s: float, clients: int) -> list[float]:
     """Enqueue them, in the rhythm; when each commit was answered, by the clock on the wall."""
     connections = [await harness.connect() for _ in range(clients)]
     sent = [0.0] * count
