@@ -54,11 +54,11 @@ async def test_a_slow_claim_begins_while_the_runner_has_enough_to_do_until_its_a
         lane: Lane, me: int, queue: str, batch: int, read: Read, stride: int
     ) -> list[Job]:
         runner = worker.worker.parts.runners[0]
-        until = runner.ended + 60
+        enough = runner.ended + 60
         claimed = await claim(lane, me, queue, batch, read, stride)
         if not read.only_urgent:
             # As long as 60 jobs last on this machine now, but no longer than there are some.
-            while runner.ended < until and runner.waiting:
+            while runner.ended < enough and runner.waiting:
                 await asyncio.sleep(0)
             left.append(runner.waiting)
         return claimed
@@ -73,7 +73,7 @@ async def test_a_slow_claim_begins_while_the_runner_has_enough_to_do_until_its_a
     worker = await desk.start()
     await desk.settled(*ids)
     # The first claims are small, and take no longer than there are jobs. Where only what lasts for
-    # 50 ms is claimed ahead, half of it was left when the next claim began, and never any later.
+    # 50 ms is claimed ahead, half of it was left when the next claim began, and none at its answer.
     assert sum(each > 0 for each in left) >= 5, left
 
 
