@@ -309,8 +309,8 @@ def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
 
 
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
-    """Whether this attempt is beyond the job's last one."""
-    return job.attempt > attempts_limit(job, task)
+    """Whether this attempt is beyond the job's last one, as the first never is."""
+    return job.attempt > 1 and job.attempt > attempts_limit(job, task)
 
 
 def clean_reason(reason: object) -> str:

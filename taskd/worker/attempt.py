@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+import types
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context as ContextVars
 from gc import get_referents
 from sys import getrefcount
 from typing import Any
 from weakref import getweakrefcount
+
+import msgspec
 
 from taskd.core.job import Job
 from taskd.core.kind import Kind
@@ -39,84 +42,55 @@ from taskd.worker.watch import Pulse
 STACK_MAX = 8
 
 
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """An attempt that waits for something.
 
     Attributes:
+        began: when it began (time.monotonic); while it waits for room, since when it does.
+        timeout_s: how long it may take; None: no limit.
         why: why taskd cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no room`); None: it
             did not. The outcome is read from here and never from the exception, which a handler
             may raise or swallow.
+        cancel_reason: of who asked to cancel the job.
+        cancelled_at: when it was told to end (time.monotonic).
+        abandoned: its end has been settled although it still runs.
         waits_for_room: as far as is known it has not begun: it waits for a thread, a process or a
             connection, or for its batch.
         kill: ends its handler whatever that does; None: nothing can.
         leave_place: leaves the place that it shares with the others of its batch; None: it has one
             of its own.
-        deadline: when it must have ended (time.monotonic); None: no limit.
-        cancelled_at: when it was told to end (time.monotonic).
-        abandoned: its end has been settled although it still runs.
-        cancel_reason: of who asked to cancel the job.
     """
 
-    __slots__ = (
-        "abandoned",
-        "asyncio_task",
-        "began",
-        "cancel_reason",
-        "cancelled_at",
-        "context",
-        "coro",
-        "deadline",
-        "job",
-        "kill",
-        "leave_place",
-        "task",
-        "timeout_s",
-        "waits_for_room",
-        "why",
-    )
-
-    def __init__(
-        self,
-        job: Job,
-        task: Task[..., Any],
-        coro: Coroutine[Any, Any, Any],
-        context: AttemptContext | None,
-        began: float,
-        timeout_s: float | None,
-        asyncio_task: asyncio.Task[Any],
-    ) -> None:
-        self.job = job
-        self.task = task
-        self.coro = coro
-        self.context = context
-        self.began = began
-        self.timeout_s = timeout_s
-        self.deadline = None if timeout_s is None else began + timeout_s
-        self.asyncio_task = asyncio_task
-        self.why: str | None = None
-        self.cancel_reason = ""
-        self.cancelled_at: float | None = None
-        self.abandoned = False
-        self.waits_for_room = False
-        self.kill: Callable[[], None] | None = None
-        self.leave_place: Callable[[], None] | None = None
+    job: Job
+    task: Task[..., Any]
+    coro: Coroutine[Any, Any, Any]
+    context: AttemptContext | None
+    began: float
+    timeout_s: float | None
+    asyncio_task: asyncio.Task[Any]
+    why: str | None = None
+    cancel_reason: str = ""
+    cancelled_at: float | None = None
+    abandoned: bool = False
+    waits_for_room: bool = False
+    kill: Callable[[], None] | None = None
+    leave_place: Callable[[], None] | None = None
 
     def wait_for_room(self) -> None:
         """There is none yet: the attempt has not begun, and no deadline counts."""
         self.waits_for_room = True
         self.began = time.monotonic()
-        self._set_deadline(None)
+        self._tell_deadline(None)
 
     def begin(self, now: float) -> None:
         """It has its thread, or what else it waited for."""
         self.waits_for_room = False
         self.began = now
-        self._set_deadline(None if self.timeout_s is None else now + self.timeout_s)
+        self._tell_deadline(None if self.timeout_s is None else now + self.timeout_s)
         if self.why == "no room":
             self.why = self.cancelled_at = None
 
-    def _set_deadline(self, deadline: float | None) -> None:
-        self.deadline = deadline
+    def _tell_deadline(self, deadline: float | None) -> None:
         if self.context is not None:
             self.context.deadline = deadline
 
@@ -202,42 +176,32 @@ def where(coro: Any) -> str:
     return " < ".join(reversed(places))
 
 
-class Driver:
-    """Drives a handler that has waited once, in the consumer's own task, to its end."""
+@types.coroutine
+def drive(
+    coro: Coroutine[Any, Any, Any], context: ContextVars, waits_for: Any, job: Job, pulse: Pulse
+) -> Generator[Any, Any, Happened]:
+    """Drive a handler that has waited once, in the consumer's own task, to its end.
 
-    __slots__ = ("_context", "_coro", "_job", "_pulse", "_waits_for")
-
-    def __init__(
-        self,
-        coro: Coroutine[Any, Any, Any],
-        context: ContextVars,
-        waits_for: Any,
-        job: Job,
-        pulse: Pulse,
-    ) -> None:
-        self._coro, self._context, self._waits_for = coro, context, waits_for
-        self._job, self._pulse = job, pulse
-
-    def __await__(self) -> Generator[Any, Any, Happened]:
-        coro, run, pulse, job = self._coro, self._context.run, self._pulse, self._job
-        waits_for = self._waits_for
-        while True:
-            try:
-                sent = yield waits_for
-            except GeneratorExit:
-                coro.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - a cancellation, on its way to the handler
-                step: Callable[..., Any] = coro.throw
-                sent = error
-            else:
-                step = coro.send
-            pulse.job = job
-            try:
-                waits_for = run(step, sent)
-            except StopIteration as stop:
-                return RETURNED_NONE if stop.value is None else Returned(stop.value)
-            except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
-                return Raised(error)
-            finally:
-                pulse.job = None
+    Args:
+        waits_for: what its first step has yielded.
+    """
+    while True:
+        try:
+            sent = yield waits_for
+        except GeneratorExit:
+            coro.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - a cancellation, on its way to the handler
+            step: Callable[..., Any] = coro.throw
+            sent = error
+        else:
+            step = coro.send
+        pulse.job = job
+        try:
+            waits_for = context.run(step, sent)
+        except StopIteration as stop:
+            return RETURNED_NONE if stop.value is None else Returned(stop.value)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
+            return Raised(error)
+        finally:
+            pulse.job = None

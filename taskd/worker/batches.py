@@ -19,7 +19,7 @@ from taskd.core.batch import Item, outcomes
 from taskd.core.job import Job
 from taskd.core.outcome import Happened, Raised, Returned
 from taskd.core.task import Task
-from taskd.worker.attempt import Attempt, Driver
+from taskd.worker.attempt import Attempt, drive
 from taskd.worker.turn import Turn
 from taskd.worker.watch import Pulse
 
@@ -105,7 +105,7 @@ class Batch:
         else:
             pulse.job = None
             try:
-                happened = await Driver(coroutine, own, waits_for, job, pulse)
+                happened = await drive(coroutine, own, waits_for, job, pulse)
             except BaseException as error:  # noqa: BLE001 - as in Runner._walk
                 happened = Raised(error)
         finally:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import CLOCK_BOOTTIME, clock_gettime
 
 from taskd import events
 from taskd.errors import StoreUnavailable
@@ -34,7 +35,7 @@ UNREADABLE = -1
 
 def boottime_s() -> float:
     """Seconds since boot, suspend included: CLOCK_MONOTONIC stops while a machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return clock_gettime(CLOCK_BOOTTIME)
 
 
 def new_incarnation(app: str) -> workers.Incarnation:
@@ -139,7 +140,7 @@ class Lease:
     @property
     def trusted(self) -> bool:
         """Whether new work may be started."""
-        return boottime_s() < self.trusted_until and not self.buried
+        return clock_gettime(CLOCK_BOOTTIME) < self.trusted_until and not self.buried
 
     @property
     def silent_s(self) -> float:

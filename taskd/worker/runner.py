@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import Context as ContextVars
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ from taskd import events
 from taskd.core import outcome
 from taskd.core.job import Job
 from taskd.core.kind import Kind
-from taskd.core.outcome import Happened, Raised, Returned, Settled
+from taskd.core.outcome import RETURNED_NONE, Happened, Raised, Returned, Settled
 from taskd.core.process import HandlerRaised
 from taskd.core.registry import Registry
 from taskd.core.task import Task
 from taskd.core.unknown import Unknown
-from taskd.worker.attempt import Attempt, Driver, reach
+from taskd.worker.attempt import Attempt, drive, reach
 from taskd.worker.batches import Batches
 from taskd.worker.calls import Call, Places, call_of
 from taskd.worker.context import AttemptContext, Reads
@@ -136,7 +136,11 @@ class Runner:
             self.close()
         if self._batches.ready:
             self._begin_batches()
-        while self._walking < min(self._abreast, len(self._buffer)) and self._has_place():
+        while (
+            self._walking < self._abreast
+            and self._walking < len(self._buffer)
+            and self._has_place()
+        ):
             if not self._shared.lease.trusted:
                 return  # tick() tries again
             self._walking += 1
@@ -188,19 +192,19 @@ class Runner:
                 if waits is None:
                     self._abreast = 1
                 else:
-                    attempt, driver = waits
+                    attempt, driven = waits
                     try:
-                        happened = await driver
+                        happened = await driven
                     except BaseException as error:  # noqa: BLE001 - see below
                         # A GeneratorExit out of what the handler awaits, such as a task of its
-                        # own, closes the driver and the handler, and then arrives here.
+                        # own, closes what drives it and the handler, and then arrives here.
                         happened = Raised(error)
                     self._resumed(attempt, happened)
                     if not self._keeps_place(attempt):
                         return
                     turn_ends = time.monotonic() + TURN_S
                     # Nothing of the job is to be left here when it is asked who knows the task.
-                    del waits, driver, happened
+                    del waits, driven, happened
                     attempt = None
                 # A suspect came on top of the limit.
                 if job.crashes or reach(me) != alone:
@@ -210,7 +214,7 @@ class Runner:
 
     def _begin(
         self, job: Job, began: float, me: asyncio.Task[Any]
-    ) -> tuple[Attempt, Driver] | None:
+    ) -> tuple[Attempt, Awaitable[Happened]] | None:
         """Run a job's first step; what to wait for, or None: it has ended."""
         prepared = self._prepare(job, began)
         if prepared is None:
@@ -226,7 +230,7 @@ class Runner:
             self._settle(job, task, context, Raised(error), began)
         else:
             attempt = self._suspended(job, task, coro, context, call, began, me)
-            return attempt, Driver(coro, own, waits_for, job, self._shared.pulse)
+            return attempt, drive(coro, own, waits_for, job, self._shared.pulse)
         return None
 
     def _keeps_place(self, attempt: Attempt) -> bool:
@@ -362,7 +366,9 @@ class Runner:
         events.job_started(job)
         self._walking -= 1
         self._abreast = ABREAST_MAX
-        self._dispatch()
+        # Mostly all places are taken, and there is nothing to dispatch.
+        if self._buffer and self._has_place():
+            self._dispatch()
         return attempt
 
     def _resumed(self, attempt: Attempt, happened: Happened) -> None:
@@ -373,6 +379,9 @@ class Runner:
             return
         del self._attempts[job.id]
         self.waited_s += time.monotonic() - attempt.began
+        if happened is RETURNED_NONE and attempt.why is None:
+            self._succeed(job, attempt.task, attempt.context, attempt.began, None)
+            return
         if isinstance(happened, Returned) and type(happened.value) is Settled:
             happened = happened.value
         elif isinstance(happened, Raised) and type(happened.error) is HandlerRaised:
@@ -434,10 +443,11 @@ class Runner:
             if attempt.cancelled_at is not None:
                 if now - attempt.cancelled_at >= self._shared.cancel_s:
                     overdue.append(attempt)
-            elif attempt.deadline is not None and now >= attempt.deadline:
+            elif attempt.waits_for_room:
+                if now - attempt.began >= ROOM_WAIT_S:
+                    attempt.cancel("no room", now)
+            elif attempt.timeout_s is not None and now - attempt.began >= attempt.timeout_s:
                 attempt.cancel("timeout", now)
-            elif attempt.waits_for_room and now - attempt.began >= ROOM_WAIT_S:
-                attempt.cancel("no room", now)
         for attempt in overdue:
             self.abandon(attempt)
         for coroutine in [each for each in self._starting if each.done()]:
