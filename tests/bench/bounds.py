@@ -151,9 +151,11 @@ def _of_plain(scenario: str, both: dict[str, object], rows: Rows) -> Figure | No
 
 
 def _limits() -> Iterator[Bound]:
-    by_poll, late = _median("wakeups", "by_poll"), _median("wakeups", "p999_ms")
+    by_poll = _median("wakeups", "by_poll")
+    answered, sent = _median("wakeups", "p999_answered_ms"), _median("wakeups", "p999_ms")
     yield at_most("safe wake-ups", "jobs that only the fallback poll found", 0.0, by_poll)
-    yield at_most("safe wake-ups", "p99.9 of the wait", 50.0, late, "ms")
+    yield at_most("safe wake-ups", "p99.9 of the wait", 50.0, answered, "ms")
+    yield at_most("safe wake-ups", "p99.9 of the wait, the commit included", 50.0, sent, "ms")
     beyond = _median("queues", "beyond_per_s")
     yield at_most("many queues", "transactions beyond the jobs' own", 10.0, beyond, "/s")
     yield at_most("memory", "peak resident memory", 400.0, _median("memory", "peak_mib"), "MiB")

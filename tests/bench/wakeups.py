@@ -3,6 +3,7 @@
 `by_poll` counts jobs that were found so late that no ring can have told of them. Two queues at the
 same time take a quarter of an hour for 10,000 trials, and hold each other up little; with more,
 what is late is the loop that all trials share with the worker (four: p99.9 86 ms).
+`p999_answered_ms` counts from the answer to COMMIT, as S3 does, `p999_ms` from before it was sent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import sys
 
 from tests.bench import harness
 
-FIGURES = re.compile(r"p99\.9 (?P<p999>[\d.,]+) ms.*; (?P<late>[\d,]+) late")
+FIGURES = re.compile(
+    r"from COMMIT .*p99\.9 (?P<p999>[\d.,]+) ms.*; (?P<late>[\d,]+) late.*\n"
+    r"from its answer: .*p99\.9 (?P<answered>[\d.,]+) ms"
+)
 
 
 def measure(results: harness.Results, reps: int, trials: int) -> None:
@@ -33,6 +37,7 @@ def measure(results: harness.Results, reps: int, trials: int) -> None:
             trials=trials,
             by_poll=_number(found["late"]),
             p999_ms=_number(found["p999"]),
+            p999_answered_ms=_number(found["answered"]),
         )
 
 

@@ -10,6 +10,7 @@ some rounds for 0 to 50 ms, in others until after the mark is gone.
 
 The polls that find a job without a ring come once a minute. So a job for which nobody rang
 shows by its lateness, which is counted from just before COMMIT was sent until its handler began.
+How long the worker took is counted from the answer to COMMIT, as in the benchmark's S3.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from taskd.core.task import Task
 from taskd.store.database import Database
 from taskd.worker import Worker, attendance, consumer
 from tests.servers import add_dsn, database, server
-from tests.system.wakeups_report import LOST_S, Plan, Report, Trial
+from tests.system.wakeups_report import LOST_S, Plan, Report, Trial, percentile_s
 
 # As long as the setting may be, so that a job found by a ring is never taken for one of a poll.
 POLL_S = 60.0
@@ -116,6 +117,7 @@ class Trials:
         # One at a time, so that the machine is not full while others measure how late they are.
         self._may_stream = asyncio.Semaphore(1)
         self._sent: dict[int, float] = {}
+        self._answered: dict[int, float] = {}
         self._started: dict[int, asyncio.Future[float]] = {}
         self._busy: Task[..., Any] = Task(self._do_busy, name="busy")
         self._found: Task[..., Any] = Task(self._do_found, name="found")
@@ -201,6 +203,7 @@ class Trials:
             await asyncio.sleep(trial.open_s)
             self._sent[number] = time.perf_counter()
             await transaction.commit()
+            self._answered[number] = time.perf_counter()
             self.report.unrung += unrung
             self.report.crossed += unrung and not await connection.fetchval(MARKED, queue)
 
@@ -211,7 +214,9 @@ class Trials:
                 began = await asyncio.shield(self._started[trial.number])
         except TimeoutError:
             return
-        self.report.lateness_s[trial.number] = max(0.0, began - self._sent[trial.number])
+        number, report = trial.number, self.report
+        report.lateness_s[number] = max(0.0, began - self._sent[number])
+        report.wait_s[number] = max(0.0, began - self._answered[number])
 
 
 async def run(plan: Plan, dsn: str) -> Report:
@@ -269,7 +274,7 @@ async def _main(plan: Plan, place: str) -> int:
         report = await run(plan, dsn)
         print(report)
         problems = report.problems()
-        if report.percentile_s(0.999) > P999_S:
+        if percentile_s(report.wait_s, 0.999) > P999_S:
             problems.append(f"p99.9 is over {1000 * P999_S:g} ms; on a quiet machine it is not")
         print("\n".join(problems) or "in order")
         return 4 if problems else 0

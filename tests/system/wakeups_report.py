@@ -45,6 +45,8 @@ class Report:
 
     Attributes:
         lateness_s: by trial, from before COMMIT to the handler's start; no entry: never started.
+        wait_s: the same from the answer to COMMIT. Nobody can see the job before its commit is on
+            disk, and a disk that stalls makes it late whatever the worker does.
         marks: how often a mark appeared.
         naps: how often a mark was taken back.
         unrung: jobs that were written while somebody attended.
@@ -54,6 +56,7 @@ class Report:
     plan: Plan
     trials: list[Trial] = field(default_factory=list)
     lateness_s: dict[int, float] = field(default_factory=dict)
+    wait_s: dict[int, float] = field(default_factory=dict)
     rounds: int = 0
     marks: int = 0
     naps: int = 0
@@ -68,11 +71,6 @@ class Report:
             for trial in self.trials
             if self.lateness_s.get(trial.number, LOST_S) > self.plan.late_s
         ]
-
-    def percentile_s(self, share: float) -> float:
-        """The lateness that this share of the trials does not exceed."""
-        found = sorted(self.lateness_s.values())
-        return found[min(len(found) - 1, int(share * len(found)))] if found else LOST_S
 
     def problems(self) -> list[str]:
         """What breaks a promise, or makes the run prove nothing; empty when all is well."""
@@ -91,12 +89,23 @@ class Report:
 
     def __str__(self) -> str:
         levels = Counter(trial.isolation for trial in self.trials)
-        p50, p99, p999, most = (1000 * self.percentile_s(each) for each in (0.5, 0.99, 0.999, 1.0))
         return (
             f"seed {self.plan.seed}: {len(self.trials):,} trials in {self.rounds:,} rounds on "
             f"{self.plan.queues} queues, {self.took_s:.0f} s; {dict(levels)}\n"
             f"attended {self.marks:,} times, fell asleep {self.naps:,} times; {self.unrung:,} jobs "
             f"written without a ring, {self.crossed:,} of them committed after the mark was gone\n"
-            f"from COMMIT to the handler: p50 {p50:.1f} ms, p99 {p99:.1f} ms, p99.9 {p999:.1f} ms, "
-            f"max {most:.1f} ms; {len(self.late()):,} late (over {self.plan.late_s:g} s)"
+            f"from COMMIT to the handler: {_spread(self.lateness_s)}; "
+            f"{len(self.late()):,} late (over {self.plan.late_s:g} s)\n"
+            f"from its answer: {_spread(self.wait_s)}"
         )
+
+
+def percentile_s(times_s: dict[int, float], share: float) -> float:
+    """The time that this share of them does not exceed."""
+    found = sorted(times_s.values())
+    return found[min(len(found) - 1, int(share * len(found)))] if found else LOST_S
+
+
+def _spread(times_s: dict[int, float]) -> str:
+    p50, p99, p999, most = (1000 * percentile_s(times_s, each) for each in (0.5, 0.99, 0.999, 1.0))
+    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, p99.9 {p999:.1f} ms, max {most:.1f} ms"
