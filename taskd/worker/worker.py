@@ -36,6 +36,7 @@ from taskd.worker.service import Backoff, Service
 from taskd.worker.signals import Signals
 from taskd.worker.snapshot import Snapshot, take
 from taskd.worker.supervisor import Supervisor
+from taskd.worker.timer_slack import exact_timers
 from taskd.worker.until_empty import emptied
 from taskd.worker.watch import Pulse
 
@@ -138,7 +139,8 @@ class Worker:
         self._beside = Supervisor([self.beside])
         self._beside.start()
         try:
-            return await self._run()
+            with exact_timers():
+                return await self._run()
         finally:
             await self._end_beside()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,39 @@ async def test_until_empty_ends_when_there_is_nothing_to_run_soon(desk: Desk) ->
     assert worker.worker.report.left == {"future": 1, "paused": 2, "unknown": 1, "later_retries": 2}
     assert worker.worker.report.why == "empty"
     assert sorted(tries) == [1] * 5 + [2] * 5
+
+
+async def test_the_timers_of_a_worker_are_exact_while_it_runs(desk: Desk) -> None:
+    slack_ns = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
+    found: list[str] = []
+
+    @desk.task()
+    async def sleeps() -> None:
+        found.append(slack_ns.read_text().strip())
+
+    had = slack_ns.read_text().strip()
+    await desk.enqueue(sleeps.job())
+    await desk.worker(until_empty=True).end()
+    assert found == ["1000"]
+    assert slack_ns.read_text().strip() == had != "1000"
+
+
+async def test_a_worker_works_where_its_timers_cannot_be_made_exact(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(path: Path, *_: Any, **__: Any) -> int:
+        tried.append(path.name)
+        raise PermissionError
+
+    @desk.task()
+    async def quick() -> None: ...
+
+    tried: list[str] = []
+    monkeypatch.setattr(Path, "write_text", refuses)
+    await desk.enqueue(quick.job())
+    await desk.worker(until_empty=True).end()
+    assert tried == ["timerslack_ns"] * 2
+    assert len(desk.heard.of("job.done")) == 1
 
 
 async def test_until_empty_says_whether_a_job_failed(desk: Desk) -> None:
