@@ -33,7 +33,7 @@ from tests.system.faults.cluster import private
 
 # A deadlock is an error soon; and none is so short that the one who waits gets away, but those
 # who say that they wait for ten milliseconds.
-IMPATIENT = {"deadlock_timeout": "100ms", "application_name": "crowd"}
+IMPATIENT = {"deadlock_timeout": "100ms", "application_name": "crowd", "jit": "off"}
 DRAIN_TURNS = 2000
 
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"

@@ -85,7 +85,7 @@ class Stage:
 
     async def _open(self) -> None:
         self.connection = await asyncpg.connect(
-            self._dsn, server_settings=PLANS, command_timeout=60.0
+            self._dsn, server_settings=PLANS | {"jit": "off"}, command_timeout=60.0
         )
         self.hand = Hand(self.connection, {bug.statement: bug.text() for bug in self._bugs})
         for bug in self._function_bugs:

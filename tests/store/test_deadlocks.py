@@ -33,7 +33,7 @@ PHASES = 10
 ROUNDS = 20
 LEAST_EACH = 10
 # A deadlock is an error at once, and no test run is long enough to pass by luck.
-IMPATIENT = {"deadlock_timeout": "50ms"}
+IMPATIENT = {"deadlock_timeout": "50ms", "jit": "off"}
 
 
 class Crowd:

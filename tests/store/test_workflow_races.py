@@ -28,7 +28,7 @@ from tests.store.workflow_helpers import AFTER, WRONG, start
 
 ROUNDS = 50
 LEAST_EACH = 5
-IMPATIENT = {"deadlock_timeout": "50ms"}
+IMPATIENT = {"deadlock_timeout": "50ms", "jit": "off"}
 POLICIES = ["cancel", "cancel", "wait", "continue", "only"]
 
 
