@@ -84,6 +84,7 @@ class Stage:
         return self._loop.run_until_complete(step)
 
     async def _open(self) -> None:
+        # A plan against PLANS costs so much, before PostgreSQL 18, that JIT takes a second for it.
         self.connection = await asyncpg.connect(
             self._dsn, server_settings=PLANS | {"jit": "off"}, command_timeout=60.0
         )
