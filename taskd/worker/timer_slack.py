@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SLACK_NS = 1_000
-# What the thread had when it began.
+# To the kernel: as the thread had it when it began.
 DEFAULT = 0
 
 
 @contextmanager
 def exact_timers() -> Iterator[None]:
-    """Have this thread's timers at most SLACK_NS late; as they were once it has ended."""
+    """Have this thread's timers at most SLACK_NS late; then as when the thread began."""
     _allow(SLACK_NS)
     try:
         yield

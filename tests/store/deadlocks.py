@@ -32,7 +32,7 @@ from tests.store.writers import QUEUES, TASKS, Writers, registry
 from tests.system.faults.cluster import private
 
 # A deadlock is an error soon; and none is so short that the one who waits gets away, but those
-# who say that they wait for ten milliseconds.
+# who say that they wait for ten milliseconds. A plan against PLANS is no work for JIT (stage.py).
 IMPATIENT = {"deadlock_timeout": "100ms", "application_name": "crowd", "jit": "off"}
 DRAIN_TURNS = 2000
 

@@ -32,7 +32,8 @@ JOBS = 60
 PHASES = 10
 ROUNDS = 20
 LEAST_EACH = 10
-# A deadlock is an error at once, and no test run is long enough to pass by luck.
+# A deadlock is an error at once, and no test run is long enough to pass by luck. A plan against
+# PLANS is no work for JIT (stage.py).
 IMPATIENT = {"deadlock_timeout": "50ms", "jit": "off"}
 
 
