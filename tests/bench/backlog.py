@@ -35,7 +35,7 @@ def measure(results: harness.Results, reps: int, due: int) -> None:
 
 async def _measure(results: harness.Results, reps: int, due: int) -> None:
     for rep in range(reps):
-        for case in CASES:
+        for case in harness.in_turns(CASES, rep):
             await harness.run().fresh(await _template(case, due), harness.DATABASE)
             results.add("backlog", case=case, due=due, rep=rep, **await _drain(due))
 

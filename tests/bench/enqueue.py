@@ -37,7 +37,7 @@ async def _measure(
     for rep in range(reps):
         for busy in (False, True):
             for mode in MODES:
-                for name, options in ways:
+                for name, options in harness.in_turns(ways, rep):
                     rate, drained = await _one(name, mode, secs, busy, options)
                     results.add(
                         "enqueue", peer=name, mode=mode, busy=busy, rep=rep, rate=rate,

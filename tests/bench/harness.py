@@ -18,16 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 
+T = TypeVar("T")
 CHECKOUT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 DATABASE = "scenario"
@@ -79,6 +80,14 @@ def present(*names: str) -> list[str]:
         if each not in found:
             print(f"{each}: not installed, left out")
     return found
+
+
+def in_turns(each: Sequence[T], rep: int) -> Sequence[T]:
+    """In their order, and every second time from the last to the first.
+
+    A machine that becomes slower from one minute to the next then favours none of them.
+    """
+    return each[::-1] if rep % 2 else each
 
 
 async def empty(name: str) -> str:

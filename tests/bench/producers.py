@@ -85,7 +85,7 @@ async def run_all(results: harness.Results, reps: int, secs: float, kinds: tuple
     there = [each for each in kinds if harness.present(KINDS[each][1])]
     for rep in range(reps):
         for idle in (0, IDLE):
-            for kind in there:
+            for kind in harness.in_turns(there, rep):
                 row = await _one(kind, idle, secs)
                 results.add("producers", kind=kind, idle=idle, rep=rep, clients=CLIENTS, **row)
 
