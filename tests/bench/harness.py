@@ -83,7 +83,7 @@ def present(*names: str) -> list[str]:
 
 
 def in_turns(each: Sequence[T], rep: int) -> Sequence[T]:
-    """In their order, and every second time from the last to the first.
+    """In their order, and in every second repetition (`rep`, from 0) from the last to the first.
 
     A machine that becomes slower from one minute to the next then favours none of them.
     """
