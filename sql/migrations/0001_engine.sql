@@ -658,7 +658,7 @@ $$;
 -- of their rate.
 -- It is called when the rows are written: so the transaction has its xid before it reads, and a worker that has begun to
 -- serve the queue, or taken its mark back, knows which transactions may not have seen that yet
--- (taskd/worker/attendance.py). Who serves the queue is asked only where nobody attends it, with a snapshot of its own,
+-- (taskd/worker/claiming/busy_mark.py). Who serves the queue is asked only where nobody attends it, with a snapshot of its own,
 -- for this is a volatile function. Above READ COMMITTED there is no new snapshot, and it rings.
 -- A setting keeps the plan to the index, whatever the table looks like when it is planned.
 CREATE FUNCTION taskd.ring(queue text) RETURNS void
@@ -755,7 +755,7 @@ END
 $$;
 
 -- A value as unique keys have it: JSON without spaces, the names of objects in the order of their bytes, numbers by their
--- value, so that 1.0 is 1. Python makes the same, byte for byte (taskd/core/unique.py).
+-- value, so that 1.0 is 1. Python makes the same, byte for byte (taskd/core/jobs/unique.py).
 CREATE FUNCTION taskd.key_text(value jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp

@@ -1,10 +1,10 @@
 """Waits: every loop, every signal, every asyncio task of a worker lives on this floor."""
 
-from taskd.worker.asked import Answerer
-from taskd.worker.lifeline import Lifeline, Place, longest_stop_s
-from taskd.worker.notify import Notify
-from taskd.worker.processes import Processes
-from taskd.worker.report import Report
+from taskd.worker.finishing.drain_report import Report
+from taskd.worker.processes.parent import Processes
+from taskd.worker.processes.stats_socket import Answerer
+from taskd.worker.sd_notify import Notify
+from taskd.worker.stopping.parent_watch import Lifeline, Place, longest_stop_s
 from taskd.worker.worker import Worker
 
 __all__ = [

@@ -7,38 +7,38 @@ import threading
 from collections.abc import Callable
 
 from taskd.config import Settings
-from taskd.core.job import Job
-from taskd.core.lines import KeepLogs
-from taskd.core.registry import Registry
-from taskd.store.database import Database, Lane
-from taskd.store.transactions import Transactions
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.log_lines import KeepLogs
+from taskd.core.tasks.registry import Registry
+from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.transactions import Transactions
 from taskd.store.workers import Incarnation
-from taskd.worker.acker import Acker
-from taskd.worker.calls import Places
-from taskd.worker.consumer import Consumer
-from taskd.worker.context import Reads
-from taskd.worker.controls import Calls, Controls
-from taskd.worker.firer import Firer
-from taskd.worker.handler_tasks import HandlerTasks
+from taskd.worker.attempt_context import Reads
+from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.claiming.listener import Listener
+from taskd.worker.claiming.poller import Scout
+from taskd.worker.claiming.quarantine import SlowLane
+from taskd.worker.finishing.acker import Acker
+from taskd.worker.finishing.outcomes import Settler
 from taskd.worker.health import Health
-from taskd.worker.held_lines import hider
-from taskd.worker.job_lines import JobLines, JobThreads, own_threads
-from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
-from taskd.worker.leaving import Leaving
-from taskd.worker.listener import Listener
-from taskd.worker.log_keeper import LogKeeper
-from taskd.worker.notify import Notifier, Notify
-from taskd.worker.progress import ProgressWriter
-from taskd.worker.promoter import Promoter
-from taskd.worker.runner import Runner, Shared
-from taskd.worker.scout import Scout
+from taskd.worker.observing.log_buffer import hider
+from taskd.worker.observing.log_capture import JobLines, JobThreads, own_threads
+from taskd.worker.observing.log_writer import LogKeeper
+from taskd.worker.observing.loop_monitor import LoopWatch, Pulse
+from taskd.worker.observing.progress import ProgressWriter
+from taskd.worker.operator_settings import Calls, Controls
+from taskd.worker.running.calls import Places
+from taskd.worker.running.handler_tasks import HandlerTasks
+from taskd.worker.running.process_pool import JobProcesses
+from taskd.worker.running.runner import Runner, Shared
+from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.service import Service
-from taskd.worker.settler import Settler
-from taskd.worker.slow_lane import SlowLane
+from taskd.worker.stopping.emergency_stop import Leaving
 from taskd.worker.supervisor import Supervisor
-from taskd.worker.upkeep import Historian, Reconciler, Sweeper, Ticker
-from taskd.worker.watch import LoopWatch, Pulse
+from taskd.worker.upkeep.duties import Historian, Reconciler, Sweeper, Ticker
+from taskd.worker.upkeep.promoter import Promoter
+from taskd.worker.upkeep.schedule_runner import Firer
 
 # Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever
 # the statistics say. A generic plan that flipped to a scan took 20 ms in place of 3 for 500 acks; a

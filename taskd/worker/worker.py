@@ -14,31 +14,33 @@ from dataclasses import asdict
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.kind import Kind
-from taskd.core.registry import Registry
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError, TaskdError
-from taskd.store import limits, migrations, schedules, workers
-from taskd.store.database import Database
-from taskd.store.translate import NoRoom
-from taskd.worker import traces
-from taskd.worker.app import queue_limits
+from taskd.store import schedules, workers
+from taskd.store.connections.database import Database
+from taskd.store.connections.error_translation import NoRoom
+from taskd.store.jobs import limits
+from taskd.store.schema import migrations
+from taskd.worker.app_import import queue_limits
 from taskd.worker.assembly import Assembly
-from taskd.worker.counting import Counting
+from taskd.worker.finishing.drain_report import Report
 from taskd.worker.health import Condition
-from taskd.worker.job_processes import check_found
 from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
-from taskd.worker.lifeline import Place
-from taskd.worker.middleware import with_middleware
-from taskd.worker.notify import Notify
-from taskd.worker.report import Report
+from taskd.worker.observing.counters import Counting
+from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.observing.timer_slack import exact_timers
 from taskd.worker.resources import Resources
+from taskd.worker.running import traces
+from taskd.worker.running.middleware import with_middleware
+from taskd.worker.running.process_pool import check_found
+from taskd.worker.sd_notify import Notify
 from taskd.worker.service import Backoff, Service
-from taskd.worker.signals import Signals
-from taskd.worker.snapshot import Snapshot, take
+from taskd.worker.status import Snapshot, take
+from taskd.worker.stopping.parent_watch import Place
+from taskd.worker.stopping.signals import Signals
 from taskd.worker.supervisor import Supervisor
-from taskd.worker.timer_slack import exact_timers
 from taskd.worker.until_empty import emptied
-from taskd.worker.watch import Pulse
 
 UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0

@@ -55,8 +55,8 @@ def main() -> None:
     import asyncio
 
     from taskd import embedded
-    from taskd.store import migrations
-    from taskd.store.database import Database
+    from taskd.store.connections.database import Database
+    from taskd.store.schema import migrations
 
     program = pg_dump()
     if program is None:

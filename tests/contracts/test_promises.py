@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from taskd.store.statements import load
+from taskd.store.connections.statements import load
 from tests.system.faults.__main__ import SCENARIOS
 
 ROOT = Path(__file__).parents[2]

@@ -7,31 +7,25 @@ from typing import Any
 
 import pytest
 
-from taskd.core.backoff import Custom, Fixed
-from taskd.core.job import Job, JobState
-from taskd.core.outcome import (
-    ABANDONED_DELAY_S,
-    RESULT_BYTES_MAX,
-    Ack,
+from taskd.core.jobs.backoff import Custom, Fixed
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.jobs.pipeline_steps import Next
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
-    Cancel,
     CancelAsked,
-    Fail,
     Happened,
     Interrupted,
     NotStarted,
     Raised,
-    Retry,
     Returned,
-    Snooze,
     StillRuns,
     TaskUnknown,
     TimedOut,
-    attempts_spent,
-    settle,
 )
-from taskd.core.stages import Next
-from taskd.core.task import Task
+from taskd.core.outcomes.policy import ABANDONED_DELAY_S, RESULT_BYTES_MAX, attempts_spent, settle
+from taskd.core.tasks.task import Task
 
 DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
 SCHEDULED, QUEUED = JobState.SCHEDULED, JobState.QUEUED

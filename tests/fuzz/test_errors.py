@@ -11,22 +11,15 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskd.core import backoff, error_groups, failure
-from taskd.core.form import HIDDEN
-from taskd.core.job import Job, JobState
-from taskd.core.outcome import (
-    RESULT_BYTES_MAX,
-    Ack,
-    Cancel,
-    Fail,
-    Happened,
-    Raised,
-    Retry,
-    Returned,
-    Snooze,
-    settle,
-)
-from taskd.core.task import Task
+from taskd.core.explain import error_groups
+from taskd.core.jobs import backoff, failure
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import Happened, Raised, Returned
+from taskd.core.outcomes.policy import RESULT_BYTES_MAX, settle
+from taskd.core.tasks.argument_versions import HIDDEN
+from taskd.core.tasks.task import Task
 from tests.fuzz import strategies as odd
 
 JSON_BYTES_MAX = 2 * failure.ERROR_BYTES_MAX

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from taskd.errors import StoreUnavailable
-from taskd.store.channel import Channels
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.connections.listening import Channels
 
 # All that a name may have in it, and as long as one may be.
 QUEUES = ["default", "a.b-c_0", "-", "q" * 48, *(f"q{n}" for n in range(46))]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from taskd.errors import StoreUnavailable
-from taskd.store import history, jobs, reports
-from taskd.store.connections import fetches
-from taskd.store.database import Database, Lane
-from taskd.worker.upkeep import Historian
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import history, jobs
+from taskd.store.reading import reports
+from taskd.worker.upkeep.duties import Historian
 from tests.store.helpers import (
     CANCELLED,
     DONE,

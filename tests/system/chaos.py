@@ -19,8 +19,8 @@ from pathlib import Path
 import asyncpg
 
 from taskd import Client
-from taskd.core.job import NewJob
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.job import NewJob
+from taskd.store.connections.database import Database, Lane
 from taskd.workflows import Workflow
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app

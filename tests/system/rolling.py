@@ -23,9 +23,9 @@ from pathlib import Path
 
 import asyncpg
 
-from taskd.core.job import NewJob
-from taskd.store import jobs
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.job import NewJob
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app
 from tests.system.fleet import START_S, Fleet, until

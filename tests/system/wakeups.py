@@ -32,11 +32,12 @@ import uvloop
 
 from taskd import Client
 from taskd.config import Settings
-from taskd.core.job import NewJob
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store.database import Database
-from taskd.worker import Worker, attendance, consumer
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store.connections.database import Database
+from taskd.worker import Worker
+from taskd.worker.claiming import busy_mark, consumer
 from tests.servers import add_dsn, database, server
 from tests.system.wakeups_report import LOST_S, Plan, Report, Trial, percentile_s
 
@@ -227,8 +228,8 @@ async def run(plan: Plan, dsn: str) -> Report:
         # As a setting it is at most 60 s, and what follows an empty claim is no setting.
         stack.enter_context(mock.patch.object(consumer, "POLL_UNSURE_S", POLL_S))
         # Shorter streams, and one nap after the other: the same steps, more often.
-        stack.enter_context(mock.patch.object(attendance, "ATTEND_AFTER_S", ATTEND_AFTER_S))
-        stack.enter_context(mock.patch.object(attendance, "NOT_AGAIN_FOR_S", 0.0))
+        stack.enter_context(mock.patch.object(busy_mark, "ATTEND_AFTER_S", ATTEND_AFTER_S))
+        stack.enter_context(mock.patch.object(busy_mark, "NOT_AGAIN_FOR_S", 0.0))
         pool = await stack.enter_async_context(
             asyncpg.create_pool(dsn, min_size=plan.queues, max_size=3 * plan.queues)
         )

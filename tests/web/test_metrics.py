@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from taskd import Retry
-from taskd.store.database import Database, Lane
-from taskd.store.metrics import Value, read
-from taskd.web.figures import CACHE_S, NOTHING, Figures, Reading
-from taskd.web.metrics import write
-from taskd.web.vocabulary import METRICS
-from taskd.worker import counting
-from taskd.worker.asked import Answerer, Asker
-from taskd.worker.counting import Counting
+from taskd.store.connections.database import Database, Lane
+from taskd.store.reading.metrics import Value, read
+from taskd.web.metrics.database_metrics import CACHE_S, NOTHING, Figures, Reading
+from taskd.web.metrics.exposition import write
+from taskd.web.metrics.vocabulary import METRICS
 from taskd.worker.health import Condition
-from taskd.worker.snapshot import take
+from taskd.worker.observing import counters
+from taskd.worker.observing.counters import Counting
+from taskd.worker.processes.stats_socket import Answerer, Asker
+from taskd.worker.status import take
 from tests.web.conftest import Serve, samples
 from tests.worker.conftest import Desk, until
 
@@ -100,14 +100,14 @@ async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:
 
 def test_names_of_tasks_without_end_make_labels_that_have_one() -> None:
     counted = Counting(["q"])
-    for number in range(counting.TASKS_MAX * 2):
+    for number in range(counters.TASKS_MAX * 2):
         counted.done(job(f"t{number}"), 0.1)
         counted.done(job(f"t{number}"), 0.1)
     found = written(counted)
     tasks = {name for name in found if name.startswith("taskd_attempts_total")}
-    assert len({re.findall('task="(.*?)"', name)[0] for name in tasks}) == counting.TASKS_MAX + 1
+    assert len({re.findall('task="(.*?)"', name)[0] for name in tasks}) == counters.TASKS_MAX + 1
     other = 'taskd_attempts_total{outcome="done",process="1",queue="q",task="other"}'
-    assert found[other] == 2 * counting.TASKS_MAX
+    assert found[other] == 2 * counters.TASKS_MAX
 
 
 @pytest.mark.parametrize("value", [0, 0.0005, 0.001, 0.0011, 0.2, 1800, 1801, 1e9])
@@ -267,12 +267,12 @@ async def test_several_scrapes_read_the_database_once(
         reads += 1
         return await read(lane)
 
-    monkeypatch.setattr("taskd.store.metrics.read", counted)
+    monkeypatch.setattr("taskd.store.reading.metrics.read", counted)
     together = await asyncio.gather(*(figures.read() for _ in range(5)))
     again = await figures.read()
     assert reads == 1
     assert all(each is again and each.up for each in together)
-    monkeypatch.setattr("taskd.web.figures.CACHE_S", 0.0)
+    monkeypatch.setattr("taskd.web.metrics.database_metrics.CACHE_S", 0.0)
     figures._until = 0.0
     await figures.read()
     assert (reads, CACHE_S > 1) == (2, True)
@@ -288,8 +288,8 @@ async def test_a_statement_that_takes_too_long_is_not_waited_for(
         await done.wait()
         return []
 
-    monkeypatch.setattr("taskd.store.metrics.read", slow)
-    monkeypatch.setattr("taskd.web.figures.WAIT_S", 0.05)
+    monkeypatch.setattr("taskd.store.reading.metrics.read", slow)
+    monkeypatch.setattr("taskd.web.metrics.database_metrics.WAIT_S", 0.05)
     figures = Figures(database)
     assert await figures.read() is NOTHING
     assert await figures.read() is NOTHING
@@ -366,7 +366,7 @@ async def test_a_child_answers_its_parent_over_its_own_pair_of_sockets() -> None
 async def test_an_answer_that_comes_too_late_is_not_the_next_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskd.worker.asked.ANSWER_S", 0.1)
+    monkeypatch.setattr("taskd.worker.processes.stats_socket.ANSWER_S", 0.1)
     asker = Asker()
     answered = 0
 

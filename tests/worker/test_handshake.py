@@ -9,9 +9,10 @@ import pytest
 
 from taskd.core.migration import Migration
 from taskd.errors import SchemaOutdated, SchemaTooNew
-from taskd.store import migrations, workers
-from taskd.store.migrations import all_migrations
-from taskd.worker.report import Report
+from taskd.store import workers
+from taskd.store.schema import migrations
+from taskd.store.schema.migrations import all_migrations
+from taskd.worker.finishing.drain_report import Report
 from tests.worker.conftest import WITHIN_S, Desk, until
 
 NEWEST = all_migrations()[-1].number

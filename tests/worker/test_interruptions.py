@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.worker.counting import Counting
+from taskd.worker.observing.counters import Counting
 from tests.worker.conftest import Desk
 
 

@@ -17,10 +17,11 @@ import asyncpg
 import pytest
 
 from taskd import Client
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import StoreUnavailable
-from taskd.store import jobs, migrations
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
+from taskd.store.schema import migrations
 from taskd.workflows import Workflow
 from tests.system import chaos_load, chaos_report
 from tests.system.chaos_app import hopeless, pill
