@@ -23,7 +23,7 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued
 from taskd.core.validation import check_int, check_seconds
 from taskd.errors import BufferFull, EnqueueError, NotEnqueued, StoreUnavailable, TaskdError
-from taskd.store.connections.checked_transactions import SureWriter, Unsure
+from taskd.store.connections.checked_transactions import CheckedWriter, Unsure
 
 RETRY_S, RETRY_S_MAX = 0.05, 2.0
 ASK_AGAIN_S = 0.2
@@ -82,7 +82,7 @@ class Buffered:
         self._trouble: TaskdError | None = None
 
     async def __aenter__(self) -> Self:
-        self._writer = SureWriter((await self._target()).database)
+        self._writer = CheckedWriter((await self._target()).database)
         self._writing = asyncio.create_task(self._write_on(), name="taskd-buffer")
         return self
 

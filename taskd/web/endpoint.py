@@ -17,7 +17,7 @@ from taskd.web.probes import probe_routes
 from taskd.web.routes import mounted, routes
 from taskd.web.server import Server
 from taskd.worker import Processes, Worker
-from taskd.worker.status import Snapshot
+from taskd.worker.status import WorkerStatus
 
 
 class Endpoint(Server):
@@ -63,7 +63,7 @@ class Endpoint(Server):
 def _app(
     of: Worker | Processes, figures: Figures, thread: Executor, pages: Sequence[BaseRoute]
 ) -> Starlette:
-    async def snapshots() -> Sequence[Snapshot]:
+    async def snapshots() -> Sequence[WorkerStatus]:
         return [of.snapshot()] if isinstance(of, Worker) else await of.snapshots()
 
     own = [*probe_routes(of.condition), metrics_route(snapshots, figures, thread)]

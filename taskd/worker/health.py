@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.claiming.poller import Scout
+from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease import Lease
 from taskd.worker.observing.loop_monitor import Pulse
@@ -51,7 +51,7 @@ class Health:
         lease: Lease,
         consumers: Collection[Consumer],
         acker: Acker,
-        scout: Scout,
+        scout: IdlePoller,
     ) -> None:
         self._pulse, self._lease, self._consumers = pulse, lease, consumers
         self._acker, self._scout = acker, scout

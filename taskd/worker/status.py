@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taskd.worker.assembly import Assembly
 
 
-class Snapshot(msgspec.Struct):
+class WorkerStatus(msgspec.Struct):
     """One process at one moment.
 
     Attributes:
@@ -43,9 +43,11 @@ class Snapshot(msgspec.Struct):
 _started = time.monotonic()
 
 
-def take(process: int, condition: Condition, counted: Counted, parts: Assembly | None) -> Snapshot:
+def take(
+    process: int, condition: Condition, counted: Counted, parts: Assembly | None
+) -> WorkerStatus:
     """The process as it is; before its parts are made, there is little to tell."""
-    made = Snapshot(process, time.monotonic() - _started, condition, counted)
+    made = WorkerStatus(process, time.monotonic() - _started, condition, counted)
     if parts is not None:
         made.running = {runner.queue: runner.running for runner in parts.runners}
         made.waiting = {runner.queue: runner.waiting for runner in parts.runners}

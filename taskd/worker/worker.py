@@ -24,10 +24,10 @@ from taskd.store.jobs import limits
 from taskd.store.schema import migrations
 from taskd.worker.app_import import queue_limits
 from taskd.worker.assembly import Assembly
-from taskd.worker.finishing.drain_report import Report
+from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import Condition
-from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
-from taskd.worker.observing.counters import Counting
+from taskd.worker.lease import Lease, LeaseThread, boottime_s, new_incarnation
+from taskd.worker.observing.counters import Counters
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.observing.timer_slack import exact_timers
 from taskd.worker.resources import Resources
@@ -36,7 +36,7 @@ from taskd.worker.running.middleware import with_middleware
 from taskd.worker.running.process_pool import check_found
 from taskd.worker.sd_notify import Notify
 from taskd.worker.service import Backoff, Service
-from taskd.worker.status import Snapshot, take
+from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.parent_watch import Place
 from taskd.worker.stopping.signals import Signals
 from taskd.worker.supervisor import Supervisor
@@ -90,7 +90,7 @@ class Worker:
         self.settings = settings
         self.registry = registry = with_middleware(registry)
         self.database = database
-        self.report = Report()
+        self.report = DrainReport()
         self.limits = queue_limits(settings, registry)
         check_found(registry)
         self.ready = asyncio.Event()
@@ -111,11 +111,11 @@ class Worker:
         self._resources = Resources(registry)
         self._traces: traces.Traces | None = None
         self.beside: list[Service] = []
-        self.counting: Counting | None = None
+        self.counting: Counters | None = None
 
     def begin_counting(self) -> None:
         """Count events from now on, for metrics."""
-        self.counting = Counting(self.limits)
+        self.counting = Counters(self.limits)
         events.measure(self.counting)
 
     def condition(self) -> Condition:
@@ -123,9 +123,9 @@ class Worker:
         parts: Assembly | None = getattr(self, "parts", None)
         return Condition(unready="it starts") if parts is None else parts.health.look()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> WorkerStatus:
         """All that it has counted, and how things are now."""
-        counted = Counting(self.limits) if self.counting is None else self.counting
+        counted = Counters(self.limits) if self.counting is None else self.counting
         parts: Assembly | None = getattr(self, "parts", None)
         return take(self._place.number, self.condition(), counted.copy(), parts)
 
@@ -219,7 +219,7 @@ class Worker:
         self.parts.handler_tasks.watch()
         await self._register()
         await self.parts.sweeper.look()  # before the first claim: what is paused is not run
-        self._beat = BeatThread(
+        self._beat = LeaseThread(
             self.database, self._lease, self._pulse, self._buried, self._works_with
         )
         self._pulse.ticked = time.monotonic()  # nobody has looked after it so far

@@ -22,7 +22,7 @@ from taskd.store import workers
 from taskd.store.connections.database import Lane
 
 
-class Counting:
+class Counters:
     """Runs statements on a lane and notes what was known when each was sent."""
 
     def __init__(self, lane: Lane, known: Callable[[], Any]) -> None:
@@ -99,7 +99,7 @@ async def test_many_jobs_take_one_statement_per_thousand_and_keep_their_order(
             taken += 1
             yield send.job(to=str(number))
 
-    counting = Counting(lane, lambda: taken)
+    counting = Counters(lane, lambda: taken)
     ids = await enqueueing.produce(counting, jobs())
     # The generator was read as the statements went, one job ahead.
     assert counting.statements == [
@@ -117,7 +117,7 @@ async def test_large_jobs_are_sent_in_smaller_statements(
     lane: Lane, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enqueueing, "BATCH_CHARACTERS", 1000)
-    counting = Counting(lane, lambda: None)
+    counting = Counters(lane, lambda: None)
     ids = await enqueueing.produce(counting, (send.job(to="x" * 400) for _ in range(6)))
     assert (len(ids), len(counting.statements)) == (6, 3)
 

@@ -16,8 +16,8 @@ from taskd.core.jobs import backoff, failure
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from taskd.core.outcomes.ack import Ack
-from taskd.core.outcomes.attempt_ends import Happened, Raised, Returned
-from taskd.core.outcomes.policy import RESULT_BYTES_MAX, settle
+from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned
+from taskd.core.outcomes.policy import RESULT_BYTES_MAX, decide
 from taskd.core.tasks.argument_versions import HIDDEN
 from taskd.core.tasks.task import Task
 from tests.fuzz import strategies as odd
@@ -139,8 +139,8 @@ def attempt(args: str = "{}", **options: Any) -> tuple[Job, Task[..., Any]]:
     return job, Task(work, **options)
 
 
-def settled(job: Job, task: Task[..., Any], happened: Happened) -> Ack:
-    ack = settle(job, task, happened)
+def settled(job: Job, task: Task[..., Any], happened: AttemptEnd) -> Ack:
+    ack = decide(job, task, happened)
     assert ack.state in {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.SCHEDULED}
     assert 0.0 <= ack.delay_s <= backoff.DELAY_S_MAX
     for text in filter(None, (ack.error, ack.result, ack.next)):

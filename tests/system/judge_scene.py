@@ -11,8 +11,8 @@ import asyncpg
 
 from taskd.core.jobs.job import Job, JobState, NewJob
 from taskd.core.outcomes.ack import Ack
-from taskd.core.outcomes.attempt_ends import Happened, Raised
-from taskd.core.outcomes.policy import settle
+from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised
+from taskd.core.outcomes.policy import decide
 from taskd.core.tasks.task import Task
 from taskd.core.workflows.workflow import Node, plan
 from taskd.store import workflows
@@ -82,8 +82,8 @@ class Worker:
         await self._record(job, "raised")
         await self.settles(job, Raised(RuntimeError("odd")))
 
-    async def settles(self, job: Job, happened: Happened) -> None:
-        ack = settle(job, WORK, happened)
+    async def settles(self, job: Job, happened: AttemptEnd) -> None:
+        ack = decide(job, WORK, happened)
         await jobs.ack_settled(self.hand, self.id, [_at_once(ack)])
 
     async def does(self, job: Job) -> int:

@@ -18,8 +18,8 @@ from taskd.web.metrics.exposition import write
 from taskd.web.metrics.vocabulary import METRICS
 from taskd.worker.health import Condition
 from taskd.worker.observing import counters
-from taskd.worker.observing.counters import Counting
-from taskd.worker.processes.stats_socket import Answerer, Asker
+from taskd.worker.observing.counters import Counters
+from taskd.worker.processes.stats_socket import Asker, StatsServer
 from taskd.worker.status import take
 from tests.web.conftest import Serve, samples
 from tests.worker.conftest import Desk, until
@@ -31,7 +31,7 @@ def job(task: str = "t", queue: str = "q", wait_s: float = 0.2) -> Any:
     return made
 
 
-def written(counted: Counting) -> dict[str, float]:
+def written(counted: Counters) -> dict[str, float]:
     snapshot = take(1, Condition(), counted.counted, None)
     return samples(write([snapshot], None).decode())
 
@@ -99,7 +99,7 @@ async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:
 
 
 def test_names_of_tasks_without_end_make_labels_that_have_one() -> None:
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     for number in range(counters.TASKS_MAX * 2):
         counted.done(job(f"t{number}"), 0.1)
         counted.done(job(f"t{number}"), 0.1)
@@ -112,7 +112,7 @@ def test_names_of_tasks_without_end_make_labels_that_have_one() -> None:
 
 @pytest.mark.parametrize("value", [0, 0.0005, 0.001, 0.0011, 0.2, 1800, 1801, 1e9])
 def test_a_value_lies_in_the_buckets_that_end_at_it_or_above_it(value: float) -> None:
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     counted.done(job(), value)
     counted.claimed("q", [job(wait_s=value)], value)
     found = written(counted)
@@ -128,7 +128,7 @@ def test_a_value_lies_in_the_buckets_that_end_at_it_or_above_it(value: float) ->
 
 
 def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     counted.done(job(), 0.1)
     found = counted.copy()
     assert found == counted.counted
@@ -140,7 +140,7 @@ def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
 
 def test_the_waits_of_a_batch_are_those_of_its_jobs() -> None:
     waits = [0.0, 0.005, 0.0051, 0.3, 0.3, 7200, 7201, 1e9]
-    together, apart = Counting(["q"]), Counting(["q"])
+    together, apart = Counters(["q"]), Counters(["q"])
     together.claimed("q", [job(wait_s=each) for each in waits], 0.1)
     for each in waits:
         apart.claimed("q", [job(wait_s=each)], 0.1)
@@ -148,7 +148,7 @@ def test_the_waits_of_a_batch_are_those_of_its_jobs() -> None:
 
 
 def test_odd_names_of_tasks_are_written_so_that_they_can_be_read() -> None:
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     for name in ('a"b', "a\\b", "é{}=,", "x" * 200):
         counted.done(job(name), 0.1)
     assert len([name for name in written(counted) if 'outcome="done"' in name]) == 4
@@ -348,9 +348,9 @@ def test_names_end_in_their_unit_and_counters_in_total() -> None:
 
 async def test_a_child_answers_its_parent_over_its_own_pair_of_sockets() -> None:
     asker = Asker()
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     counted.done(job(), 0.1)
-    answerer = Answerer(
+    answerer = StatsServer(
         os.dup(asker.theirs), lambda: take(3, Condition("", ""), counted.counted, None)
     )
     asker.close_theirs()
@@ -375,9 +375,9 @@ async def test_an_answer_that_comes_too_late_is_not_the_next_ones(
         answered += 1
         if answered == 1:
             time.sleep(0.3)
-        return take(answered, Condition(), Counting(["q"]).counted, None)
+        return take(answered, Condition(), Counters(["q"]).counted, None)
 
-    answerer = Answerer(os.dup(asker.theirs), slowly)
+    answerer = StatsServer(os.dup(asker.theirs), slowly)
     asker.close_theirs()
     running = asyncio.create_task(answerer.run())
     assert await asker.ask() is None

@@ -17,7 +17,7 @@ from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import Silence, ValueRefused
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease import Lease
-from taskd.worker.stopping.emergency_stop import Leaving
+from taskd.worker.stopping.emergency_stop import EmergencyStop
 from tests.worker.conftest import Desk, until
 
 ME = 42
@@ -147,7 +147,7 @@ async def test_leaving_writes_all_but_what_is_locked_and_closes_the_row(desk: De
     ]
     lease = Lease(30.0)
     lease.worker_id = ME
-    leaving = Leaving(Database({"dsn": desk.dsn}), lease, Acker(desk.lane), [], None)
+    leaving = EmergencyStop(Database({"dsn": desk.dsn}), lease, Acker(desk.lane), [], None)
     async with desk.sql.transaction():
         held = [jobs[0].id, jobs[5].id]
         await desk.sql.execute("SELECT FROM taskd.job WHERE id = ANY ($1) FOR UPDATE", held)

@@ -99,7 +99,7 @@ async def test_a_refused_outcome_harms_its_own_job_only(
             raise ValueError("odd")
         return "odd" if odd else "fine"
 
-    settle = policy.settle
+    settle = policy.decide
 
     def poisoned(*args: Any) -> Any:
         ack = settle(*args)
@@ -111,7 +111,7 @@ async def test_a_refused_outcome_harms_its_own_job_only(
             )
         return ack
 
-    monkeypatch.setattr(policy, "settle", poisoned)
+    monkeypatch.setattr(policy, "decide", poisoned)
     ids = await desk.enqueue(*(returns.job(n == 37) for n in range(100)))
     worker = await desk.start(concurrency=100)
     await until(lambda: worker.worker.parts.runners[0].running == 100)

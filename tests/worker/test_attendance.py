@@ -169,7 +169,7 @@ async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
     monkeypatch.setattr(busy_mark, "FEW_FOR_S", 600.0)
     await desk.other_worker(1)
     await desk.other_worker(2)
-    one = busy_mark.Attendance(
+    one = busy_mark.BusyMark(
         desk.lane,
         "default",
         SimpleNamespace(worker_id=1),

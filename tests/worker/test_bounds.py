@@ -14,7 +14,7 @@ from taskd.config import Settings
 from taskd.store.connections import listening
 from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database
 from taskd.worker.claiming import consumer, listener
-from taskd.worker.claiming.poller import Scout
+from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.finishing import acker
 from taskd.worker.lease import Lease
 from taskd.worker.observing.loop_monitor import REST_TICK_S
@@ -86,7 +86,7 @@ async def test_a_connection_without_an_answer_is_found_in_10_s_and_one_that_list
 
 
 def test_a_job_that_nobody_rang_for_waits_for_one_poll() -> None:
-    scout = Scout(None, DEFAULT.poll_s)  # type: ignore[arg-type]
+    scout = IdlePoller(None, DEFAULT.poll_s)  # type: ignore[arg-type]
     poll_s = consumer.POLL_UNSURE_S
     for _ in range(30):
         poll_s = scout.later(poll_s)

@@ -23,7 +23,7 @@ import pytest
 
 from taskd.core.jobs.backoff import Fixed
 from taskd.worker.observing import loop_monitor
-from taskd.worker.observing.loop_monitor import LATE_S, LOOK_EVERY_S, TICK_S, LoopWatch, Pulse
+from taskd.worker.observing.loop_monitor import LATE_S, LOOK_EVERY_S, TICK_S, LoopMonitor, Pulse
 from taskd.worker.running import handler_tasks
 from tests.worker.conftest import Desk, until
 
@@ -148,7 +148,7 @@ async def test_a_loop_that_is_blocked_again_and_again_does_not_fill_the_log(
     clock = 1000.0
     monkeypatch.setattr(loop_monitor.time, "monotonic", lambda: clock)
     pulse = Pulse()
-    looking = LoopWatch(pulse)
+    looking = LoopMonitor(pulse)
     # A minute in which the loop is blocked for half of the time.
     for _ in range(60):
         pulse.ticked = clock

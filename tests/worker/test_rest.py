@@ -10,7 +10,7 @@ import pytest
 
 from taskd.worker import lease as leases
 from taskd.worker.observing import loop_monitor
-from taskd.worker.observing.loop_monitor import LATE_S, REST_TICK_S, TICK_S, LoopWatch, Pulse
+from taskd.worker.observing.loop_monitor import LATE_S, REST_TICK_S, TICK_S, LoopMonitor, Pulse
 from taskd.worker.service import Wakeup
 from taskd.worker.upkeep import duties, promoter
 from tests.worker.conftest import Desk, Started, until
@@ -130,7 +130,7 @@ async def test_at_rest_a_late_tick_is_no_blocked_loop_and_a_first_job_that_block
     monkeypatch.setattr(loop_monitor.time, "monotonic", lambda: clock)
     pulse = Pulse()
     pulse.on_wake.append(lambda: woken.append(clock))
-    looking = LoopWatch(pulse)
+    looking = LoopMonitor(pulse)
 
     def look_after(passed_s: float) -> int:
         nonlocal clock

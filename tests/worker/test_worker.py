@@ -23,7 +23,7 @@ from taskd.store import queues, workers
 from taskd.worker import worker as worker_module
 from taskd.worker.app_import import queue_limits
 from taskd.worker.claiming import consumer
-from taskd.worker.claiming.quarantine import SlowLane
+from taskd.worker.claiming.quarantine import Quarantine
 from taskd.worker.upkeep import duties, promoter
 from tests.worker.conftest import Desk, Heard, until
 
@@ -178,9 +178,9 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "ticker": duties.Ticker, "sweeper": duties.Sweeper, "promoter": promoter.Promoter,
-    "reconciler": duties.Reconciler, "historian": duties.Historian,
-    "slow-lane": SlowLane,
+    "ticker": duties.Timer, "sweeper": duties.Rescuer, "promoter": promoter.Promoter,
+    "reconciler": duties.Reconciler, "historian": duties.Pruner,
+    "slow-lane": Quarantine,
 }  # fmt: skip
 
 
@@ -258,7 +258,7 @@ async def test_a_service_that_keeps_crashing_stops_the_worker(
     async def crashing(_: Any) -> Any:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(duties.Sweeper, "tick", crashing)
+    monkeypatch.setattr(duties.Rescuer, "tick", crashing)
     monkeypatch.setattr(supervisor, "CRASHES_MAX", 3)
     worker = await desk.start()
     assert await worker.end() == 1

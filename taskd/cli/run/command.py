@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskd.client import Target
     from taskd.config import Settings
     from taskd.web.endpoint import Endpoint
-    from taskd.worker import Notify, Place, Processes, Report, Worker
+    from taskd.worker import DrainReport, Notify, Place, Processes, Worker
 
 LEFT_WORDS = {
     "future": "scheduled for later",
@@ -158,7 +158,7 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
 
 async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
     from taskd import events
-    from taskd.worker import Lifeline, Notify, Place
+    from taskd.worker import Notify, ParentWatch, Place
 
     def reload() -> Settings:
         return session.load(**flags).settings
@@ -175,7 +175,7 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     if place.alone:
         session.warn(loaded)
     else:
-        Lifeline(place.lifeline)
+        ParentWatch(place.lifeline)
     try:
         if settings.processes > 1:
             report, code = await _run_processes(settings, notify, reload)
@@ -199,12 +199,12 @@ async def _run_here(
     place: Place,
     reload: Callable[[], Settings],
     until_empty: bool,
-) -> tuple[Report, int]:
+) -> tuple[DrainReport, int]:
     """Be the worker; its report and the exit code."""
     from taskd import aclose_default, configure, tasks
     from taskd.client import open_target
     from taskd.core.tasks.registry import BUILT_IN_APP, Registry
-    from taskd.worker import Answerer, Worker
+    from taskd.worker import StatsServer, Worker
     from taskd.worker.app_import import load_app, queue_limits, with_built_ins
 
     # Handlers that enqueue mean this worker's database, also when a flag named it.
@@ -234,7 +234,7 @@ async def _run_here(
             if place.alone:
                 worker.beside.append(endpoint := _endpoint(worker, target, settings))
             else:
-                worker.beside.append(Answerer(place.asked, worker.snapshot))
+                worker.beside.append(StatsServer(place.asked, worker.snapshot))
         return worker.report, await worker.run()
     finally:
         await aclose_default()
@@ -260,7 +260,7 @@ def _endpoint(of: Worker | Processes, target: Target, settings: Settings) -> End
 
 async def _run_processes(
     settings: Settings, notify: Notify, reload: Callable[[], Settings]
-) -> tuple[Report, int]:
+) -> tuple[DrainReport, int]:
     """Be the parent of several workers; the sum of their reports and the exit code."""
     from taskd.client import open_target
     from taskd.worker import Processes

@@ -53,9 +53,9 @@ def anew_on_changes(settings: Settings, say: Callable[[str], None]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # Not in the parent: what is imported there is never read again.
-    from taskd.worker.stopping.parent_watch import Lifeline
+    from taskd.worker.stopping.parent_watch import ParentWatch
 
-    Lifeline(lifeline)
+    ParentWatch(lifeline)
 
 
 class _Parent:

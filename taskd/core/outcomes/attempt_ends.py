@@ -55,7 +55,7 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """Somebody asked to cancel the job while it ran, and said why."""
 
     reason: str = "cancel asked"
@@ -120,13 +120,13 @@ class Expired:
     """Claimed after its deadline."""
 
 
-Happened = (
+AttemptEnd = (
     Returned
     | Raised
     | Settled
     | TimedOut
     | Interrupted
-    | CancelAsked
+    | CancelRequested
     | NotStarted
     | StillRuns
     | IdTaken
@@ -137,7 +137,7 @@ Happened = (
 )
 
 
-def outcomes(count: int, happened: Happened) -> list[Happened]:
+def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
     """What became of each job of a batch whose handler ended so.
 
     None is success for all; a list says it job by job: an exception or a verdict in it is as if

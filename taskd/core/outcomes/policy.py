@@ -1,7 +1,7 @@
-"""What an attempt's end means: verdicts, what happened, and `settle`, the whole policy.
+"""What an attempt's end means: verdicts, what happened, and `decide`, the whole policy.
 
 A handler that returns is done; one that raises is tried again. A verdict, raised or returned
-by name from a rule, decides otherwise. `settle` turns what happened into an `Ack`, which the store
+by name from a rule, decides otherwise. `decide` turns what happened into an `Ack`, which the store
 writes; whether the row still belongs to this attempt is decided there.
 """
 
@@ -23,9 +23,9 @@ from taskd.core.outcomes import unknown_tasks
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
-    CancelAsked,
+    AttemptEnd,
+    CancelRequested,
     Expired,
-    Happened,
     IdTaken,
     Interrupted,
     NotStarted,
@@ -50,7 +50,7 @@ PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 
 
-def settle(job: Job, task: Task[..., Any] | None, happened: Happened) -> Ack:
+def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
     """Decide what becomes of the job. `task` is None only for jobs that never started."""
     match happened:
         case Returned(value=value):
@@ -68,7 +68,7 @@ def _not_ended(
     task: Task[..., Any] | None,
     happened: TimedOut
     | Interrupted
-    | CancelAsked
+    | CancelRequested
     | NotStarted
     | StillRuns
     | IdTaken
@@ -89,7 +89,7 @@ def _not_ended(
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
-        case CancelAsked(reason=reason):
+        case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
             # It counts: a handler that never ends must not bring its job back for ever.

@@ -30,7 +30,7 @@ class Unsure(StoreUnavailable, Generic[T]):
         self.made = made
 
 
-class SureWriter:
+class CheckedWriter:
     """One connection, made when needed; belongs to one coroutine.
 
     Attributes:

@@ -36,9 +36,9 @@ from taskd.worker.observing.counters import (
     WAIT_BOUNDS_S,
 )
 from taskd.worker.observing.loop_monitor import LAG_BOUNDS_S
-from taskd.worker.status import Snapshot
+from taskd.worker.status import WorkerStatus
 
-Snapshots = Callable[[], Awaitable[Sequence[Snapshot]]]
+Snapshots = Callable[[], Awaitable[Sequence[WorkerStatus]]]
 # Scrapes that are answered at a time; more than two servers have no use for them.
 SCRAPES_MAX = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,7 +73,7 @@ async def _nothing() -> None:
     return None
 
 
-def write(snapshots: Sequence[Snapshot], reading: Reading | None) -> bytes:
+def write(snapshots: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
     """All metrics as text."""
     page = Page()
     for each in snapshots:
@@ -136,7 +136,7 @@ JOBS = {
 }
 
 
-def _process(page: Page, told: Snapshot) -> None:
+def _process(page: Page, told: WorkerStatus) -> None:
     me, counted = str(told.process), told.counted
     for task in counted.tasks:
         known = dict.fromkeys(OUTCOMES_FROM_START, 0) | task.outcomes
@@ -166,7 +166,7 @@ def _process(page: Page, told: Snapshot) -> None:
     _now(page, told)
 
 
-def _now(page: Page, told: Snapshot) -> None:
+def _now(page: Page, told: WorkerStatus) -> None:
     """How a process is at this moment."""
     me = str(told.process)
     for metric, by_queue in {

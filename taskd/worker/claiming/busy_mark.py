@@ -78,7 +78,7 @@ LOOK_AFTER_S, LOOK_AFTER_S_MAX, LOOK_GROWTH = 0.002, 1.0, 1.25
 END_S = 1.0
 
 
-class Attendance:
+class BusyMark:
     """Of one queue, by one consumer, which tells it what it does. Times are time.monotonic().
 
     Args:

@@ -16,8 +16,8 @@ from taskd.store.connections.error_translation import HeldUp, Silence
 from taskd.store.jobs import jobs as store
 from taskd.store.jobs import limits
 from taskd.store.jobs.jobs import ALL
-from taskd.worker.claiming.busy_mark import GAP_S, Attendance
-from taskd.worker.claiming.poller import Scout
+from taskd.worker.claiming.busy_mark import GAP_S, BusyMark
+from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.read_position import Reading
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.running.runner import Runner, Shared
@@ -85,7 +85,7 @@ class Consumer:
         acker: Acker,
         shared: Shared,
         *,
-        scout: Scout,
+        scout: IdlePoller,
         on_doubt: Callable[[], None],
         on_vain_ring: Callable[[], None],
         on_change: Callable[[], None],
@@ -96,7 +96,7 @@ class Consumer:
         self.quiet = False
         self.turned_at: float | None = time.monotonic()
         self.delayed = False
-        self.attendance = Attendance(claims, runner.queue, shared.lease, on_change)
+        self.attendance = BusyMark(claims, runner.queue, shared.lease, on_change)
         self._claims, self._backlog_claims = claims, backlog_claims
         self._acker, self._shared = acker, shared
         self._scout, self._on_doubt, self._on_vain_ring = scout, on_doubt, on_vain_ring

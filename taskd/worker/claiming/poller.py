@@ -37,7 +37,7 @@ class Sleeper:
     woken: bool = False
 
 
-class Scout(Loop):
+class IdlePoller(Loop):
     """Service: polls when the first of the sleepers wants it; then all of them are polled.
 
     Args:

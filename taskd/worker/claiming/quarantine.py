@@ -24,7 +24,7 @@ LOOK_EVERY_S = 30.0
 NOT_NOW_S = 0.2
 
 
-class SlowLane(Loop):
+class Quarantine(Loop):
     """Claims the next suspect when the current one's outcome is written.
 
     Args:

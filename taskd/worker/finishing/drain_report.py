@@ -9,7 +9,7 @@ from taskd.worker.finishing.outcomes import COUNTED
 
 
 @dataclass(slots=True)
-class Report:
+class DrainReport:
     """The drain report.
 
     Attributes:
@@ -44,7 +44,7 @@ class Report:
             return 75
         return 1 if self.gave_up or (self.left is not None and self.jobs["failed"]) else 0
 
-    def add(self, other: Report) -> None:
+    def add(self, other: DrainReport) -> None:
         """Sum up: one of several processes has ended with this report."""
         self.why = self.why or other.why
         self.running += other.running

@@ -11,7 +11,7 @@ from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
-    Happened,
+    AttemptEnd,
     IdTaken,
     Interrupted,
     Raised,
@@ -41,7 +41,7 @@ class NotCommitted(Exception):
     """A handler completed its job in a transaction that it then did not commit."""
 
 
-class Settler:
+class OutcomeRecorder:
     """Takes the end of every attempt of this worker.
 
     Attributes:
@@ -69,14 +69,14 @@ class Settler:
             self._acker.done(job)
             events.job_done(job, time.monotonic() - began)
         else:
-            self.settle(job, task, context, Returned(value), began)
+            self.record(job, task, context, Returned(value), began)
 
-    def settle(
+    def record(
         self,
         job: Job,
         task: Task[..., Any] | None,
         context: AttemptContext | None,
-        happened: Happened,
+        happened: AttemptEnd,
         began: float,
     ) -> None:
         """Decide, hand the outcome to the acker, say it."""
@@ -87,10 +87,10 @@ class Settler:
             self._completed(job, task, context, time.monotonic() - began)
             return
         try:
-            ack = policy.settle(job, task, happened)
+            ack = policy.decide(job, task, happened)
         except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
             text = f"its outcome could not be described: {type(error).__name__}"
-            ack = policy.settle(job, task, Raised(RuntimeError(text)))
+            ack = policy.decide(job, task, Raised(RuntimeError(text)))
         self._acker.settled(ack)
         if isinstance(happened, GIVEN_BACK):
             self.counts["released"] += 1  # said once for many, in Consumer and Runner
@@ -109,7 +109,7 @@ class Settler:
         if context.committed:
             self._say(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
             return
-        ack = policy.settle(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
+        ack = policy.decide(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
 
         def told(took: bool) -> None:
             self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)

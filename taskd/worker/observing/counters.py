@@ -112,7 +112,7 @@ class Counted(msgspec.Struct):
     interruptions: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class Counting:
+class Counters:
     """The meter: `events.measure()` has it hear every event.
 
     Args:

@@ -72,7 +72,7 @@ class Spoken:
         )
 
 
-class HeldLines:
+class LogBuffer:
     """All of them. What has no lock of its own is called on the loop only.
 
     Args:

@@ -75,7 +75,7 @@ class JobThreads(ThreadPoolExecutor):
         return super().submit(_run_for, self._whose(), fn, args, kwargs)
 
 
-class JobLines:
+class LogCapture:
     """Names the job in every line, from install() to remove().
 
     Args:
@@ -229,7 +229,7 @@ class JobLines:
 
 
 class _Filter(logging.Filter):
-    def __init__(self, lines: JobLines) -> None:
+    def __init__(self, lines: LogCapture) -> None:
         super().__init__()
         self._lines = lines
 

@@ -18,7 +18,7 @@ from taskd.core.tasks.registry import Registry
 from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import logs
-from taskd.worker.observing.log_buffer import HeldLines, Spoken
+from taskd.worker.observing.log_buffer import LogBuffer, Spoken
 from taskd.worker.service import Loop
 
 ASLEEP_S = 3600.0
@@ -39,7 +39,7 @@ ENDS = {
 }
 
 
-class LogKeeper(Loop):
+class LogWriter(Loop):
     """Service. `line` may be called from any thread, and never waits for anything.
 
     Args:
@@ -60,7 +60,7 @@ class LogKeeper(Loop):
     ) -> None:
         super().__init__(ASLEEP_S)
         self._lane, self._together = lane, together
-        self.held = HeldLines(registry, keep, runs)
+        self.held = LogBuffer(registry, keep, runs)
         self._wrote_at = self._wrote_running_at = -math.inf
 
     def begin(self, call_soon: Callable[[Callable[[], None]], Any]) -> Callable[[], None]:

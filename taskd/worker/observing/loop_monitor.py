@@ -100,7 +100,7 @@ class _Told:
     untold: int = 0
 
 
-class LoopWatch:
+class LoopMonitor:
     """Names who blocks the loop. Made on the main loop; `look` is called by another thread."""
 
     def __init__(self, pulse: Pulse) -> None:

@@ -24,12 +24,12 @@ from taskd.config import Settings
 from taskd.errors import ConfigError
 from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
-from taskd.worker.finishing.drain_report import Report
+from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import BLOCKED_S, Condition
 from taskd.worker.processes.stats_socket import Asker
 from taskd.worker.sd_notify import STATUS_EVERY_S, Ear, Notify, Status
 from taskd.worker.service import Service
-from taskd.worker.status import Snapshot
+from taskd.worker.status import WorkerStatus
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, Place, longest_stop_s
 from taskd.worker.supervisor import Supervisor
 
@@ -75,7 +75,7 @@ class Child:
         self.heard = self.ready = self.begun = False
         self.ticked: bool | None = None
         self.status = Status()
-        self.report: Report | None = None
+        self.report: DrainReport | None = None
         self._began = time.monotonic()
         self._owed: list[signal.Signals] = []
 
@@ -93,7 +93,7 @@ class Child:
         if "X_TASKD_STATUS" in said:
             self.status = Status(**json.loads(said["X_TASKD_STATUS"]))
         if "X_TASKD_REPORT" in said:
-            self.report = Report(**json.loads(said["X_TASKD_REPORT"]))
+            self.report = DrainReport(**json.loads(said["X_TASKD_REPORT"]))
 
     def signal(self, number: signal.Signals) -> None:
         """Pass a signal on; one that would kill a child without handlers waits for these."""
@@ -143,7 +143,7 @@ class Processes:
         notify: Notify,
         reload: Callable[[], Settings],
     ) -> None:
-        self.report = Report()
+        self.report = DrainReport()
         self._settings = settings
         self._command = list(command)
         self._notify = notify
@@ -171,7 +171,7 @@ class Processes:
             unready = f"process {missing[0]} does not run"
         return Condition(stuck, unready)
 
-    async def snapshots(self) -> list[Snapshot]:
+    async def snapshots(self) -> list[WorkerStatus]:
         """What the children have counted; those that do not answer are left out."""
         askers = [child.asker for child in self._children.values() if child.asker is not None]
         answers = await asyncio.gather(*(asker.ask() for asker in askers))
@@ -246,7 +246,7 @@ class Processes:
                 if child.asker is not None:
                     child.asker.close()
                 # Of one that crashed, what it had done is known to the last second.
-                self.report.add(child.report or Report(jobs=child.status.jobs))
+                self.report.add(child.report or DrainReport(jobs=child.status.jobs))
                 if child.age_s >= STEADY_S:
                     delay_s = DELAY_S
                 if self._is_over(child, code, delay_s):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from taskd.worker.status import Snapshot
+from taskd.worker.status import WorkerStatus
 
 ANSWER_S = 1.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -24,10 +24,10 @@ class Answer(msgspec.Struct):
     """The answer to a question."""
 
     number: int
-    snapshot: Snapshot
+    snapshot: WorkerStatus
 
 
-class Answerer:
+class StatsServer:
     """Service of a child: answers until its parent has gone.
 
     Args:
@@ -37,7 +37,7 @@ class Answerer:
 
     name = "answerer"
 
-    def __init__(self, fd: int, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, fd: int, snapshot: Callable[[], WorkerStatus]) -> None:
         # Whatever a handler starts must not hold it.
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
@@ -93,7 +93,7 @@ class Asker:
         """The child has it."""
         self._theirs.close()
 
-    async def ask(self) -> Snapshot | None:
+    async def ask(self) -> WorkerStatus | None:
         """What the child has counted; None: it does not answer in time, or has gone."""
         try:
             async with asyncio.timeout(ANSWER_S), self._lock:
@@ -101,7 +101,7 @@ class Asker:
         except (TimeoutError, OSError, ValueError, msgspec.MsgspecError):
             return None
 
-    async def _ask(self) -> Snapshot | None:
+    async def _ask(self) -> WorkerStatus | None:
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(
                 sock=self._ours, limit=ANSWER_BYTES_MAX

@@ -25,8 +25,8 @@ from taskd.core.jobs.job import Job
 from taskd.core.jobs.verdicts import Verdict
 from taskd.core.outcomes.attempt_ends import (
     RETURNED_NONE,
-    CancelAsked,
-    Happened,
+    AttemptEnd,
+    CancelRequested,
     Interrupted,
     NotStarted,
     Raised,
@@ -102,7 +102,7 @@ class Attempt(msgspec.Struct, eq=False):
                 self.context.stopping = True
             self.asyncio_task.cancel()
 
-    def judge(self, happened: Happened) -> Happened:
+    def judge(self, happened: AttemptEnd) -> AttemptEnd:
         """What happened, by our own flags: a handler may turn its cancellation into anything."""
         if self.why is None:
             return happened
@@ -117,9 +117,9 @@ class Attempt(msgspec.Struct, eq=False):
             return happened
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0)
-        return CancelAsked(self.cancel_reason) if self.why == "cancel" else self._interrupted()
+        return CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted()
 
-    def abandonment(self) -> Happened:
+    def abandonment(self) -> AttemptEnd:
         """What to settle when it ignores its cancellation."""
         left = self.kill is None  # else it is killed, and does not run any more
         # A process that has the job may have begun it; that it says so was not heard yet.
@@ -127,7 +127,9 @@ class Attempt(msgspec.Struct, eq=False):
             return NotStarted()
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0, abandoned=left, killed=not left)
-        return CancelAsked(self.cancel_reason) if self.why == "cancel" else self._interrupted(left)
+        return (
+            CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted(left)
+        )
 
     def _interrupted(self, abandoned: bool = False) -> Interrupted:
         return Interrupted(abandoned, "fence" if self.why == "fence" else "stop")
@@ -152,7 +154,7 @@ def reach(asyncio_task: asyncio.Task[Any]) -> tuple[object, ...]:
     )
 
 
-def _decided(happened: Happened) -> bool:
+def _decided(happened: AttemptEnd) -> bool:
     """Whether the handler returned, or raised a verdict."""
     match happened:
         case Returned() | Settled(decided=True):
@@ -179,7 +181,7 @@ def where(coro: Any) -> str:
 @types.coroutine
 def drive(
     coro: Coroutine[Any, Any, Any], context: ContextVars, waits_for: Any, job: Job, pulse: Pulse
-) -> Generator[Any, Any, Happened]:
+) -> Generator[Any, Any, AttemptEnd]:
     """Drive a handler that has waited once, in the consumer's own task, to its end.
 
     Args:

@@ -16,21 +16,21 @@ from functools import partial
 from typing import Any
 
 from taskd.core.jobs.job import Job
-from taskd.core.outcomes.attempt_ends import Happened, Raised, Returned, outcomes
+from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned, outcomes
 from taskd.core.tasks.batch import Item
 from taskd.core.tasks.task import Task
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.attempt import Attempt, drive
-from taskd.worker.running.handler_call import Turn
+from taskd.worker.running.handler_call import HandlerCall
 
 
-class Member(Turn):
+class Member(HandlerCall):
     """One job of a batch, or of one that is still gathered."""
 
     def __init__(self, batches: Batches, task: Task[..., Any], job: Job, item: Item[Any]) -> None:
         super().__init__()
         self.job, self.item = job, item
-        self.ended: asyncio.Future[Happened] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[AttemptEnd] = asyncio.get_running_loop().create_future()
         self.traceback: Any = None
         self.batch: Batch | None = None
         self._batches, self._task = batches, task
@@ -99,7 +99,7 @@ class Batch:
         try:
             waits_for = own.run(coroutine.send, None)
         except StopIteration as stop:
-            happened: Happened = Returned(stop.value)
+            happened: AttemptEnd = Returned(stop.value)
         except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail this batch only
             happened = Raised(error)
         else:

@@ -8,7 +8,7 @@ import time
 from taskd.worker.running.attempt import Attempt
 
 
-class Turn:
+class HandlerCall:
     """Stands between an attempt and a handler that may have to wait; the base of all such calls.
 
     Middleware runs in the attempt before the call does, and may take its time: that is no waiting

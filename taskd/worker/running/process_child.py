@@ -32,7 +32,7 @@ from taskd.core.outcomes.attempt_ends import Raised, Returned
 from taskd.core.outcomes.process_reports import Answer, MustEnd
 from taskd.core.tasks.task import Task
 from taskd.worker.observing.log_buffer import hider
-from taskd.worker.observing.log_capture import JobLines
+from taskd.worker.observing.log_capture import LogCapture
 from taskd.worker.running.traces import go_on
 
 PR_SET_PDEATHSIG = 1
@@ -86,7 +86,7 @@ class JobProcess:
         self._job: Job | None = None
         self._kept = Kept()
         self._hide: Callable[[str], str] | None = None
-        self._lines = JobLines(lambda: self._job, self._kept, lambda _: self._hide)
+        self._lines = LogCapture(lambda: self._job, self._kept, lambda _: self._hide)
 
     def serve(self) -> None:
         """Boot, then run attempts until the worker hangs up."""
@@ -169,10 +169,10 @@ class Kept:
 def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) -> Answer:
     decided = isinstance(happened, Returned) or issubclass(type(happened.error), Verdict)
     try:
-        return Answer(policy.settle(job, task, happened), decided)
+        return Answer(policy.decide(job, task, happened), decided)
     except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
         text = f"its outcome could not be described: {type(error).__name__}"
-        ack: Ack = policy.settle(job, task, Raised(RuntimeError(text)))
+        ack: Ack = policy.decide(job, task, Raised(RuntimeError(text)))
         return Answer(ack, decided=False)
 
 

@@ -38,8 +38,8 @@ from taskd.core.tasks.handler_kind import Kind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import ConfigError
-from taskd.worker.observing.log_writer import LogKeeper
-from taskd.worker.running.handler_call import Turn
+from taskd.worker.observing.log_writer import LogWriter
+from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, plain
 from taskd.worker.running.traces import carried_on
 
@@ -167,7 +167,7 @@ class JobProcesses:
     """
 
     def __init__(
-        self, settings: Settings, app: str | None = None, keeper: LogKeeper | None = None
+        self, settings: Settings, app: str | None = None, keeper: LogWriter | None = None
     ) -> None:
         self.slots = process_slots(settings)
         self._jobs_max = settings.process_jobs_max
@@ -331,7 +331,7 @@ class JobProcesses:
         return JobProcess(process, reader, writer)
 
 
-class ProcessCall(Turn):
+class ProcessCall(HandlerCall):
     """An attempt that is to run in a process."""
 
     def __init__(self, pool: JobProcesses, task: Task[..., Any], job: Job) -> None:

@@ -24,9 +24,9 @@ from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import (
     RETURNED_NONE,
     ArgsNewer,
-    CancelAsked,
+    AttemptEnd,
+    CancelRequested,
     Expired,
-    Happened,
     IdTaken,
     NotStarted,
     Raised,
@@ -42,7 +42,7 @@ from taskd.core.tasks.handler_kind import Kind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext, Reads
-from taskd.worker.finishing.outcomes import Settler
+from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.lease import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.attempt import Attempt, drive, reach
@@ -80,7 +80,7 @@ class Shared:
     """
 
     registry: Registry
-    settler: Settler
+    recorder: OutcomeRecorder
     lease: Lease
     pulse: Pulse
     places: Places
@@ -115,7 +115,7 @@ class Runner:
         self.low = 0
         self.room = Wakeup()
         self._shared = shared
-        self._settler = shared.settler
+        self._recorder = shared.recorder
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Job] = deque()
         self._attempts: dict[int, Attempt] = {}
@@ -229,7 +229,7 @@ class Runner:
 
     def _begin(
         self, job: Job, began: float, me: asyncio.Task[Any]
-    ) -> tuple[Attempt, Awaitable[Happened]] | None:
+    ) -> tuple[Attempt, Awaitable[AttemptEnd]] | None:
         """Run a job's first step; what to wait for, or None: it has ended."""
         prepared = self._prepare(job, began)
         if prepared is None:
@@ -386,7 +386,7 @@ class Runner:
             self._dispatch()
         return attempt
 
-    def _resumed(self, attempt: Attempt, happened: Happened) -> None:
+    def _resumed(self, attempt: Attempt, happened: AttemptEnd) -> None:
         """A handler that waited has ended."""
         job = attempt.job
         if attempt.abandoned:
@@ -416,7 +416,7 @@ class Runner:
         value: Any,
     ) -> None:
         self.ended += 1
-        self._settler.succeeded(job, task, context, began, value)
+        self._recorder.succeeded(job, task, context, began, value)
         if job.crashes:
             self._shared.suspect_ended()
 
@@ -425,11 +425,11 @@ class Runner:
         job: Job,
         task: Task[..., Any] | None,
         context: AttemptContext | None,
-        happened: Happened,
+        happened: AttemptEnd,
         began: float,
     ) -> None:
         self.ended += 1
-        self._settler.settle(job, task, context, happened, began)
+        self._recorder.record(job, task, context, happened, began)
         if job.crashes:
             self._shared.suspect_ended()
 
@@ -486,7 +486,7 @@ class Runner:
             attempt.kill()
         else:
             self._ghosts[attempt.job.id] = attempt
-            self._settler.counts["abandoned"] += 1
+            self._recorder.counts["abandoned"] += 1
             events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
         self._settle(
             attempt.job, attempt.task, attempt.context, attempt.abandonment(), attempt.began
@@ -535,7 +535,7 @@ class Runner:
             return
         for job in [job for job in self._buffer if job.id == job_id]:
             self._buffer.remove(job)
-            self._settle(job, None, None, CancelAsked(reason), now)
+            self._settle(job, None, None, CancelRequested(reason), now)
 
     def abandon_all(self) -> None:
         """Leave everything that still runs behind."""

@@ -10,10 +10,10 @@ from contextvars import copy_context
 from typing import Any
 
 from taskd.core.outcomes.attempt_ends import Raised, Returned
-from taskd.worker.running.handler_call import Turn
+from taskd.worker.running.handler_call import HandlerCall
 
 
-class ThreadCall(Turn):
+class ThreadCall(HandlerCall):
     """A plain function that is to run in the thread pool.
 
     Args:

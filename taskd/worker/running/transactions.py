@@ -17,7 +17,7 @@ from taskd.core.tasks.task import Task
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.transactions import Transaction, Transactions, is_conflict
 from taskd.worker.attempt_context import AttemptContext
-from taskd.worker.running.handler_call import Turn
+from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.service import Backoff
 
 # After a conflict with another transaction, at random so that the two do not meet again.
@@ -53,7 +53,7 @@ class TransactionAttemptContext(AttemptContext):
         raise TypeError("with transaction= the job is completed when its handler returns")
 
 
-class TransactionCall(Turn):
+class TransactionCall(HandlerCall):
     """An attempt in a transaction.
 
     Args:

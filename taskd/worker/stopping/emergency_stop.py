@@ -24,13 +24,13 @@ from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs as store
 from taskd.worker.finishing.acker import Acker, by_worker
 from taskd.worker.lease import Lease
-from taskd.worker.observing.loop_monitor import LoopWatch
+from taskd.worker.observing.loop_monitor import LoopMonitor
 from taskd.worker.running.runner import Runner
 
 LOCK_TIMEOUT_MS = "300"
 
 
-class Leaving:
+class EmergencyStop:
     """Called once, in a thread, when the loop does not answer at the end of a stop."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Leaving:
         lease: Lease,
         acker: Acker,
         runners: Sequence[Runner],
-        watch: LoopWatch,
+        watch: LoopMonitor,
     ) -> None:
         self._database, self._lease, self._watch = database, lease, watch
         self._acker, self._runners = acker, runners
@@ -51,7 +51,7 @@ class Leaving:
         abandoned = self._abandoned(blocker)
         events.worker_stuck(blocker, len(abandoned), len(unstarted), self._watch.stack())
         done, settled = self._acker.outcomes()
-        settled += [policy.settle(job, None, NotStarted()) for job in unstarted]
+        settled += [policy.decide(job, None, NotStarted()) for job in unstarted]
         asyncio.run(self._write(done, settled + abandoned))
 
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
@@ -60,9 +60,9 @@ class Leaving:
         for attempt in left:
             if attempt.kill is not None:
                 attempt.kill()
-        found = [policy.settle(each.job, each.task, each.abandonment()) for each in left]
+        found = [policy.decide(each.job, each.task, each.abandonment()) for each in left]
         if blocker is not None and blocker.id not in {ack.id for ack in found}:
-            found.append(policy.settle(blocker, None, Interrupted(abandoned=True)))
+            found.append(policy.decide(blocker, None, Interrupted(abandoned=True)))
         return found
 
     async def _write(self, done: list[Job], settled: list[Ack]) -> None:

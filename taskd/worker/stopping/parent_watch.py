@@ -52,7 +52,7 @@ class Place:
         return self.of == 1
 
 
-class Lifeline:
+class ParentWatch:
     """Ends this process after its parent, however that one ended: the kernel closes the pipe.
 
     A thread reads it, and at its end sends this process the SIGTERM that the parent cannot send any

@@ -38,7 +38,7 @@ HISTORY_EVERY_S = 600.0
 FORGET_WORKERS_AFTER_S = 7 * 86400.0
 
 
-class Ticker(Loop):
+class Timer(Loop):
     """Deadlines, the pulse for the beat thread, the self-fence.
 
     It turns 20 times a second while something runs, and four times while the worker rests. What
@@ -90,7 +90,7 @@ def _works(runner: Runner) -> bool:
     return not runner.idle or runner.abandoned > 0
 
 
-class Sweeper(Loop):
+class Rescuer(Loop):
     """Looks around: buries dead workers, takes their jobs back, tells others what is due.
 
     Args:
@@ -257,7 +257,7 @@ class Reconciler(Loop):
         return known
 
 
-class Historian(Loop):
+class Pruner(Loop):
     """Makes history partitions ahead, drops expired ones, forgets old workers, keys, workflows."""
 
     name = "historian"

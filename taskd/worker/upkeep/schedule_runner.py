@@ -32,7 +32,7 @@ TIMER_S_MAX = 60.0
 NOTHING_S = 3600.0
 
 
-class Firer(Loop):
+class ScheduleRunner(Loop):
     """Fires the schedules without a query, or those with one.
 
     Those with a query have a firer of their own, for they take their time: it fires over a
