@@ -209,7 +209,7 @@ def test_hidden_arguments_are_shown_only_to_who_says_so(taskd):
     assert open_["args"] == {"to": "ada@example.org", "n": 1}
     refused = taskd("enqueue", "send_report", "to:=12345", code=2).stderr
     assert "12345" not in refused
-    assert "the value is not as the task wants it - at `$.to`" in refused
+    assert "the value does not fit the task - at `$.to`" in refused
 
 
 def test_lines_of_stdin_have_deadlines(taskd):

@@ -115,7 +115,7 @@ def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
     if how.dry_run or asks:
         found, sample = ask_named(
             session,
-            lambda lane: bulk.look(lane, wanted, how.limit),
+            lambda lane: bulk.preview(lane, wanted, how.limit),
             queue=wanted.queue,
             task=wanted.task,
             empty=lambda looked: not looked[0],

@@ -92,7 +92,7 @@ async def preview(board: Dashboard, request: Request) -> Response:
         raise Refused("nobody may act here, as no password is set: see TASKD_WEB_PASSWORD")
     action = request.query_params.get("action", "")
     asked = _bulk(action, wanted_of(request.query_params), None)
-    found, sample = await bulk.look(board.on, asked.wanted, BULK_JOBS_MAX)
+    found, sample = await bulk.preview(board.on, asked.wanted, BULK_JOBS_MAX)
     rows = [await reports.show_job(board.on, job_id) for job_id in sample]
     return board.page(
         request,
