@@ -1,7 +1,7 @@
 -- What mends the faults that `taskd doctor` finds. It prints these and runs none of them.
 --
 -- Each begins with `-- mend: name`. Values stand as psql has its variables: `:"x"` is an identifier, `:'x'` a text,
--- `:x` a number, and `:x:` a part of sql/schema.sql that is put in as it stands. What needs no transaction around it is one statement;
+-- `:x` a number, and `:x:` SQL that is put in as it stands. What needs no transaction around it is one statement;
 -- whatever waits for locks says for how long.
 
 -- mend: end_session

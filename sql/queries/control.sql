@@ -4,7 +4,7 @@
 -- (look_around in lease.sql). So that they need not wait, statements also call them on the channel `taskd`, which all
 -- listen to; a call is a hint, and carries the id of the worker that it is meant for, or nothing.
 
--- What it takes and answers is told with the function (migrations/0004_control.sql).
+-- What it takes and answers is told with the function (migrations/0001_baseline.sql).
 
 -- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean)
 -- roles: admin

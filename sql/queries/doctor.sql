@@ -165,7 +165,7 @@ ORDER BY c.relname;
 -- roles: producer, worker, observer, admin
 SELECT number, name, digest FROM taskd.migration ORDER BY number;
 
--- Every object of the schema, and its definition, in the words of sql/schema.sql; the dated partitions of the history are left
+-- Every object of the schema, and its definition, as sql/objects.tsv lists them; the dated partitions of the history are left
 -- out. Of a function it is a digest of its body beside what stands before it.
 
 -- name: doctor_objects()

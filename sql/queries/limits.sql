@@ -1,6 +1,6 @@
 -- Limits: jobs that wait at the gate of their limit, queues that an operator has limited, and what both allow.
 --
--- How the gate works stands in migrations/0006_limits.sql. Admitting is done by the statements that free a place, and
+-- How the gate works stands in migrations/0001_baseline.sql. Admitting is done by the statements that free a place, and
 -- by admit_jobs, for jobs that have just come and for openings. Any worker runs it, when next_due (promote.sql) or
 -- look_around (lease.sql) say that there is something to look at: a cluster without limits asks nothing more.
 

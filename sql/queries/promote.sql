@@ -26,7 +26,7 @@ WITH moved AS (
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 
--- When a worker is to look again, and which queues are limited: the one row of the view (migrations/0006_limits.sql).
+-- When a worker is to look again, and which queues are limited: the one row of the view (migrations/0001_baseline.sql).
 
 -- name: next_due()
 -- roles: worker, observer, admin

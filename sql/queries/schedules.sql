@@ -1,4 +1,4 @@
--- Schedules: what makes jobs at times of its own (sql/migrations/0002_schedules.sql tells how).
+-- Schedules: what makes jobs at times of its own (sql/migrations/0001_baseline.sql tells how).
 --
 -- Any worker fires what is due. It reads which ticks those are, reckons the one that follows, and fires, which holds
 -- only if nobody was faster; so there is one job for each tick, whoever looks and whoever dies.

@@ -13,6 +13,8 @@ from taskd.core.doctor.finding import COUNTED_MAX
 from taskd.errors import PermissionDenied, SchemaError, StoreUnavailable, TaskdError
 from taskd.store.database import CONNECT_TIMEOUT_S, Database, Lane
 from taskd.store.jobs import Fetches
+from taskd.store.migrating import LEDGER
+from taskd.store.migrations import all_migrations
 from taskd.store.statements import sql_root, statement
 from taskd.store.translate import HeldUp, first_line
 
@@ -137,9 +139,12 @@ async def identify(connect_args: Mapping[str, Any]) -> tuple[bool, str]:
         await lane.close()
 
 
-def schema_text() -> str:
-    """What this version's schema looks like: sql/schema.sql."""
-    return (sql_root() / "schema.sql").read_text(encoding="utf-8")
+def schema_objects() -> dict[str, str]:
+    """Return the arguments of `core.doctor.objects.expected`, read from sql/."""
+    return {
+        "objects": (sql_root() / "objects.tsv").read_text(encoding="utf-8"),
+        "migrations": "\n".join([f"{LEDGER};", *(each.text for each in all_migrations())]),
+    }
 
 
 def grants_text() -> str:

@@ -135,7 +135,7 @@ def _parameters(text: str) -> tuple[list[tuple[str, str, str]], list[str]]:
 
 def columns() -> str:
     """The columns of the view taskd.jobs, with what the tables say of them."""
-    text = (sql_root() / "migrations" / "0001_engine.sql").read_text(encoding="utf-8")
+    text = (sql_root() / "migrations" / "0001_baseline.sql").read_text(encoding="utf-8")
     [view] = re.findall(r"CREATE VIEW taskd\.jobs AS\s+SELECT (.*?)FROM", text, re.DOTALL)
     shown = [each.split(" AS ")[-1].strip().partition("::")[0] for each in view.split(",")]
     told: dict[str, str] = {}
