@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from taskd.client import Client, Task, aclose_default, configure, task
-    from taskd.core.backoff import Custom, Exponential, Fixed, Linear
-    from taskd.core.context import Context
-    from taskd.core.job import JobState, NewJob
-    from taskd.core.outcome import Cancel, Fail, Retry, Snooze
-    from taskd.core.resource import resource
-    from taskd.core.unique import Enqueued, Unique
+    from taskd.core.jobs.backoff import Custom, Exponential, Fixed, Linear
+    from taskd.core.jobs.job import JobState, NewJob
+    from taskd.core.jobs.unique import Enqueued, Unique
+    from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+    from taskd.core.tasks.context import Context
+    from taskd.core.tasks.resource import resource
     from taskd.errors import TaskdError
 
 __all__ = [
@@ -42,25 +42,25 @@ __all__ = [
 
 
 _HOME = {
-    "Cancel": "core.outcome",
+    "Cancel": "core.jobs.verdicts",
     "Client": "client.client",
-    "Context": "core.context",
-    "Custom": "core.backoff",
-    "Enqueued": "core.unique",
-    "Exponential": "core.backoff",
-    "Fail": "core.outcome",
-    "Fixed": "core.backoff",
-    "JobState": "core.job",
-    "Linear": "core.backoff",
-    "NewJob": "core.job",
-    "Retry": "core.outcome",
-    "Snooze": "core.outcome",
+    "Context": "core.tasks.context",
+    "Custom": "core.jobs.backoff",
+    "Enqueued": "core.jobs.unique",
+    "Exponential": "core.jobs.backoff",
+    "Fail": "core.jobs.verdicts",
+    "Fixed": "core.jobs.backoff",
+    "JobState": "core.jobs.job",
+    "Linear": "core.jobs.backoff",
+    "NewJob": "core.jobs.job",
+    "Retry": "core.jobs.verdicts",
+    "Snooze": "core.jobs.verdicts",
     "Task": "client.tasks",
     "TaskdError": "errors",
-    "Unique": "core.unique",
-    "aclose_default": "client.default",
-    "configure": "client.default",
-    "resource": "core.resource",
+    "Unique": "core.jobs.unique",
+    "aclose_default": "client.default_client",
+    "configure": "client.default_client",
+    "resource": "core.tasks.resource",
     "task": "client.tasks",
 }
 

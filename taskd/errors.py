@@ -33,7 +33,7 @@ TaskdError                       1
 ├── InvalidTransition            1  a job in that state cannot do that
 ├── ResultsTooLarge              1  what the jobs before this one have returned is too much to read
 └── LeaseLost                    1  this attempt no longer owns its job
-Verdict: Retry, Snooze, Cancel, Fail (core/outcome.py) are raised by handlers to decide; no errors.
+Verdicts (core/jobs/verdicts.py) are not errors: a handler raises one to decide about its job.
 ```
 A message says what is wrong, why, and what to do next.
 """

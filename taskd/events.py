@@ -19,8 +19,8 @@ from typing import Any, Protocol, TextIO, cast
 import structlog
 
 from taskd.config import hide_password
-from taskd.core.job import Job
-from taskd.core.outcome import Ack
+from taskd.core.jobs.job import Job
+from taskd.core.outcomes.ack import Ack
 
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 

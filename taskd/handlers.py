@@ -1,8 +1,13 @@
 """What handlers of other kinds than `async def` and `def` need: batch, process, transaction."""
 
-from taskd.core.batch import Item
-from taskd.core.context import TransactionContext
-from taskd.core.process import HandlerRaised, MustEnd, ProcessDied, ProcessNotStarted
+from taskd.core.outcomes.process_reports import (
+    HandlerRaised,
+    MustEnd,
+    ProcessDied,
+    ProcessNotStarted,
+)
+from taskd.core.tasks.batch import Item
+from taskd.core.tasks.context import TransactionContext
 
 __all__ = [
     "HandlerRaised",

@@ -1,5 +1,5 @@
 """Limits of tasks: `@task(limit=Limit(concurrency=2, by="tenant"))`."""
 
-from taskd.core.limit import Limit
+from taskd.core.jobs.limit import Limit
 
 __all__ = ["Limit"]

@@ -1,5 +1,50 @@
-"""`from taskd.middleware import middleware`: what an app puts around the attempts of its tasks."""
+"""`@middleware`: code that an app puts around the attempts of its tasks."""
 
-from taskd.core.middleware import CallNext, middleware
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from taskd.core.tasks.middleware import Around, CallNext, Middleware
+from taskd.core.tasks.registry import DEFAULT, Registry
 
 __all__ = ["CallNext", "middleware"]
+
+
+def middleware(
+    around: Around | None = None, *, tasks: Iterable[str] = (), registry: Registry = DEFAULT
+) -> Any:
+    """Register `async def around(ctx, call_next)` for the attempts of all tasks, or of some.
+
+    `await call_next()` runs what is inside, in the end the handler, and returns what that returns;
+    what `around` returns is the attempt's result, and what it raises is what the attempt raised.
+    The first that was registered is the outermost one. It runs in the attempt's own context and
+    under its deadline, on the event loop, also around a plain function that runs in a thread.
+
+    Args:
+        around: the function.
+        tasks: names of the tasks; none: all of them.
+        registry: where it is registered.
+
+    Raises:
+        TypeError: it is no `async def` with two parameters.
+    """
+    if isinstance(tasks, str):
+        raise TypeError(f"middleware: tasks {tasks!r} is a text; write tasks=[{tasks!r}]")
+    if around is None:
+        return partial(middleware, tasks=tuple(tasks), registry=registry)
+    _check(around)
+    registry.add_middleware(Middleware(around, frozenset(tasks)))
+    return around
+
+
+def _check(around: Any) -> None:
+    name = getattr(around, "__name__", repr(around))
+    if not inspect.iscoroutinefunction(around):
+        raise TypeError(f"middleware {name}: write `async def {name}(ctx, call_next)`")
+    try:
+        inspect.signature(around).bind(None, None)
+    except TypeError:
+        raise TypeError(f"middleware {name}: it takes ctx and call_next") from None

@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from taskd.config import parse_duration_s
-from taskd.core import registry as registries
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import (
     CATCH_UP_MAX_DEFAULT,
     CatchUp,
@@ -24,7 +23,8 @@ from taskd.core.schedule import (
     Schedule,
     When,
 )
-from taskd.core.task import Task
+from taskd.core.tasks import registry as registries
+from taskd.core.tasks.task import Task
 from taskd.errors import InvalidSchedule, ScheduleNotFound
 
 __all__ = [

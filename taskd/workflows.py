@@ -1,8 +1,8 @@
 """Workflows: jobs that wait for others; and pipelines, whose stages follow each other."""
 
 from taskd.client.workflows import Pipeline, Started, Workflow, chain, group, pipeline, stage
-from taskd.core.stages import Next, Stop
-from taskd.core.workflow import OnFailed
+from taskd.core.jobs.pipeline_steps import Next, Stop
+from taskd.core.workflows.workflow import OnFailed
 
 __all__ = [
     "Next",

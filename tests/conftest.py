@@ -19,8 +19,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store import migrations
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
+from taskd.store.schema import migrations
 from taskd.testing.server import with_database
 from tests import memory
 from tests.canary import PASSWORD, PAYLOAD, with_canary

@@ -6,8 +6,8 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from taskd.store import roles
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import roles
 from tests.canary import PASSWORD
 
 if TYPE_CHECKING:

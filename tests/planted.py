@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from taskd.store.statements import statement
+from taskd.store.connections.statements import statement
 
 
 def changed(text: str, name: str, changes: tuple[tuple[str, str], ...]) -> str:

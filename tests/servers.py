@@ -12,8 +12,8 @@ from pathlib import Path
 import asyncpg
 
 from taskd import embedded
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from taskd.testing.server import with_database
 
 

@@ -4,7 +4,7 @@
 -- then waits until no transaction is open that may have read it and kept silent: those have an xid below one
 -- that is drawn in a new transaction after the mark was gone. (The xmax of a snapshot is no such bound: it is the
 -- last xid that has ended, and one, and a transaction that is still open may have a higher one.)
--- taskd/worker/attendance.py tells the whole way.
+-- taskd/worker/claiming/busy_mark.py tells the whole way.
 
 -- A buried worker marks nothing any more, nor does one that gives way to another's mark: `alone` is NULL then. Beside the
 -- mark, it learns how many others serve this queue, whom one that cannot keep up should call.

@@ -17,7 +17,7 @@
 --
 -- The scan begins behind (after_priority, after_run_at, after_id) and ends with up_to_priority. Usually that is all
 -- there is; while a held snapshot keeps the entries of claimed jobs in the index, it need not read through them
--- again (see taskd/worker/reading.py).
+-- again (see taskd/worker/claiming/read_position.py).
 
 -- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint)
 -- roles: worker

@@ -1,4 +1,4 @@
--- Migrations: what was applied, what is announced, and who is in the way of one (taskd/store/migrating.py).
+-- Migrations: what was applied, what is announced, and who is in the way of one (taskd/store/schema/migrate.py).
 
 -- What was applied, and what is announced: about to be applied, and so already refused by code that will not work with it.
 

@@ -72,7 +72,7 @@ LIMIT 1;
 
 -- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who
 -- serves its queue, and how many jobs come before it, in one row. What follows from that is decided in
--- taskd/core/why.py. The job is found by job_pkey, and job_history_id of every partition. Who comes before it is
+-- taskd/core/explain/reasons.py. The job is found by job_pkey, and job_history_id of every partition. Who comes before it is
 -- counted in the order of the claims, along job_claim or job_due, and no further than `ahead_max`. The table of workers
 -- holds those of the last week, few enough to be read from end to end, and is read once. A few of those that
 -- serve the queue are named, with the jobs that each runs, counted along job_running.
@@ -432,7 +432,7 @@ ORDER BY 1 DESC, 2, 3
 LIMIT $5;
 
 -- What went wrong lately: jobs that failed, and jobs that wait for another attempt, counted by task and text. Texts
--- that differ in details only are brought together in taskd/core/error_groups.py. No more than `batch` rows are read of each
+-- that differ in details only are brought together in taskd/core/explain/error_groups.py. No more than `batch` rows are read of each
 -- kind: the newest failed ones along job_history_not_done of every partition, and of the scheduled ones, along job_due,
 -- suspects first, those that are due first, for another attempt is seldom far away. How many were read, and how far back,
 -- stands in each row, and in one without a task when there is nothing to tell.

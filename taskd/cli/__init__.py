@@ -26,7 +26,7 @@ from taskd.errors import TaskdError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from taskd.cli.session import Session
+    from taskd.cli.shared.session import Session
 
 PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
@@ -55,9 +55,9 @@ class Lazy(NamedTuple):
 
 # The one list of commands. A test holds the help texts against those of the commands.
 COMMANDS = {
-    "run": Lazy("run", "run", "Run jobs until stopped."),
-    "enqueue": Lazy("enqueue", "enqueue", "Enqueue a job, or many from stdin."),
-    "jobs": Lazy("jobs", "jobs", "List, show, retry, cancel and change jobs."),
+    "run": Lazy("run.command", "run", "Run jobs until stopped."),
+    "enqueue": Lazy("enqueue.command", "enqueue", "Enqueue a job, or many from stdin."),
+    "jobs": Lazy("jobs.command", "jobs", "List, show, retry, cancel and change jobs."),
     "why": Lazy("why", "why", "Say why a job does not run, or what it does, and what to do next."),
     "workflows": Lazy(
         "workflows", "workflows", "List, show, count, cancel and retry workflows and pipelines."
@@ -79,7 +79,7 @@ COMMANDS = {
     ),
     "stats": Lazy("stats", "stats", "Outcomes, waits, running times and errors of late."),
     "top": Lazy(
-        "top",
+        "top.command",
         "top",
         "See what goes on, live: queues, workers, running jobs, failing tasks, full limits.",
     ),
@@ -100,15 +100,15 @@ COMMANDS = {
     ),
     "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
     "doctor": Lazy(
-        "doctor",
+        "doctor.command",
         "doctor",
         "Say what is wrong with this database and this set-up, and what mends it.",
     ),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
-    "db": Lazy("db", "db", "Migrate, check and reach the database."),
+    "db": Lazy("db.command", "db", "Migrate, check and reach the database."),
     "docs": Lazy("docs", "docs", "List the pages of the documentation, or show one."),
-    "demo": Lazy("demo", "demo", "Watch taskd work, with nothing to set up."),
-    "bench": Lazy("bench", "bench", "Measure how fast your database is as a queue."),
+    "demo": Lazy("demo.command", "demo", "Watch taskd work, with nothing to set up."),
+    "bench": Lazy("bench.command", "bench", "Measure how fast your database is as a queue."),
     "completion": Lazy(
         "completion", "completion", "Print the script that completes commands in a shell."
     ),
@@ -217,7 +217,7 @@ def report(error: BaseException, session: Session | None = None) -> int:
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from taskd.cli.session import version_line
+        from taskd.cli.shared.session import version_line
 
         click.echo(version_line())
         ctx.exit()
@@ -243,7 +243,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
 @click.pass_context
 def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **place: Any) -> None:
     """A job queue in the PostgreSQL that you already have, and the daemon that runs the jobs."""
-    from taskd.cli.session import Session
+    from taskd.cli.shared.session import Session
 
     if place["dsn"] and place["dsn_file"]:
         raise click.UsageError("give --dsn or --dsn-file, not both")

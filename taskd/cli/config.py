@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from taskd.cli.output import print_rows, text_of
-from taskd.cli.session import Session, json_option, pass_session
+from taskd.cli.shared.output import print_rows, text_of
+from taskd.cli.shared.session import Session, json_option, pass_session
 from taskd.config import Settings, hide_password
 
 COLUMNS = {

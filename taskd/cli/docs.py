@@ -14,8 +14,8 @@ from typing import NamedTuple
 import click
 
 from taskd.cli import typed
-from taskd.cli.output import print_json, printable
-from taskd.cli.session import json_option
+from taskd.cli.shared.output import print_json, printable
+from taskd.cli.shared.session import json_option
 
 ROOT = Path(__file__).parents[1] / "docs"
 INDEX = "README"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from taskd.cli import typed
-from taskd.cli.output import count, print_json
-from taskd.cli.session import QUEUE, Session, json_option
+from taskd.cli.shared.output import count, print_json
+from taskd.cli.shared.session import QUEUE, Session, json_option
 
 if TYPE_CHECKING:
-    from taskd.store.database import Lane
-    from taskd.store.reports import Row
+    from taskd.store.connections.database import Lane
+    from taskd.store.reading.reports import Row
 
 EXIT_CHECK_FAILED = 4
 
@@ -44,7 +44,7 @@ def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: b
 
 
 def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -> bool:
-    from taskd.store import reports
+    from taskd.store.reading import reports
 
     async def look(lane: Lane) -> tuple[dict[str, int], Row]:
         versions = await _versions(lane)
@@ -71,7 +71,7 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
 
 
 def _check_worker(session: Session, *, as_json: bool) -> bool:
-    from taskd.store import reports
+    from taskd.store.reading import reports
     from taskd.worker.lease import new_incarnation
 
     me = new_incarnation(app="")
@@ -98,10 +98,10 @@ def _check_worker(session: Session, *, as_json: bool) -> bool:
 async def _versions(lane: Lane) -> Row:
     """The schema of the database, and those that this taskd works with."""
     from taskd.core.migration import version
-    from taskd.store import ledger, migrations
+    from taskd.store.schema import migration_history, migrations
 
     code = migrations.of_this_code()
-    schema = version(await ledger.entries(lane))
+    schema = version(await migration_history.entries(lane))
     return {"schema": schema, "schema_oldest": code.oldest, "schema_newest": code.newest}
 
 

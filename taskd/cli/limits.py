@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from taskd.cli.output import Row, print_json, print_rows, text_of
-from taskd.cli.session import Session, json_option, pass_session
-from taskd.core.limit import BURST_MAX, CONCURRENCY_MAX, RATE_MAX, RATE_MIN
-from taskd.core.words import UNIT_S, rate_text
+from taskd.cli.shared.output import Row, print_json, print_rows, text_of
+from taskd.cli.shared.session import Session, json_option, pass_session
+from taskd.core.humanize import UNIT_S, rate_text
+from taskd.core.jobs.limit import BURST_MAX, CONCURRENCY_MAX, RATE_MAX, RATE_MIN
 from taskd.errors import LimitNotFound
 
 KEYS_MAX = 1000
@@ -133,7 +133,7 @@ def list_(session: Session, as_json: bool) -> None:
     QUEUED jobs are admitted, and a worker has yet to begin them. BLOCKED ones wait: NEXT for one of
     the places in all, PARKED for a place or a token of their key, the rest have just come.
     """
-    from taskd.store import limits as store
+    from taskd.store.jobs import limits as store
 
     print_rows(session.ask(store.list_limits), COLUMNS, as_json=as_json)
 
@@ -155,7 +155,7 @@ def show(session: Session, name: str, keys_max: int, as_json: bool) -> None:
 
     The columns are those of `taskd limits list`. A key without a job has no line here.
     """
-    from taskd.store import limits as store
+    from taskd.store.jobs import limits as store
 
     found = [row for row in session.ask(store.list_limits) if row["name"] == name]
     if not found:
@@ -193,8 +193,8 @@ def set_(
 
     Jobs that run go on. Jobs that were blocked come at once when there is more room.
     """
-    from taskd.core.job import check_task_name
-    from taskd.store import limits as store
+    from taskd.core.jobs.job import check_task_name
+    from taskd.store.jobs import limits as store
 
     check_task_name(name)
     given, without = bounds(
@@ -219,7 +219,7 @@ def set_(
 @pass_session
 def clear(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Take back what was set by hand: what the code of the app says counts again."""
-    from taskd.store import limits as store
+    from taskd.store.jobs import limits as store
 
     cleared = session.ask(lambda lane: store.clear(lane, names))
     if as_json:

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from taskd import web
-from taskd.cli.output import Row, print_rows, text_of
-from taskd.cli.session import json_option
+from taskd.cli.shared.output import Row, print_rows, text_of
+from taskd.cli.shared.session import json_option
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "NAME": text_of("name"),
@@ -33,7 +33,7 @@ def list_(as_json: bool) -> None:
     Those that each process counts have the label `process`; the others are read from the database,
     and are the same whichever worker is asked.
     """
-    from taskd.web.vocabulary import METRICS
+    from taskd.web.metrics.vocabulary import METRICS
 
     rows = [
         {"name": each.name, "kind": each.kind, "labels": each.all_labels, "help": each.help}
@@ -45,13 +45,13 @@ def list_(as_json: bool) -> None:
 @metrics.command()
 def alerts() -> None:
     """Print alert rules for Prometheus: `taskd metrics alerts > alerts.yml`."""
-    shipped = Path(web.__file__).parent / "shipped" / "alerts.yml"
+    shipped = Path(web.__file__).parent / "metrics" / "shipped" / "alerts.yml"
     click.echo(shipped.read_text(encoding="utf-8"), nl=False)
 
 
 @metrics.command()
 def dashboard() -> None:
     """Print a dashboard that Grafana imports: `taskd metrics dashboard > taskd.json`."""
-    from taskd.web.grafana import dashboard as made
+    from taskd.web.metrics.grafana import dashboard as made
 
     click.echo(json.dumps(made(), indent=2))

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskd.cli.limits import bounds, burst_option, number, rate_option
-from taskd.cli.output import Row, paused, paused_for, print_json, print_rows, span_of, text_of
-from taskd.cli.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
-from taskd.core.limit import CONCURRENCY_MAX
-from taskd.core.words import rate_text
+from taskd.cli.shared.output import (
+    Row,
+    paused,
+    paused_for,
+    print_json,
+    print_rows,
+    span_of,
+    text_of,
+)
+from taskd.cli.shared.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
+from taskd.core.humanize import rate_text
+from taskd.core.jobs.limit import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from taskd.store.database import Lane
+    from taskd.store.connections.database import Lane
 
 # 10 years, as the column's CHECK has it.
 KEEP_S_MAX = 315_360_000
@@ -58,7 +66,7 @@ def queues() -> None:
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
     """List queues: what waits, what runs, what failed in the last day, who serves them."""
-    from taskd.store import reports
+    from taskd.store.reading import reports
 
     print_rows(session.ask(reports.list_queues), COLUMNS, as_json=as_json)
 
@@ -83,7 +91,7 @@ def pause(
     if for_s == 0:
         raise click.BadParameter("write a time above zero", param_hint="--for")
     from taskd.store import queues as store
-    from taskd.store import reports
+    from taskd.store.reading import reports
 
     async def work(lane: Lane) -> tuple[list[str], list[str]]:
         known = {row["queue"] for row in await reports.list_queues(lane)}
@@ -135,7 +143,7 @@ def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
     together. --concurrency holds for each worker process that runs now, at once or within seconds,
     and for those to come, whatever their own is. What runs already goes on to its end.
     """
-    from taskd.store import limits
+    from taskd.store.jobs import limits
 
     given, without = bounds(**options)
     row = session.ask(lambda lane: limits.limit_queue(lane, name, **given, without=without))
@@ -179,7 +187,8 @@ def keep(
 
 
 async def _keep(lane: Lane, name: str, seconds: list[int | None]) -> Any:
-    from taskd.store import history, reports
+    from taskd.store.jobs import history
+    from taskd.store.reading import reports
 
     row = await reports.keep_queue(lane, name, *seconds)
     # Its partitions now, or what finishes until the next upkeep falls into the default partition.

@@ -10,9 +10,18 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from taskd.cli.arguments import PAIRS, arguments
-from taskd.cli.output import Row, moment, paused_for, print_json, print_rows, span, span_of, text_of
-from taskd.cli.session import (
+from taskd.cli.shared.arguments import PAIRS, arguments
+from taskd.cli.shared.output import (
+    Row,
+    moment,
+    paused_for,
+    print_json,
+    print_rows,
+    span,
+    span_of,
+    text_of,
+)
+from taskd.cli.shared.session import (
     DURATION,
     MOMENT,
     QUEUE,
@@ -21,16 +30,14 @@ from taskd.cli.session import (
     json_option,
     pass_session,
 )
-from taskd.cli.session import (
-    run as run_,
-)
-from taskd.core.job import NewJob
+from taskd.cli.shared.session import run as run_
+from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import CATCH_UP_MAX_LIMIT, CatchUp, Cron, Every, Overlap, Schedule
-from taskd.core.task import encode_args
 from taskd.errors import ScheduleNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.database import Lane
+    from taskd.store.connections.database import Lane
 
 NEXT_MAX = 1000
 

@@ -9,9 +9,9 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from taskd.cli.known import ask_named
-from taskd.cli.output import count, print_rows, span, span_of, text_of
-from taskd.cli.session import DURATION, QUEUE, Session, json_option, pass_session
+from taskd.cli.shared.name_hints import ask_named
+from taskd.cli.shared.output import count, print_rows, span, span_of, text_of
+from taskd.cli.shared.session import DURATION, QUEUE, Session, json_option, pass_session
 
 GROUPS_MAX = 1000
 # So many failed jobs, and so many scheduled ones, are read for their errors.
@@ -73,7 +73,7 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
     """
     if _is_for_a_command():
         return
-    from taskd.store import reports
+    from taskd.store.reading import reports
 
     rows = ask_named(
         session,
@@ -118,8 +118,8 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
     for another attempt; each is counted by its last error. EXAMPLE is the job that failed last, for
     `taskd jobs show`.
     """
-    from taskd.core.error_groups import group
-    from taskd.store import reports
+    from taskd.core.explain.error_groups import group
+    from taskd.store.reading import reports
 
     read = ask_named(
         session,

@@ -11,20 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.jobs import STATES
-from taskd.cli.jobs_change import unknown_jobs
-from taskd.cli.known import tell_unknown
-from taskd.cli.output import cell, first_line, print_json, span
-from taskd.cli.session import DURATION, JOB_ID, QUEUE, Session, json_option, pass_session, run
-from taskd.cli.top import Interval
-from taskd.cli.watching import Asking, watching
-from taskd.core.job import FINISHED
-from taskd.core.tail import Event, Teller, Watch, story
-from taskd.core.words import clock, zone
+from taskd.cli.jobs.change import unknown_jobs
+from taskd.cli.jobs.command import STATES
+from taskd.cli.shared.name_hints import tell_unknown
+from taskd.cli.shared.output import cell, first_line, print_json, span
+from taskd.cli.shared.refreshing import Asking, watching
+from taskd.cli.shared.session import (
+    DURATION,
+    JOB_ID,
+    QUEUE,
+    Session,
+    json_option,
+    pass_session,
+    run,
+)
+from taskd.cli.top.command import Interval
+from taskd.core.humanize import clock, zone
+from taskd.core.jobs.job import FINISHED
+from taskd.core.watching.tail import Event, Teller, Watch, story
 from taskd.errors import JobNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.database import Lane
+    from taskd.store.connections.database import Lane
 
 # Of --since: the jobs to which something has happened last.
 PAST_MAX = 10_000
@@ -179,7 +187,7 @@ class Tail:
 
     async def begin(self, since_s: float | None) -> datetime:
         """Remember what lives, and tell what was; the time of the database."""
-        from taskd.store import watching as store
+        from taskd.store.reading import watching as store
 
         look = await store.look(self._lane, None, [])
         _, self._watch = self._watch.compare(look)
@@ -203,7 +211,7 @@ class Tail:
                 await asyncio.sleep(self._asking.rest_s())
 
     async def _look(self) -> list[Event]:
-        from taskd.store import watching as store
+        from taskd.store.reading import watching as store
 
         assert self._teller is not None
         look = await store.look(self._lane, self._watch.after_id, list(self._watch.missing))
@@ -229,7 +237,7 @@ class Tail:
         Raises:
             JobNotFound: nobody knows it.
         """
-        from taskd.store import watching as store
+        from taskd.store.reading import watching as store
 
         told: list[Event] = []
         rows = await store.jobs(self._lane, [job_id])

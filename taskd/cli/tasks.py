@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from taskd.cli.output import (
+from taskd.cli.shared.output import (
     Row,
     paused,
     paused_for,
@@ -14,7 +14,7 @@ from taskd.cli.output import (
     span_of,
     text_of,
 )
-from taskd.cli.session import DURATION, REASON, Session, json_option, pass_session
+from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pass_session
 from taskd.errors import UnknownTask
 
 
@@ -65,7 +65,7 @@ def tasks() -> None:
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
     """List the tasks that workers have published, with their arguments."""
-    from taskd.store import reports
+    from taskd.store.reading import reports
 
     rows = session.ask(reports.list_tasks)
     print_rows(rows, COLUMNS, as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from taskd.cli.session import OfSetting, Session, pass_session, run
+from taskd.cli.shared.session import OfSetting, Session, pass_session, run
 from taskd.errors import ConfigError
 
 # A page is answered within so long, or says that it was not.
@@ -47,7 +47,7 @@ def web(session: Session, /, hash_password: bool, **flags: Any) -> None:
 
 
 def _hashed() -> str:
-    from taskd.web.login import PASSWORD_CHARS_MIN, hashed
+    from taskd.web.access.login import PASSWORD_CHARS_MIN, hashed
 
     if sys.stdin.isatty():
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
@@ -60,13 +60,13 @@ def _hashed() -> str:
 
 async def _serve(session: Session, flags: dict[str, Any]) -> None:
     from taskd import events
-    from taskd.store import migrations
-    from taskd.store.database import Database
+    from taskd.store.connections.database import Database
+    from taskd.store.schema import migrations
+    from taskd.web.access.guard import check_reach
     from taskd.web.app import make_app
-    from taskd.web.dashboard import Dashboard
-    from taskd.web.guard import check_reach
+    from taskd.web.pages.dashboard import Dashboard
+    from taskd.web.routes import routes
     from taskd.web.server import Server
-    from taskd.web.site import routes
 
     loaded = session.load(**flags)
     session.warn(loaded)

@@ -6,10 +6,10 @@ import click
 import msgspec
 
 from taskd.cli import typed
-from taskd.cli.jobs_change import unknown_jobs
-from taskd.cli.output import moment, print_json, printable
-from taskd.cli.session import JOB_ID, Session, json_option, pass_session
-from taskd.core.why_told import first_line, tell
+from taskd.cli.jobs.change import unknown_jobs
+from taskd.cli.shared.output import moment, print_json, printable
+from taskd.cli.shared.session import JOB_ID, Session, json_option, pass_session
+from taskd.core.explain.sentences import first_line, tell
 from taskd.errors import JobNotFound
 
 
@@ -23,7 +23,7 @@ def why(session: Session, job_id: int, as_json: bool) -> None:
     Of several reasons the one that must be mended first comes first; those that pass by themselves
     come last.
     """
-    from taskd.store import reports
+    from taskd.store.reading import reports
 
     facts = session.ask(lambda lane: reports.why_job(lane, job_id))
     if facts is None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from taskd.cli.output import print_rows, printable, span_of, text_of
-from taskd.cli.session import DURATION, Session, json_option, pass_session
+from taskd.cli.shared.output import print_rows, printable, span_of, text_of
+from taskd.cli.shared.session import DURATION, Session, json_option, pass_session
+from taskd.core.humanize import given_up
 from taskd.core.migration import CodeRange
-from taskd.core.words import given_up
 
 COLUMNS = {
     "ID": text_of("id"),
@@ -42,7 +42,7 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
     the database), draining (it stops), silent (its lease has run out) or dead. SCHEMA: the newest
     migration that its code knows, or from the oldest that it works with.
     """
-    from taskd.store import reports
+    from taskd.store.reading import reports
 
     rows = session.ask(lambda lane: reports.list_workers(lane, dead_s))
     print_rows(rows, COLUMNS, as_json=as_json)

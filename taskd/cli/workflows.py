@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.output import (
+from taskd.cli.shared.output import (
     Row,
     count,
     moment,
@@ -16,12 +16,12 @@ from taskd.cli.output import (
     span_of,
     text_of,
 )
-from taskd.cli.session import REASON, Session, json_option, pass_session
-from taskd.core.tree import Line, Part, lines, state_of, told, with_stages
+from taskd.cli.shared.session import REASON, Session, json_option, pass_session
+from taskd.core.workflows.tree import Line, Part, lines, state_of, told, with_stages
 from taskd.errors import WorkflowNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.database import Lane
+    from taskd.store.connections.database import Lane
 
 LIST_MAX = 1000
 PARTS_MAX = 1000
@@ -147,7 +147,7 @@ def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> No
 
     async def work(lane: Lane) -> tuple[int, int]:
         from taskd.client import bulk
-        from taskd.core.job import JobState
+        from taskd.core.jobs.job import JobState
 
         moved = await bulk.cancel_workflow(lane, workflow_id, reason)
         if moved is None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from taskd.client.client import Client
-    from taskd.client.default import (
+    from taskd.client.database_location import Target, open_target
+    from taskd.client.default_client import (
         aclose_default,
         configure,
         default_client,
         set_default_client,
     )
-    from taskd.client.target import Target, open_target
     from taskd.client.tasks import Task, WithOptions, task
 
 __all__ = [
@@ -32,14 +32,14 @@ __all__ = [
 
 _HOME = {
     "Client": "client",
-    "Target": "target",
+    "Target": "database_location",
     "Task": "tasks",
     "WithOptions": "tasks",
-    "aclose_default": "default",
-    "configure": "default",
-    "default_client": "default",
-    "open_target": "target",
-    "set_default_client": "default",
+    "aclose_default": "default_client",
+    "configure": "default_client",
+    "default_client": "default_client",
+    "open_target": "database_location",
+    "set_default_client": "default_client",
     "task": "tasks",
 }
 

@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Self
 
 from taskd.client import traces
-from taskd.client.producing import BATCH_CHARACTERS, BATCH_JOBS, BuiltIns, produce
-from taskd.client.target import Target
-from taskd.core.checks import check_int, check_seconds
-from taskd.core.job import NewJob
-from taskd.core.unique import Enqueued
+from taskd.client.database_location import Target
+from taskd.client.enqueueing import BATCH_CHARACTERS, BATCH_JOBS, BuiltIns, produce
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.unique import Enqueued
+from taskd.core.validation import check_int, check_seconds
 from taskd.errors import BufferFull, EnqueueError, NotEnqueued, StoreUnavailable, TaskdError
-from taskd.store.sure import SureWriter, Unsure
+from taskd.store.connections.checked_transactions import CheckedWriter, Unsure
 
 RETRY_S, RETRY_S_MAX = 0.05, 2.0
 ASK_AGAIN_S = 0.2
@@ -82,7 +82,7 @@ class Buffered:
         self._trouble: TaskdError | None = None
 
     async def __aenter__(self) -> Self:
-        self._writer = SureWriter((await self._target()).database)
+        self._writer = CheckedWriter((await self._target()).database)
         self._writing = asyncio.create_task(self._write_on(), name="taskd-buffer")
         return self
 

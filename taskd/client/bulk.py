@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
-from taskd.core.change import Filter
-from taskd.core.job import JobState
-from taskd.store import control, jobs, workflows
-from taskd.store.jobs import Fetches
+from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job_changes import Filter
+from taskd.store import workflows
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import changes, jobs
 
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
@@ -20,7 +21,7 @@ Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
 async def batches(on: Fetches, wanted: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
     """The ids of the jobs that are meant, `limit` of them at most."""
     left = limit if limit is not None else sys.maxsize
-    async for ids in control.find(on, wanted):
+    async for ids in changes.find(on, wanted):
         for at in range(0, len(ids), BATCH_JOBS):
             batch = ids[at : at + BATCH_JOBS][:left]
             if batch:

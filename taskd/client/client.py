@@ -14,31 +14,31 @@ from typing import Any, Self, TypeVar, Unpack
 import msgspec
 
 from taskd import config
-from taskd.client import changing, traces
-from taskd.client.background import BackgroundLoop
+from taskd.client import job_changes, traces
+from taskd.client.background_loop import BackgroundLoop
 from taskd.client.buffered import Buffered
+from taskd.client.database_location import Target, open_target
+from taskd.client.enqueueing import BuiltIns, no_built_ins
 from taskd.client.options import JobOptions, given
-from taskd.client.producing import BuiltIns, no_built_ins
+from taskd.client.results import Waiting
 from taskd.client.schedules import Schedules
-from taskd.client.target import Target, open_target
-from taskd.client.waiting import Waiting
 from taskd.config import Settings
-from taskd.core.change import Change, ChangeOutcome, Changes
-from taskd.core.checks import above_zero, check_int
-from taskd.core.job import JobState, NewJob, check_queue
-from taskd.core.limit import CONCURRENCY_MAX
-from taskd.core.outcome import clean_reason
-from taskd.core.task import encode_args
-from taskd.core.unique import RESULT_TIMEOUT_S, Enqueued
+from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.failure import clean_reason
+from taskd.core.jobs.job import JobState, NewJob, check_queue
+from taskd.core.jobs.job_changes import Change, ChangeOutcome, Changes
+from taskd.core.jobs.limit import CONCURRENCY_MAX
+from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
+from taskd.core.validation import above_zero, check_int
 from taskd.errors import JobCancelled, JobFailed
-from taskd.store import jobs as stored_jobs
-from taskd.store import limits as stored_limits
 from taskd.store import queues as stored_queues
 from taskd.store import tasks as stored_tasks
-from taskd.store.connections import fetches, fetches_sync, finished
-from taskd.store.database import Database
-from taskd.store.jobs import Fetches
-from taskd.store.pool import Pool
+from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
+from taskd.store.connections.database import Database
+from taskd.store.connections.pool import Pool
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import jobs as stored_jobs
+from taskd.store.jobs import limits as stored_limits
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class Client:
             SchemaMissing: the database has no schema taskd.
             TypeError: conn is no connection that taskd knows.
         """
-        # No coroutine for a pool that is there: store/prepared.py tells what a call costs.
+        # No coroutine for a pool that is there: see prepared_statements.py for the cost of a call.
         on = self._pools.get(asyncio.get_running_loop()) if conn is None else fetches(conn)
         enqueued = await traces.produce_one(on or await self._pool(), job, self._built_ins)
         enqueued.client = self
@@ -370,7 +370,7 @@ class Client:
             InvalidJob: a value is outside its limits, or nothing is to change.
             InvalidArgs: arguments do not fit a job's published task; nothing was changed.
         """
-        return await changing.change(await self._pool(), list(ids), Change(**changes))
+        return await job_changes.change(await self._pool(), list(ids), Change(**changes))
 
     async def pause_tasks(
         self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""

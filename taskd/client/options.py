@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
-from taskd.core.unique import Unique
+from taskd.core.jobs.unique import Unique
 
 
 class JobOptions(TypedDict, total=False):

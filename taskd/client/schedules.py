@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from taskd.core.checks import above_zero
-from taskd.core.outcome import clean_reason
+from taskd.core.jobs.failure import clean_reason
 from taskd.core.schedule import Schedule
+from taskd.core.validation import above_zero
 from taskd.store import schedules as stored
-from taskd.store.jobs import Fetches
+from taskd.store.connections.statements import Fetches
 
 
 class Schedules:

@@ -7,17 +7,17 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from taskd.client.default import default_client
+from taskd.client.default_client import default_client
 from taskd.client.options import JobOptions, given
-from taskd.core import backoff as backoffs
-from taskd.core import registry as registries
-from taskd.core import task as core
-from taskd.core.batch import Item
-from taskd.core.context import Context, TransactionContext
-from taskd.core.form import Upgrade
-from taskd.core.job import NewJob
-from taskd.core.limit import Limit
-from taskd.core.unique import Enqueued, Unique
+from taskd.core.jobs import backoff as backoffs
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.limit import Limit
+from taskd.core.jobs.unique import Enqueued, Unique
+from taskd.core.tasks import registry as registries
+from taskd.core.tasks import task as core
+from taskd.core.tasks.argument_versions import Upgrade
+from taskd.core.tasks.batch import Item
+from taskd.core.tasks.context import Context, TransactionContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -295,7 +295,7 @@ def task(
         registry: where the task is registered.
         options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
             args_version, upgrade, aliases, redact, keep_logs, and one of process, batch (with
-            max_wait_s) and transaction: see taskd.core.task.Task.
+            max_wait_s) and transaction: see taskd.core.tasks.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked.

@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from taskd.client.producing import BuiltIns, is_placed, no_built_ins
-from taskd.client.producing import produce as produce_untraced
-from taskd.core.job import NewJob
-from taskd.core.unique import Enqueued
+from taskd.client.enqueueing import BuiltIns, is_placed, no_built_ins
+from taskd.client.enqueueing import produce as produce_untraced
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.unique import Enqueued
 from taskd.errors import InvalidJob
-from taskd.store import jobs as stored_jobs
-from taskd.store.jobs import Fetches
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import jobs as stored_jobs
 
 T = TypeVar("T")
 SYSTEM = "taskd"

@@ -13,13 +13,13 @@ import msgspec
 
 from taskd.client import traces
 from taskd.client.client import Client
-from taskd.client.default import default_client
-from taskd.client.producing import BuiltIns, placed
-from taskd.core.job import NewJob
-from taskd.core.kind import Kind
-from taskd.core.stages import Stage, check_stages
-from taskd.core.task import Task
-from taskd.core.workflow import (
+from taskd.client.default_client import default_client
+from taskd.client.enqueueing import BuiltIns, placed
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.task import Task
+from taskd.core.workflows.stages import Stage, check_stages
+from taskd.core.workflows.workflow import (
     Node,
     OnFailed,
     Plan,
@@ -31,7 +31,7 @@ from taskd.core.workflow import (
 )
 from taskd.errors import InvalidWorkflow
 from taskd.store import workflows as stored
-from taskd.store.jobs import Fetches
+from taskd.store.connections.statements import Fetches
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,5 @@
-"""Decides: given a job, a task and what happened, what comes next. Pure: no clock, no I/O."""
+"""Decide: given a job, a task and an event, compute what comes next.
+
+Everything here is pure: no clock, no I/O, no asyncio. It imports only
+taskd.errors and taskd.config. Every package but these two may import it.
+"""

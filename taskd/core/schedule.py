@@ -17,8 +17,8 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from taskd.core.checks import shown
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
+from taskd.core.validation import shown
 from taskd.errors import InvalidSchedule
 
 NAME_BYTES_MAX = 200

@@ -13,7 +13,7 @@ keep.lock    EX  the holder of a kept server (`taskd db start`)
 """
 
 from taskd.embedded.binaries import pg_binary
-from taskd.embedded.place import default_home
+from taskd.embedded.data_directory import default_home
 from taskd.embedded.server import Server, Status, keep, start, status, stop
 
 __all__ = ["Server", "Status", "default_home", "keep", "pg_binary", "start", "status", "stop"]

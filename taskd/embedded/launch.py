@@ -10,10 +10,16 @@ import sys
 from pathlib import Path
 
 from taskd.config import Settings
-from taskd.embedded import watcher
+from taskd.embedded import last_user
 from taskd.embedded.binaries import Binaries, clean_environment, find_binaries
+from taskd.embedded.data_directory import (
+    SOCKET,
+    Runner,
+    check_reach,
+    choose_runner,
+    socket_directory,
+)
 from taskd.embedded.locks import Patience, held, log_size, open_owned
-from taskd.embedded.place import SOCKET, Runner, check_reach, choose_runner, socket_directory
 from taskd.errors import EmbeddedError
 
 USER = "taskd"
@@ -174,7 +180,7 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
             os.ftruncate(log, 0)
             log_from = 0
         numbers = [str(fd) for fd in fds]
-        file = str(Path(watcher.__file__).resolve())
+        file = str(Path(last_user.__file__).resolve())
         command = [what[0], str(home), *what[1:], *numbers, *(rest or ())]
         keep_ld = {k: v for k, v in os.environ.items() if k.startswith("LD_")}
         # It forks and its parent exits, hence the wait: no zombie here, and no child that the

@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from taskd import config
 from taskd.config import Settings
-from taskd.embedded import watcher
+from taskd.embedded import last_user
+from taskd.embedded.data_directory import SOCKET, default_home, make_home, socket_directory
 from taskd.embedded.launch import (
     DATABASE,
     NOT_DURABLE,
@@ -39,7 +40,6 @@ from taskd.embedded.locks import (
     start_lock,
     try_lock,
 )
-from taskd.embedded.place import SOCKET, default_home, make_home, socket_directory
 from taskd.errors import EmbeddedError
 
 LINGER_S = 2.0
@@ -322,7 +322,7 @@ def _stop_now(home: Path, host: Path, patience: Patience) -> None:
     told = False
     while held(home / "server.lock"):
         if not told:
-            pid = watcher.peer_pid(str(host / SOCKET))
+            pid = last_user.peer_pid(str(host / SOCKET))
             if pid == 0:
                 raise EmbeddedError(
                     f"the server in {home} runs in another container: run `taskd db stop` there"

@@ -1,1 +1,5 @@
-"""Remembers: the only floor that speaks SQL. Statements live in sql/queries, whole and named."""
+"""Remember: every statement that taskd sends to PostgreSQL is sent from here.
+
+The SQL is in sql/; only this package imports asyncpg. It imports core, events, config and errors;
+the client, the worker, the command line and the dashboard import it.
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskd.store.jobs import Fetches
+from taskd.store.connections.statements import Fetches
 
 
 async def pause(

@@ -10,7 +10,7 @@ import msgspec
 
 from taskd.core.schedule import Cron, Every, Schedule, When, first
 from taskd.errors import AppError, ScheduleNotFound
-from taskd.store.jobs import Fetches
+from taskd.store.connections.statements import Fetches
 
 Row = dict[str, Any]
 

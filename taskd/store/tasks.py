@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from taskd.core.limit import LimitOf, limit_of
-from taskd.core.unique import Unique, of_rule
-from taskd.store.jobs import Fetches
+from taskd.core.jobs.limit import LimitOf, limit_of
+from taskd.core.jobs.unique import Unique, of_rule
+from taskd.store.connections.statements import Fetches
 
 NAMES_MAX = 10_000
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from taskd.core.migration import CodeRange
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError
-from taskd.store.jobs import DueIn, Fetches
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn
 
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd.core.job import NewJob
-from taskd.core.workflow import Plan
-from taskd.store.jobs import Fetches, enqueue_args
-from taskd.store.translate import refusals
+from taskd.core.jobs.job import NewJob
+from taskd.core.workflows.workflow import Plan
+from taskd.store.connections.error_translation import refusals
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs.jobs import enqueue_args
 
 Row = dict[str, Any]
 

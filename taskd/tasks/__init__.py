@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from taskd.config import Settings
-from taskd.core.task import Task
+from taskd.core.tasks.task import Task
 from taskd.tasks import http_request, run_command, send_email
 
 __all__ = ["built_in", "close", "signatures"]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-KEEPER = str(Path(__file__).with_name("keeper.py"))
+KEEPER = str(Path(__file__).with_name("subprocess_guard.py"))
 CHUNK_BYTES = 65536
 # What the keeper takes at most to kill what is left, after the grace.
 SLACK_S = 3.0

@@ -29,11 +29,11 @@ import msgspec
 from msgspec import Meta
 
 from taskd.config import Settings
-from taskd.core import backoff as backoffs
-from taskd.core.context import Context
-from taskd.core.job import PAYLOAD_BYTES_MAX
-from taskd.core.outcome import Fail, Retry
-from taskd.core.task import MAX_ATTEMPTS_DEFAULT, Task
+from taskd.core.jobs import backoff as backoffs
+from taskd.core.jobs.job import PAYLOAD_BYTES_MAX
+from taskd.core.jobs.verdicts import Fail, Retry
+from taskd.core.tasks.context import Context
+from taskd.core.tasks.task import MAX_ATTEMPTS_DEFAULT, Task
 from taskd.errors import ConfigError
 from taskd.tasks import addresses
 

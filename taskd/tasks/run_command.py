@@ -4,8 +4,8 @@ What may run is listed in the settings, by name; a job names one of these and no
 job's payload is JSON on stdin, its exit code decides. There is no shell: what stands in a payload
 is never part of a command line.
 
-Each command has a small process beside it (keeper.py), which ends it when the attempt is cancelled
-or its worker dies, and kills what it leaves behind: nothing of an attempt outlives it.
+Each command runs under a small guard process (subprocess_guard.py). The guard ends the command when
+the attempt is cancelled or its worker dies, and kills the processes that the command leaves behind.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import msgspec
 from msgspec import Meta
 
 from taskd.config import Settings, parse_duration_s
-from taskd.core import backoff as backoffs
-from taskd.core.context import Context
-from taskd.core.outcome import RESULT_BYTES_MAX, Cancel, Fail, Retry, Snooze
-from taskd.core.task import MAX_ATTEMPTS_DEFAULT, Task
+from taskd.core.jobs import backoff as backoffs
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.outcomes.policy import RESULT_BYTES_MAX
+from taskd.core.tasks.context import Context
+from taskd.core.tasks.task import MAX_ATTEMPTS_DEFAULT, Task
 from taskd.errors import ConfigError
 from taskd.tasks import command as commands
 

@@ -25,13 +25,13 @@ import aiosmtplib
 from msgspec import Meta
 
 from taskd.config import Settings
-from taskd.core import backoff as backoffs
-from taskd.core.context import Context
-from taskd.core.job import PAYLOAD_BYTES_MAX
-from taskd.core.outcome import Fail
-from taskd.core.task import MAX_ATTEMPTS_DEFAULT, Task
+from taskd.core.jobs import backoff as backoffs
+from taskd.core.jobs.job import PAYLOAD_BYTES_MAX
+from taskd.core.jobs.verdicts import Fail
+from taskd.core.tasks.context import Context
+from taskd.core.tasks.task import MAX_ATTEMPTS_DEFAULT, Task
 from taskd.errors import ConfigError
-from taskd.tasks.mail import (
+from taskd.tasks.mail_message import (
     RECIPIENTS_MAX,
     SUBJECT_CHARS_MAX,
     Mail,
@@ -39,7 +39,7 @@ from taskd.tasks.mail import (
     compose,
     parse_mailbox,
 )
-from taskd.tasks.smtp import Connection, Pool
+from taskd.tasks.smtp_pool import Connection, Pool
 
 QUEUE = "email"
 MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT

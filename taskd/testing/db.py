@@ -7,17 +7,18 @@ import math
 from collections.abc import Collection, Coroutine
 from typing import Any
 
-from taskd.client.background import BackgroundLoop
-from taskd.core import registry as registries
-from taskd.core.job import JobState
-from taskd.core.registry import Registry
-from taskd.core.task import Task
+from taskd.client.background_loop import BackgroundLoop
+from taskd.core.jobs.job import JobState
+from taskd.core.tasks import registry as registries
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import JobNotFound
-from taskd.store import schedules, testing
-from taskd.store.database import Database, Lane
+from taskd.store import schedules
+from taskd.store.connections.database import Database, Lane
+from taskd.store.reading import testing
+from taskd.testing.expectations import Wanted
 from taskd.testing.rows import JobRow
 from taskd.testing.run import APP, AttemptFailed, Run, raise_failures
-from taskd.testing.wanted import Wanted
 
 
 class TaskdDB:

@@ -13,17 +13,19 @@ from typing import Any
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.batch import Item
-from taskd.core.failure import PACKAGE
-from taskd.core.kind import Kind
-from taskd.core.outcome import Retry
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store import jobs, testing, workers
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.failure import PACKAGE
+from taskd.core.jobs.verdicts import Retry
+from taskd.core.tasks.batch import Item
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store import workers
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
+from taskd.store.reading import testing
 from taskd.testing.rows import JobRow
 from taskd.worker import Worker
-from taskd.worker.upkeep import MAX_CRASHES, RESCUE_BATCH
+from taskd.worker.upkeep.duties import MAX_CRASHES, RESCUE_BATCH
 
 APP = "testing"
 LOOK_EVERY_S = 0.01

@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from taskd.client.background import BackgroundLoop
-from taskd.store import migrations
-from taskd.store.database import Database
-from taskd.store.testing import Databases
+from taskd.client.background_loop import BackgroundLoop
+from taskd.store.connections.database import Database
+from taskd.store.reading.testing import Databases
+from taskd.store.schema import migrations
 
 # To copy a large template, the app's own tables in it, may take a while on a slow disk.
 STATEMENT_TIMEOUT_S = 60.0

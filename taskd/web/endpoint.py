@@ -9,15 +9,15 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from taskd.config import Settings
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
 from taskd.web.app import make_app
-from taskd.web.figures import Figures
-from taskd.web.metrics import metrics_route
+from taskd.web.metrics.database_metrics import Figures
+from taskd.web.metrics.exposition import metrics_route
 from taskd.web.probes import probe_routes
+from taskd.web.routes import mounted, routes
 from taskd.web.server import Server
-from taskd.web.site import mounted, routes
 from taskd.worker import Processes, Worker
-from taskd.worker.snapshot import Snapshot
+from taskd.worker.status import WorkerStatus
 
 
 class Endpoint(Server):
@@ -63,7 +63,7 @@ class Endpoint(Server):
 def _app(
     of: Worker | Processes, figures: Figures, thread: Executor, pages: Sequence[BaseRoute]
 ) -> Starlette:
-    async def snapshots() -> Sequence[Snapshot]:
+    async def snapshots() -> Sequence[WorkerStatus]:
         return [of.snapshot()] if isinstance(of, Worker) else await of.snapshots()
 
     own = [*probe_routes(of.condition), metrics_route(snapshots, figures, thread)]

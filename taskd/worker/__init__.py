@@ -1,19 +1,22 @@
-"""Waits: every loop, every signal, every asyncio task of a worker lives on this floor."""
+"""Wait: the loops, signals and asyncio tasks of a worker.
 
-from taskd.worker.asked import Answerer
-from taskd.worker.lifeline import Lifeline, Place, longest_stop_s
-from taskd.worker.notify import Notify
-from taskd.worker.processes import Processes
-from taskd.worker.report import Report
+Imports the store, core and events; the command line and taskd.testing import it.
+"""
+
+from taskd.worker.finishing.drain_report import DrainReport
+from taskd.worker.processes.parent import Processes
+from taskd.worker.processes.stats_socket import StatsServer
+from taskd.worker.sd_notify import Notify
+from taskd.worker.stopping.parent_watch import ParentWatch, Place, longest_stop_s
 from taskd.worker.worker import Worker
 
 __all__ = [
-    "Answerer",
-    "Lifeline",
+    "DrainReport",
     "Notify",
+    "ParentWatch",
     "Place",
     "Processes",
-    "Report",
+    "StatsServer",
     "Worker",
     "longest_stop_s",
 ]

@@ -7,38 +7,38 @@ import threading
 from collections.abc import Callable
 
 from taskd.config import Settings
-from taskd.core.job import Job
-from taskd.core.lines import KeepLogs
-from taskd.core.registry import Registry
-from taskd.store.database import Database, Lane
-from taskd.store.transactions import Transactions
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.log_lines import KeepLogs
+from taskd.core.tasks.registry import Registry
+from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.transactions import Transactions
 from taskd.store.workers import Incarnation
-from taskd.worker.acker import Acker
-from taskd.worker.calls import Places
-from taskd.worker.consumer import Consumer
-from taskd.worker.context import Reads
-from taskd.worker.controls import Calls, Controls
-from taskd.worker.firer import Firer
-from taskd.worker.handler_tasks import HandlerTasks
+from taskd.worker.attempt_context import Reads
+from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.claiming.listener import Listener
+from taskd.worker.claiming.poller import IdlePoller
+from taskd.worker.claiming.quarantine import Quarantine
+from taskd.worker.finishing.acker import Acker
+from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.health import Health
-from taskd.worker.held_lines import hider
-from taskd.worker.job_lines import JobLines, JobThreads, own_threads
-from taskd.worker.job_processes import JobProcesses
 from taskd.worker.lease import Lease
-from taskd.worker.leaving import Leaving
-from taskd.worker.listener import Listener
-from taskd.worker.log_keeper import LogKeeper
-from taskd.worker.notify import Notifier, Notify
-from taskd.worker.progress import ProgressWriter
-from taskd.worker.promoter import Promoter
-from taskd.worker.runner import Runner, Shared
-from taskd.worker.scout import Scout
+from taskd.worker.observing.log_buffer import hider
+from taskd.worker.observing.log_capture import JobThreads, LogCapture, own_threads
+from taskd.worker.observing.log_writer import LogWriter
+from taskd.worker.observing.loop_monitor import LoopMonitor, Pulse
+from taskd.worker.observing.progress import ProgressWriter
+from taskd.worker.operator_settings import Calls, Controls
+from taskd.worker.running.calls import Places
+from taskd.worker.running.handler_tasks import HandlerTasks
+from taskd.worker.running.process_pool import JobProcesses
+from taskd.worker.running.runner import Runner, Shared
+from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.service import Service
-from taskd.worker.settler import Settler
-from taskd.worker.slow_lane import SlowLane
+from taskd.worker.stopping.emergency_stop import EmergencyStop
 from taskd.worker.supervisor import Supervisor
-from taskd.worker.upkeep import Historian, Reconciler, Sweeper, Ticker
-from taskd.worker.watch import LoopWatch, Pulse
+from taskd.worker.upkeep.duties import Pruner, Reconciler, Rescuer, Timer
+from taskd.worker.upkeep.promoter import Promoter
+from taskd.worker.upkeep.schedule_runner import ScheduleRunner
 
 # Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever
 # the statistics say. A generic plan that flipped to a scan took 20 ms in place of 3 for 500 acks; a
@@ -89,17 +89,17 @@ class Assembly:
         keep = KeepLogs(settings.keep_logs)
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
         told = (self.upkeep, registry, keep, self._runs, pulse.together)
-        self.keeper = LogKeeper(*told) if keeps else None
-        self.lines = JobLines(self._works_for, self.keeper, self._hides, pulse.together)
+        self.keeper = LogWriter(*told) if keeps else None
+        self.lines = LogCapture(self._works_for, self.keeper, self._hides, pulse.together)
         self.processes = JobProcesses(settings, settings.app, self.keeper)
         self.transactions = Transactions(database, settings.transaction_connections)
         self._pulse, self._loop = pulse, asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        settler = Settler(self.acker)
-        self.counts = settler.counts
+        recorder = OutcomeRecorder(self.acker)
+        self.counts = recorder.counts
         self.shared = Shared(
             registry=registry,
-            settler=settler,
+            recorder=recorder,
             lease=lease,
             pulse=pulse,
             places=Places(
@@ -115,14 +115,14 @@ class Assembly:
         self.handler_tasks = HandlerTasks(pulse, self._runs)
         self.progress = ProgressWriter(self.upkeep, self._runs)
         self.shared.progress = self.progress.tell
-        self.leaving = Leaving(database, lease, self.acker, self.runners, LoopWatch(pulse))
+        self.leaving = EmergencyStop(database, lease, self.acker, self.runners, LoopMonitor(pulse))
         self.reconciler = Reconciler(
             claiming, lease, self.acker, self.runners, settings.statement_timeout_s
         )
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
-        self.firers = [Firer(self.upkeep), Firer(self.upkeep, database)]
-        self.sweeper = Sweeper(
+        self.firers = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
+        self.sweeper = Rescuer(
             self.upkeep,
             lease,
             me,
@@ -133,13 +133,13 @@ class Assembly:
             self.controls,
         )
         self._add_listening(settings, database)
-        beside: list[Service] = [Ticker(self.runners, lease, pulse, self.handler_tasks)]
+        beside: list[Service] = [Timer(self.runners, lease, pulse, self.handler_tasks)]
         self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.scout)
         if notify.active:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
-        self.supervisor = Supervisor(self._tiers(beside, Historian(database)))
+        self.supervisor = Supervisor(self._tiers(beside, Pruner(database)))
 
-    def _tiers(self, beside: list[Service], historian: Historian) -> list[list[Service]]:
+    def _tiers(self, beside: list[Service], historian: Pruner) -> list[list[Service]]:
         """What runs, in the order in which it starts; it stops in the opposite one."""
         upkeep: list[Service] = [
             self.sweeper,
@@ -188,8 +188,8 @@ class Assembly:
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
         """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""
-        self.scout = Scout(self.upkeep, settings.poll_s)
-        self.slow_lane = SlowLane(
+        self.scout = IdlePoller(self.upkeep, settings.poll_s)
+        self.slow_lane = Quarantine(
             self.claims,
             lease,
             self.acker,

@@ -11,11 +11,11 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from taskd.worker.acker import Acker
-from taskd.worker.consumer import Consumer
+from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.claiming.poller import IdlePoller
+from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease import Lease
-from taskd.worker.scout import Scout
-from taskd.worker.watch import Pulse
+from taskd.worker.observing.loop_monitor import Pulse
 
 # The loop turns four times a second at least.
 BLOCKED_S = 5.0
@@ -51,7 +51,7 @@ class Health:
         lease: Lease,
         consumers: Collection[Consumer],
         acker: Acker,
-        scout: Scout,
+        scout: IdlePoller,
     ) -> None:
         self._pulse, self._lease, self._consumers = pulse, lease, consumers
         self._acker, self._scout = acker, scout

@@ -22,11 +22,12 @@ from time import CLOCK_BOOTTIME, clock_gettime
 
 from taskd import events
 from taskd.errors import StoreUnavailable
-from taskd.store import migrations, workers
-from taskd.store.database import Database, Lane
-from taskd.store.translate import Down
+from taskd.store import workers
+from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.error_translation import Down
+from taskd.store.schema import migrations
+from taskd.worker.observing.loop_monitor import LOOK_EVERY_S, REST_LOOK_EVERY_S, LoopMonitor, Pulse
 from taskd.worker.service import RETRY_S_MAX, Backoff, Wakeup, jittered_s
-from taskd.worker.watch import LOOK_EVERY_S, REST_LOOK_EVERY_S, LoopWatch, Pulse
 
 STALL_S = 60.0
 STOP_S = 2.0
@@ -156,7 +157,7 @@ class Lease:
         )
 
 
-class BeatThread:
+class LeaseThread:
     """Beats and watches until told to stop.
 
     Args:
@@ -175,7 +176,7 @@ class BeatThread:
         self._database = database
         self._lease = lease
         self._pulse = pulse
-        self._watch = LoopWatch(pulse)
+        self._watch = LoopMonitor(pulse)
         self._buried = buried
         self._works_with = works_with
         self._floor = 0

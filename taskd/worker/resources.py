@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from taskd import events
-from taskd.core.registry import Registry
-from taskd.core.resource import opened
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.resource import opened
 from taskd.errors import ResourceError
 
 OPEN_S_MAX = 60.0

@@ -14,31 +14,33 @@ from dataclasses import asdict
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.kind import Kind
-from taskd.core.registry import Registry
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError, TaskdError
-from taskd.store import limits, migrations, schedules, workers
-from taskd.store.database import Database
-from taskd.store.translate import NoRoom
-from taskd.worker import traces
-from taskd.worker.app import queue_limits
+from taskd.store import schedules, workers
+from taskd.store.connections.database import Database
+from taskd.store.connections.error_translation import NoRoom
+from taskd.store.jobs import limits
+from taskd.store.schema import migrations
+from taskd.worker.app_import import queue_limits
 from taskd.worker.assembly import Assembly
-from taskd.worker.counting import Counting
+from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import Condition
-from taskd.worker.job_processes import check_found
-from taskd.worker.lease import BeatThread, Lease, boottime_s, new_incarnation
-from taskd.worker.lifeline import Place
-from taskd.worker.middleware import with_middleware
-from taskd.worker.notify import Notify
-from taskd.worker.report import Report
+from taskd.worker.lease import Lease, LeaseThread, boottime_s, new_incarnation
+from taskd.worker.observing.counters import Counters
+from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.observing.timer_slack import exact_timers
 from taskd.worker.resources import Resources
+from taskd.worker.running import traces
+from taskd.worker.running.middleware import with_middleware
+from taskd.worker.running.process_pool import check_found
+from taskd.worker.sd_notify import Notify
 from taskd.worker.service import Backoff, Service
-from taskd.worker.signals import Signals
-from taskd.worker.snapshot import Snapshot, take
+from taskd.worker.status import WorkerStatus, take
+from taskd.worker.stopping.parent_watch import Place
+from taskd.worker.stopping.signals import Signals
 from taskd.worker.supervisor import Supervisor
-from taskd.worker.timer_slack import exact_timers
 from taskd.worker.until_empty import emptied
-from taskd.worker.watch import Pulse
 
 UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
@@ -88,7 +90,7 @@ class Worker:
         self.settings = settings
         self.registry = registry = with_middleware(registry)
         self.database = database
-        self.report = Report()
+        self.report = DrainReport()
         self.limits = queue_limits(settings, registry)
         check_found(registry)
         self.ready = asyncio.Event()
@@ -109,11 +111,11 @@ class Worker:
         self._resources = Resources(registry)
         self._traces: traces.Traces | None = None
         self.beside: list[Service] = []
-        self.counting: Counting | None = None
+        self.counting: Counters | None = None
 
     def begin_counting(self) -> None:
         """Count events from now on, for metrics."""
-        self.counting = Counting(self.limits)
+        self.counting = Counters(self.limits)
         events.measure(self.counting)
 
     def condition(self) -> Condition:
@@ -121,9 +123,9 @@ class Worker:
         parts: Assembly | None = getattr(self, "parts", None)
         return Condition(unready="it starts") if parts is None else parts.health.look()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> WorkerStatus:
         """All that it has counted, and how things are now."""
-        counted = Counting(self.limits) if self.counting is None else self.counting
+        counted = Counters(self.limits) if self.counting is None else self.counting
         parts: Assembly | None = getattr(self, "parts", None)
         return take(self._place.number, self.condition(), counted.copy(), parts)
 
@@ -217,7 +219,7 @@ class Worker:
         self.parts.handler_tasks.watch()
         await self._register()
         await self.parts.sweeper.look()  # before the first claim: what is paused is not run
-        self._beat = BeatThread(
+        self._beat = LeaseThread(
             self.database, self._lease, self._pulse, self._buried, self._works_with
         )
         self._pulse.ticked = time.monotonic()  # nobody has looked after it so far

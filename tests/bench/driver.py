@@ -16,10 +16,10 @@ import common  # type: ignore[import-not-found]
 
 from taskd import Client, events
 from taskd.config import Settings
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from taskd.worker import Worker
 
 QUEUE = "bench"

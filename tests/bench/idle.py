@@ -30,8 +30,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from taskd import task
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from tests.bench import harness
 from tests.servers import server
 

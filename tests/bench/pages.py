@@ -22,15 +22,16 @@ import asyncpg
 import httpx
 
 from taskd.config import Settings
-from taskd.store import metrics, migrations
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
+from taskd.store.reading import metrics
+from taskd.store.schema import migrations
 from taskd.testing.server import with_database
 from taskd.web.app import make_app
-from taskd.web.dashboard import Dashboard
-from taskd.web.figures import Reading
-from taskd.web.metrics import write
+from taskd.web.metrics.database_metrics import Reading
+from taskd.web.metrics.exposition import write
+from taskd.web.pages.dashboard import Dashboard
+from taskd.web.routes import routes
 from taskd.web.server import Server
-from taskd.web.site import routes
 from tests.web import scene
 
 NAME = "taskd_bench_pages"

@@ -43,9 +43,9 @@ class Thrown(logging.Handler):
 async def drain(variant: str, jobs: int) -> dict[str, float]:
     """Run so many jobs; seconds, and seconds of CPU of this process."""
     from taskd.config import Settings
-    from taskd.core.registry import Registry
-    from taskd.core.task import Task
-    from taskd.store.database import Database
+    from taskd.core.tasks.registry import Registry
+    from taskd.core.tasks.task import Task
+    from taskd.store.connections.database import Database
     from taskd.worker import Worker
 
     dsn = os.environ["TASKD_DSN"]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from taskd.store import bench as stored
+from taskd.store.reading import bench as stored
 
 SMALL = ("--jobs", "2000", "--wake-ups", "3", "--each", "0.1s")
 RATES = ("enqueue_single_per_s", "enqueue_clients_per_s", "enqueue_bulk_per_s", "drain_per_s")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.cli.bench_figures import Figures, Times, limits, rows, told
+from taskd.cli.bench.figures import Figures, Times, limits, rows, told
 
 LOCAL = Figures(
     postgresql="18.1",

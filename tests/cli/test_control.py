@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from taskd.cli import bulk
+from taskd.cli.jobs import bulk
 from taskd.client import bulk as client_bulk
-from taskd.store import control
+from taskd.store.jobs import changes
 
 ERROR = {"type": "Timeout", "message": "order 17 took 3.2 s", "worker": "1", "attempt": 1}
 
@@ -98,7 +98,7 @@ def test_a_filter_goes_by_arguments_and_a_limit(taskd):
 
 def test_a_cancel_in_bulk_goes_in_batches_and_says_how_many(taskd, monkeypatch):
     monkeypatch.setattr(client_bulk, "BATCH_JOBS", 2)
-    monkeypatch.setattr(control, "READ_MAX", 3)
+    monkeypatch.setattr(changes, "READ_MAX", 3)
     ids = [taskd.enqueue("send", "--queue", "email") for _ in range(7)]
     kept = taskd.enqueue("other", "--queue", "email")
     result = taskd("jobs", "cancel", "--task", "send", "--reason", "wrong list")
@@ -130,7 +130,7 @@ def test_on_a_terminal_many_jobs_are_asked_about(taskd, monkeypatch):
 
 
 def test_an_interrupted_bulk_says_how_far_it_got(taskd, monkeypatch):
-    from taskd.store import jobs
+    from taskd.store.jobs import jobs
 
     monkeypatch.setattr(client_bulk, "BATCH_JOBS", 2)
     ids = failed(taskd, 4)

@@ -5,12 +5,12 @@ import subprocess
 import pytest
 
 from taskd import embedded
-from taskd.cli.db import split_password
+from taskd.cli.db.command import split_password
 from taskd.config import Settings
 from taskd.core.migration import Migration
 from taskd.errors import EmbeddedError
-from taskd.store import migrations
-from taskd.store.migrations import all_migrations
+from taskd.store.schema import migrations
+from taskd.store.schema.migrations import all_migrations
 
 
 def psql():

@@ -18,10 +18,11 @@ from typing import Any
 
 import asyncpg
 
-from taskd.cli import demo, sink
+from taskd.cli.demo import command as demo
+from taskd.cli.demo import mail_sink
 from taskd.config import Settings
-from taskd.core.registry import Registry
-from taskd.store.demo import LeftJob
+from taskd.core.tasks.registry import Registry
+from taskd.store.reading.demo import LeftJob
 from taskd.tasks.send_email import Mailer
 
 
@@ -151,7 +152,7 @@ def test_a_folder_that_cannot_be(dsn: str, home: Path) -> None:
 def test_it_writes_only_where_a_demo_has_written(tmp_path: Path) -> None:
     earlier, foreign = tmp_path / "earlier", tmp_path / "foreign"
     foreign.mkdir()
-    sink.Folder(earlier)
+    mail_sink.Folder(earlier)
     left = [LeftJob(n, "send_email", path) for n, path in enumerate((None, str(foreign), "/gone"))]
     fresh = demo._folder(None, left).path
     assert fresh.name.startswith("taskd-demo-")
@@ -162,10 +163,10 @@ def test_it_writes_only_where_a_demo_has_written(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_no_reason_to_fail_a_mail(tmp_path: Path) -> None:
-    folder = sink.Folder(tmp_path / "mails")
+    folder = mail_sink.Folder(tmp_path / "mails")
     shutil.rmtree(folder.path)
     envelope = SimpleNamespace(content=b"Subject: Hi\r\n\r\n")
-    assert (await sink.Sink(folder, 0.0).handle_DATA(None, None, envelope)).startswith("452 ")
+    assert (await mail_sink.Sink(folder, 0.0).handle_DATA(None, None, envelope)).startswith("452 ")
 
 
 def test_every_shipped_mail_can_be_sent(tmp_path: Path) -> None:
@@ -182,12 +183,12 @@ def test_every_shipped_mail_can_be_sent(tmp_path: Path) -> None:
 
 
 def test_a_folder_counts_what_lies_in_it(tmp_path: Path) -> None:
-    folder = sink.Folder(tmp_path)
+    folder = mail_sink.Folder(tmp_path)
     for number in (1, 2, 1):
         folder.add(b"Subject: Hi\r\nMessage-ID: <%d@example.org>\r\n\r\nHi\r\n" % number)
     (tmp_path / "00009.eml").write_bytes(b"")
     (tmp_path / "notes.eml").write_bytes(b"Message-ID: <9@example.org>\r\n\r\n")
-    again = sink.Folder(tmp_path)
+    again = mail_sink.Folder(tmp_path)
     assert again.copies == folder.copies == {"<1@example.org>": 2, "<2@example.org>": 1}
     assert again.duplicates == 1
     assert again.add(b"x").name == "00010.eml"

@@ -526,7 +526,7 @@ def test_transaction_ids_that_are_behind_are_told(doctor, monkeypatch):
 def test_a_clock_that_is_off_is_told(doctor, monkeypatch):
     from datetime import timedelta
 
-    from taskd.cli import doctor as command
+    from taskd.cli.doctor import command
 
     real = command.now
     monkeypatch.setattr(command, "now", lambda: real() + timedelta(seconds=90))

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from taskd.core.doctor import server, storage
-from taskd.store import migrations, roles
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations, roles
 from tests.cli.conftest import Shell
 from tests.cli.test_doctor import Doctor, session
 from tests.system.faults import test_pooler

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from taskd.cli.output import moment
+from taskd.cli.shared.output import moment
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "app.py", line 3\nValueError: \x1b[2Jsuch'
 ERROR = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.cli.known import unknown
+from taskd.cli.shared.name_hints import unknown
 
 COMMANDS = [
     ("jobs", "list"),

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import taskd.cli
 from taskd.cli import COMMANDS, EXIT_CODES, as_called, cli, report, typed
-from taskd.cli.run import summary
+from taskd.cli.run.command import summary
 from taskd.errors import ConfigError, SchemaMissing, StoreUnavailable, TaskdError
 
 ROOT = Path(__file__).parents[2]

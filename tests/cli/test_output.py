@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from taskd.cli import output
-from taskd.cli.output import count, print_rows, printable, span, text_of
+from taskd.cli.shared import output
+from taskd.cli.shared.output import count, print_rows, printable, span, text_of
 
 COLUMNS = {"NAME": text_of("name"), "SIZE": text_of("size"), "NOTE": text_of("note")}
 ROWS = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.cli import reload
+from taskd.cli.run import reload
 from taskd.errors import ConfigError
 
 WITHIN_S = 30.0

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from taskd.store import workers
-from taskd.store.database import Database, Lane
-from taskd.store.migrations import all_migrations
+from taskd.store.connections.database import Database, Lane
+from taskd.store.schema.migrations import all_migrations
 from taskd.worker import lease
 
 NEWEST = all_migrations()[-1].number

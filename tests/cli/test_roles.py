@@ -6,7 +6,7 @@ from time import sleep
 
 import pytest
 
-from taskd.store import migrations
+from taskd.store.schema import migrations
 from tests.canary import PASSWORD, PAYLOAD, assert_unseen
 from tests.cli.conftest import Shell
 from tests.cli.test_db import psql

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from taskd.cli.tail import line
-from taskd.core.job import JobState
-from taskd.core.tail import Event
+from taskd.core.jobs.job import JobState
+from taskd.core.watching.tail import Event
 from tests.cli.screens import Tty
 from tests.store.test_watching import FINISH
 

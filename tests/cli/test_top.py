@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
-from taskd.cli.output import cell
-from taskd.cli.terminal import cells, cut, fit, keys, painted
-from taskd.cli.top_screen import Ui, screen
-from taskd.core.top import Queue, View
+from taskd.cli.shared.output import cell
+from taskd.cli.shared.terminal import cells, cut, fit, keys, painted
+from taskd.cli.top.screen import Ui, screen
+from taskd.core.watching.top import Queue, View
 from tests.cli.screens import Tty
 
 # It would clear the screen, name the window, and go on with another line.

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from taskd.cli.output import printable
+from taskd.cli.shared.output import printable
 from tests.cli.conftest import Shell
 
 ERROR = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskd import Client, task
 from taskd.client.bulk import BATCH_JOBS
-from taskd.core.job import NewJob
-from taskd.core.registry import Registry
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks.registry import Registry
 from taskd.workflows import Workflow, chain, group, pipeline, stage
 
 JOB = NewJob("t", queue="q")

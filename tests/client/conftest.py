@@ -11,11 +11,12 @@ import psycopg
 import pytest
 
 from taskd.client import Client, set_default_client, task
-from taskd.core.job import JobState
-from taskd.core.outcome import Ack
-from taskd.core.registry import Registry
-from taskd.store import jobs, workers
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.job import JobState
+from taskd.core.outcomes.ack import Ack
+from taskd.core.tasks.registry import Registry
+from taskd.store import workers
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
 from taskd.worker.assembly import PLANS
 from tests.store.helpers import SERVE
 

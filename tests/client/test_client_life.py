@@ -27,9 +27,9 @@ from taskd.errors import (
     StoreUnavailable,
     TaskdError,
 )
-from taskd.store import migrations
-from taskd.store.database import Database
-from taskd.store.translate import translate
+from taskd.store.connections.database import Database
+from taskd.store.connections.error_translation import translate
+from taskd.store.schema import migrations
 
 CHECKOUT = Path(taskd.__file__).parent.parent
 

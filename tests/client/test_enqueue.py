@@ -14,15 +14,15 @@ from typing import Any, Literal
 import pytest
 
 from taskd import Client, NewJob, task
-from taskd.client import configure, producing
-from taskd.core.job import JobState
-from taskd.core.registry import Registry
+from taskd.client import configure, enqueueing
+from taskd.core.jobs.job import JobState
+from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidArgs, InvalidJob, UnknownTask
 from taskd.store import workers
-from taskd.store.database import Lane
+from taskd.store.connections.database import Lane
 
 
-class Counting:
+class Counters:
     """Runs statements on a lane and notes what was known when each was sent."""
 
     def __init__(self, lane: Lane, known: Callable[[], Any]) -> None:
@@ -99,8 +99,8 @@ async def test_many_jobs_take_one_statement_per_thousand_and_keep_their_order(
             taken += 1
             yield send.job(to=str(number))
 
-    counting = Counting(lane, lambda: taken)
-    ids = await producing.produce(counting, jobs())
+    counting = Counters(lane, lambda: taken)
+    ids = await enqueueing.produce(counting, jobs())
     # The generator was read as the statements went, one job ahead.
     assert counting.statements == [
         ("enqueue_usual_jobs", 1001),
@@ -116,9 +116,9 @@ async def test_many_jobs_take_one_statement_per_thousand_and_keep_their_order(
 async def test_large_jobs_are_sent_in_smaller_statements(
     lane: Lane, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producing, "BATCH_CHARACTERS", 1000)
-    counting = Counting(lane, lambda: None)
-    ids = await producing.produce(counting, (send.job(to="x" * 400) for _ in range(6)))
+    monkeypatch.setattr(enqueueing, "BATCH_CHARACTERS", 1000)
+    counting = Counters(lane, lambda: None)
+    ids = await enqueueing.produce(counting, (send.job(to="x" * 400) for _ in range(6)))
     assert (len(ids), len(counting.statements)) == (6, 3)
 
 

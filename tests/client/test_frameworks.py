@@ -30,10 +30,10 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sa_asyncio
 
 from taskd import Client, NewJob
-from taskd.core.registry import Registry
-from taskd.core.unique import Unique
+from taskd.core.jobs.unique import Unique
+from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidArgs, KeyHeld, UnknownTask
-from taskd.store.statements import load
+from taskd.store.connections.statements import load
 from taskd.workflows import Workflow, chain
 
 # Nothing listens on port 1: with conn, a client is never connected.

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from taskd import Client
-from taskd.core.job import NewJob
-from taskd.core.unique import Enqueued
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.unique import Enqueued
 from taskd.errors import InvalidJob, QueueFull, StoreUnavailable
-from taskd.store import group
+from taskd.store.connections import group_enqueue
 from tests.store.helpers import held_up, workers_locked
 
 WRITTEN = "SELECT id, queue, args ->> 'n' AS n, xmin::text AS xid FROM taskd.job"
@@ -29,15 +29,17 @@ async def test_jobs_enqueued_at_the_same_time_share_a_transaction(client: Client
     ids = await asyncio.gather(*(client.enqueue(job(n)) for n in range(100)))
     rows = await sql.fetch(WRITTEN)
     assert {row["id"]: row["n"] for row in rows} == {id_: str(n) for n, id_ in enumerate(ids)}
-    assert len({row["xid"] for row in rows}) == group.ABREAST + 1
+    assert len({row["xid"] for row in rows}) == group_enqueue.ABREAST + 1
 
 
-@pytest.mark.parametrize(("work_s", "transactions"), [(1e-9, 10), (600.0, group.ABREAST + 1)])
+@pytest.mark.parametrize(
+    ("work_s", "transactions"), [(1e-9, 10), (600.0, group_enqueue.ABREAST + 1)]
+)
 async def test_where_statements_mostly_wait_more_of_them_are_under_way(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch, work_s: float, transactions: int
 ) -> None:
-    monkeypatch.setattr(group, "WAIT_S", 600.0)
-    monkeypatch.setattr(group, "WORK_S", work_s)
+    monkeypatch.setattr(group_enqueue, "WAIT_S", 600.0)
+    monkeypatch.setattr(group_enqueue, "WORK_S", work_s)
     await client.enqueue(job("how long one takes"))
     ids = await asyncio.gather(*(client.enqueue(job(n)) for n in range(10)))
     rows = [row for row in await sql.fetch(WRITTEN) if row["id"] in ids]
@@ -48,7 +50,7 @@ async def test_how_long_statements_take_is_learnt_anew() -> None:
     async def insert(jobs: object) -> list[Enqueued]:
         raise AssertionError(jobs)
 
-    def singles(of: group.Group) -> int:
+    def singles(of: group_enqueue.Group) -> int:
         """How many may be under way at once."""
         begun = []
         while (began := of.begin()) is not None:
@@ -57,9 +59,13 @@ async def test_how_long_statements_take_is_learnt_anew() -> None:
             of.ended()
         return len(begun)
 
-    one = group.Group(insert, 10)
-    assert singles(one) == group.ABREAST
-    for took_s, abreast in ((0.1, 10), (0.0001, group.ABREAST), (0.1, group.ABREAST)):
+    one = group_enqueue.Group(insert, 10)
+    assert singles(one) == group_enqueue.ABREAST
+    for took_s, abreast in (
+        (0.1, 10),
+        (0.0001, group_enqueue.ABREAST),
+        (0.1, group_enqueue.ABREAST),
+    ):
         began = one.begin()
         assert began is not None
         one.ended(began - took_s)
@@ -74,7 +80,7 @@ async def test_how_long_statements_take_is_learnt_anew() -> None:
 async def test_one_that_enqueues_after_the_other_waits_for_nobody(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "WAIT_S", 600.0)
+    monkeypatch.setattr(group_enqueue, "WAIT_S", 600.0)
     ids = [await client.enqueue(job(n)) for n in range(5)]
     rows = await sql.fetch(WRITTEN)
     assert [row["id"] for row in sorted(rows)] == ids
@@ -94,8 +100,8 @@ async def test_a_full_queue_takes_as_many_as_it_has_room_for(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two statements at once do not see each other's jobs, and may exceed the depth together.
-    monkeypatch.setattr(group, "ABREAST", 1)
-    monkeypatch.setattr(group, "WAIT_S", 600.0)
+    monkeypatch.setattr(group_enqueue, "ABREAST", 1)
+    monkeypatch.setattr(group_enqueue, "WAIT_S", 600.0)
     await sql.execute("INSERT INTO taskd.queue (name, max_depth) VALUES ('narrow', 5)")
     jobs = [job(n, "narrow") for n in range(20)]
     told = await asyncio.gather(*(client.enqueue(each) for each in jobs), return_exceptions=True)
@@ -108,7 +114,7 @@ async def test_a_full_queue_takes_as_many_as_it_has_room_for(
 async def test_jobs_of_other_queues_have_a_transaction_of_their_own(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "WAIT_S", 600.0)
+    monkeypatch.setattr(group_enqueue, "WAIT_S", 600.0)
     queues = ("default", "default", "one", "two", "one", "two")
     await asyncio.gather(*(client.enqueue(job(n, queue)) for n, queue in enumerate(queues)))
     rows = await sql.fetch(WRITTEN)
@@ -121,24 +127,24 @@ async def test_a_job_does_not_wait_for_those_whose_statements_take_long(
     client: Client, sql: Any
 ) -> None:
     async with workers_locked(sql):
-        first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await held_up(sql, group.ABREAST)
+        first = begin(client, *(job(n) for n in range(group_enqueue.ABREAST)))
+        await held_up(sql, group_enqueue.ABREAST)
         more = begin(client, job("more"))
-        await held_up(sql, group.ABREAST + 1)
-    assert len({await each for each in (*first, *more)}) == group.ABREAST + 1
+        await held_up(sql, group_enqueue.ABREAST + 1)
+    assert len({await each for each in (*first, *more)}) == group_enqueue.ABREAST + 1
 
 
 async def test_when_all_connections_are_busy_jobs_wait_for_one_together(dsn: str, sql: Any) -> None:
     async with Client(dsn, pool_max=3) as client:
         async with workers_locked(sql):
-            first = begin(client, *(job(n) for n in range(group.ABREAST)))
-            await held_up(sql, group.ABREAST)
+            first = begin(client, *(job(n) for n in range(group_enqueue.ABREAST)))
+            await held_up(sql, group_enqueue.ABREAST)
             third = begin(client, job("third"))
-            await held_up(sql, group.ABREAST + 1)
+            await held_up(sql, group_enqueue.ABREAST + 1)
             more = []
             for n in range(5):
                 more += begin(client, job(f"more {n}"))
-                await asyncio.sleep(2 * group.WAIT_S)
+                await asyncio.sleep(2 * group_enqueue.WAIT_S)
         for each in (*first, *third, *more):
             await each
     rows = await sql.fetch(WRITTEN)
@@ -150,10 +156,10 @@ async def test_when_all_connections_are_busy_jobs_wait_for_one_together(dsn: str
 async def test_a_job_that_is_cancelled_while_it_waits_is_not_written(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "WAIT_S", 600.0)
+    monkeypatch.setattr(group_enqueue, "WAIT_S", 600.0)
     async with workers_locked(sql):
-        first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await held_up(sql, group.ABREAST)
+        first = begin(client, *(job(n) for n in range(group_enqueue.ABREAST)))
+        await held_up(sql, group_enqueue.ABREAST)
         kept, dropped = begin(client, job("kept"), job("dropped"))
         await asyncio.sleep(0)
         dropped.cancel()
@@ -167,12 +173,12 @@ async def test_a_job_that_is_cancelled_while_it_waits_is_not_written(
 async def test_who_is_cancelled_while_his_job_is_being_written_hears_when_that_has_ended(
     client: Client, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "CANCEL_S", 600.0)
+    monkeypatch.setattr(group_enqueue, "CANCEL_S", 600.0)
     async with workers_locked(sql):
-        first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await held_up(sql, group.ABREAST)
+        first = begin(client, *(job(n) for n in range(group_enqueue.ABREAST)))
+        await held_up(sql, group_enqueue.ABREAST)
         kept, dropped = begin(client, job("kept"), job("dropped"))
-        await held_up(sql, group.ABREAST + 1)
+        await held_up(sql, group_enqueue.ABREAST + 1)
         dropped.cancel()
         for _ in range(10):
             await asyncio.sleep(0)
@@ -188,7 +194,7 @@ async def test_all_hear_that_the_connection_broke_each_by_an_error_of_his_own(
 ) -> None:
     async with workers_locked(sql):
         tasks = begin(client, *(job(n) for n in range(6)))
-        await held_up(sql, group.ABREAST + 1)
+        await held_up(sql, group_enqueue.ABREAST + 1)
         await sql.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name = 'taskd client' AND datname = current_database()"
@@ -203,11 +209,11 @@ async def test_all_hear_that_the_connection_broke_each_by_an_error_of_his_own(
 async def test_whoever_waits_hears_that_the_client_was_closed(
     dsn: str, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "WAIT_S", 600.0)
+    monkeypatch.setattr(group_enqueue, "WAIT_S", 600.0)
     client = Client(dsn)
     async with workers_locked(sql):
-        first = begin(client, *(job(n) for n in range(group.ABREAST)))
-        await held_up(sql, group.ABREAST)
+        first = begin(client, *(job(n) for n in range(group_enqueue.ABREAST)))
+        await held_up(sql, group_enqueue.ABREAST)
         (last,) = begin(client, job("last"))
         await asyncio.sleep(0)
         closing = asyncio.create_task(client.close())

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from taskd.errors import StoreUnavailable
-from taskd.store import pool as pools
-from taskd.store.database import Database
-from taskd.store.pool import Pool
-from taskd.store.translate import Silence
+from taskd.store.connections import pool as pools
+from taskd.store.connections.database import Database
+from taskd.store.connections.error_translation import Silence
+from taskd.store.connections.pool import Pool
 from tests.store.helpers import held_up, workers_locked
 
 # What anybody may run.

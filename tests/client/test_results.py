@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from taskd import Client, NewJob
-from taskd.client import waiting
-from taskd.core.job import JobState
-from taskd.core.unique import Enqueued
+from taskd.client import results
+from taskd.core.jobs.job import JobState
+from taskd.core.jobs.unique import Enqueued
 from taskd.errors import JobCancelled, JobFailed, JobNotFound, PermissionDenied
-from taskd.store import jobs
-from taskd.store.database import Lane
-from taskd.store.statements import load
+from taskd.store.connections.database import Lane
+from taskd.store.connections.statements import load
+from taskd.store.jobs import jobs
 from tests.client.conftest import ME, claim, end
 from tests.logins import Logins
 
@@ -32,8 +32,8 @@ def job(**options: Any) -> NewJob:
 @pytest.fixture
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits is woken, or not at all."""
-    monkeypatch.setattr(waiting, "LISTENED_S", 600.0)
-    monkeypatch.setattr(waiting, "LISTENED_S_MAX", 600.0)
+    monkeypatch.setattr(results, "LISTENED_S", 600.0)
+    monkeypatch.setattr(results, "LISTENED_S_MAX", 600.0)
 
 
 async def heard_of(client: Client, job_id: int, sql: Any) -> asyncio.Task[Any]:
@@ -160,21 +160,21 @@ async def test_a_locked_row_is_not_waited_for_and_gets_its_mark_later(
 async def test_forged_ends_cost_a_bounded_number_of_looks_and_the_true_one_is_heard(
     client: Client, worker: Lane, sql: Any, no_polls: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, await_jobs = 0, waiting.results.await_jobs
+    looks, await_jobs = 0, results.results.await_jobs
 
     async def counted(*args: Any) -> Any:
         nonlocal looks
         looks += 1
         return await await_jobs(*args)
 
-    monkeypatch.setattr(waiting.results, "await_jobs", counted)
+    monkeypatch.setattr(results.results, "await_jobs", counted)
     job_id = await client.enqueue(job())
     waits = await heard_of(client, job_id, sql)
     looks, began = 0, time.monotonic()
     for _ in range(400):
         await sql.execute(f"NOTIFY \"taskd:ended\", '{int(job_id)}'")
     took_s = time.monotonic() - began
-    assert 1 <= looks <= 2 + took_s / waiting.VAIN_PAUSE_S
+    assert 1 <= looks <= 2 + took_s / results.VAIN_PAUSE_S
     await end(worker, await claim(worker), JobState.DONE)
     await waits
 
@@ -204,7 +204,7 @@ async def test_polling_is_all_there_is_behind_a_pooler_and_enough(
     async def deaf(self: Any) -> None:
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(waiting.Waiting, "_listen_on", deaf)
+    monkeypatch.setattr(results.Waiting, "_listen_on", deaf)
     job_id = await client.enqueue(job())
     waits = asyncio.create_task(client.result(job_id, 10.0))
     await asyncio.sleep(0.1)

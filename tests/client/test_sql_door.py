@@ -9,10 +9,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.core.registry import Registry
-from taskd.core.task import Task
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.store import workers
-from taskd.store.database import Lane
+from taskd.store.connections.database import Lane
 
 
 async def enqueue(sql: Any, call: str) -> int:

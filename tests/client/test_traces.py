@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from taskd import Client
 from taskd.client import traces
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import InvalidJob
 from taskd.workflows import chain
 

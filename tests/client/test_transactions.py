@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 
 from taskd import Client, NewJob
 from taskd.client import configure
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidArgs, SchemaMissing
 
 COUNT = "SELECT count(*) FROM taskd.job"

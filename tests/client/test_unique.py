@@ -15,11 +15,12 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from taskd import Client, NewJob, Unique, task
-from taskd.core.job import JobState
+from taskd.core.jobs.job import JobState
 from taskd.errors import KeyHeld, StoreUnavailable
-from taskd.store import history, jobs, workers
-from taskd.store.database import Lane
-from taskd.store.statements import statement
+from taskd.store import workers
+from taskd.store.connections.database import Lane
+from taskd.store.connections.statements import statement
+from taskd.store.jobs import history, jobs
 from tests.client.conftest import ME, claim, end
 
 ROWS = "SELECT * FROM taskd.job ORDER BY id"

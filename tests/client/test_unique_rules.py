@@ -12,14 +12,15 @@ import pytest
 
 from taskd import Client, NewJob, Unique, task
 from taskd.client.workflows import Workflow
-from taskd.core.batch import Item
-from taskd.core.limit import Limit
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.core.unique import of_rule
+from taskd.core.jobs.limit import Limit
+from taskd.core.jobs.unique import of_rule
+from taskd.core.tasks.batch import Item
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import InvalidJob, KeyHeld
-from taskd.store import limits, workers
-from taskd.store.database import Lane
+from taskd.store import workers
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import limits
 
 OF_RULE = "SELECT taskd.key_of($1::jsonb, $2::jsonb)"
 KEYS = "SELECT unique_key FROM taskd.job ORDER BY id"

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from taskd import Client, NewJob, Unique, task
-from taskd.core.job import JobState
+from taskd.core.jobs.job import JobState
 from taskd.errors import InvalidJob
-from taskd.store import jobs, reports, workers
-from taskd.store.database import Lane
+from taskd.store import workers
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
+from taskd.store.reading import reports
 from tests.client.conftest import ME, claim, end
 from tests.client.test_unique import ROWS, SOON, TWICE
 

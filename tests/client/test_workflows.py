@@ -10,7 +10,7 @@ import pytest
 
 from taskd import Client, NewJob, Unique, task
 from taskd.client import configure
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidArgs, InvalidWorkflow, UnknownTask
 from taskd.workflows import Workflow, chain, group, pipeline, stage
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from taskd.store.jobs import ALL
-from taskd.store.statements import load
+from taskd.store.connections.statements import load
+from taskd.store.jobs.jobs import ALL
 from tests.contracts.crowd import ME
 from tests.system.points_list import AT_START, of_workers
 

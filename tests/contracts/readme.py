@@ -14,9 +14,9 @@ from pathlib import Path
 
 from taskd import config, errors
 from taskd.cli import EXIT_CODES
-from taskd.core.job import TRANSITIONS, JobState
-from taskd.store.statements import load
-from taskd.web.vocabulary import METRICS
+from taskd.core.jobs.job import TRANSITIONS, JobState
+from taskd.store.connections.statements import load
+from taskd.web.metrics.vocabulary import METRICS
 from tests.contracts import reference
 from tests.contracts.markdown import code, table
 

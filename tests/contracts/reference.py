@@ -14,11 +14,11 @@ import click
 
 from taskd import Task
 from taskd.cli import COMMANDS, cli
-from taskd.core import task as core
-from taskd.core.job import NewJob
-from taskd.core.limit import Limit
-from taskd.core.unique import Unique
-from taskd.store.statements import sql_root
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.limit import Limit
+from taskd.core.jobs.unique import Unique
+from taskd.core.tasks import task as core
+from taskd.store.connections.statements import sql_root
 from tests.contracts.markdown import code, table
 
 MODULES = (

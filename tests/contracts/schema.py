@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 
 from taskd.core.doctor.objects import plain
-from taskd.store.statements import sql_root, statement
+from taskd.store.connections.statements import sql_root, statement
 
 OBJECTS = sql_root() / "objects.tsv"
 
@@ -30,8 +30,8 @@ async def installed(connection: Any) -> str:
 
 async def write(dsn: str) -> None:
     """Migrate an empty database and write its objects to sql/objects.tsv."""
-    from taskd.store import migrations
-    from taskd.store.database import Database
+    from taskd.store.connections.database import Database
+    from taskd.store.schema import migrations
 
     await migrations.migrate(Database({"dsn": dsn}))
     connection = await asyncpg.connect(dsn)

@@ -17,10 +17,10 @@ WALL = {
 # holds this clock against the database's. A line of a log has the time of its host, as all lines of
 # that host have.
 TELLS_OTHERS = {
-    "tasks/mail.py",
+    "tasks/mail_message.py",
     "tasks/http_request.py",
-    "cli/doctor.py",
-    "worker/job_lines.py",
+    "cli/doctor/command.py",
+    "worker/observing/log_capture.py",
 }
 
 

@@ -8,10 +8,10 @@ import asyncpg
 import pytest
 
 from taskd.core.migration import LOCK_MODES, Migration, code_range
-from taskd.store import migrations
-from taskd.store.database import Database
-from taskd.store.migrations import all_migrations
-from taskd.store.statements import load
+from taskd.store.connections.database import Database
+from taskd.store.connections.statements import load
+from taskd.store.schema import migrations
+from taskd.store.schema.migrations import all_migrations
 
 # Before the first release there was no code that a migration could leave behind.
 FIRST_RELEASE = 1

@@ -16,13 +16,13 @@ import pytest
 
 from taskd import task
 from taskd.config import Settings
-from taskd.core.registry import Registry
-from taskd.store.database import Database
-from taskd.store.statements import statement
+from taskd.core.tasks.registry import Registry
+from taskd.store.connections.database import Database
+from taskd.store.connections.statements import statement
 from taskd.worker import Notify
 from taskd.worker.assembly import PLANS, Assembly
 from taskd.worker.lease import Lease
-from taskd.worker.watch import Pulse
+from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.worker import Worker
 from tests.contracts import crowd, plans_list
 from tests.contracts.plans_list import PINS

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from taskd.store.migrations import all_migrations
-from taskd.store.statements import load
+from taskd.store.connections.statements import load
+from taskd.store.schema.migrations import all_migrations
 from tests.system.faults.__main__ import SCENARIOS
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from taskd import config
-from taskd.core.job import JobState
+from taskd.core.jobs.job import JobState
 from tests.contracts import readme
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskd.store.statements import statement
+from taskd.store.connections.statements import statement
 from taskd.worker.assembly import PLANS
 from tests.contracts import crowd, plans_list
 

@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store import roles
-from taskd.store.statements import Statement, load, sql_root
+from taskd.store.connections.statements import Statement, load, sql_root
+from taskd.store.schema import roles
 from tests.logins import Logins
 
 # What a right that is needed for something else brings along: whoever moves jobs to the history by

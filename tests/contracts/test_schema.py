@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 
 from taskd.core.doctor.objects import expected
-from taskd.core.job import FINISHED, LIVE, TRANSITIONS, JobState
-from taskd.store import migrations
-from taskd.store.database import Database
-from taskd.store.doctor import schema_objects
-from taskd.store.statements import load, sql_root
+from taskd.core.jobs.job import FINISHED, LIVE, TRANSITIONS, JobState
+from taskd.store.connections.database import Database
+from taskd.store.connections.statements import load, sql_root
+from taskd.store.reading.doctor import schema_objects
+from taskd.store.schema import migrations
 from tests.contracts import schema
 
 

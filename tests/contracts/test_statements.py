@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.store import statements
-from taskd.store.statements import Statement, load, sql_root
+from taskd.store.connections import statements
+from taskd.store.connections.statements import Statement, load, sql_root
 
 CHECKOUT = Path(__file__).parent.parent.parent
 PACKAGE = CHECKOUT / "taskd"
@@ -164,33 +164,42 @@ SQL = re.compile(
 # What is allowed, and why: file, and the begin of the text.
 ALLOWED = {
     ("embedded/launch.py", "CREATE DATABASE "),  # before there is a server
-    ("store/channel.py", "LISTEN "),  # a channel is a name, which no parameter can stand for
-    ("store/channel.py", "SELECT pg_listening_channels()"),  # the probe of the connection itself
-    ("store/database.py", "SELECT pg_backend_pid()"),  # whether a pooler answers
-    ("store/database.py", "BEGIN ISOLATION LEVEL"),  # around each statement behind a pooler
-    ("store/database.py", "SET LOCAL "),
-    ("store/database.py", "ROLLBACK"),
-    ("store/database.py", "COMMIT"),
-    ("store/transactions.py", "SET LOCAL "),  # of a handler's own transaction
+    (
+        "store/connections/listening.py",
+        "LISTEN ",
+    ),  # a channel is a name, which no parameter can stand for
+    (
+        "store/connections/listening.py",
+        "SELECT pg_listening_channels()",
+    ),  # the probe of the connection itself
+    ("store/connections/database.py", "SELECT pg_backend_pid()"),  # whether a pooler answers
+    (
+        "store/connections/database.py",
+        "BEGIN ISOLATION LEVEL",
+    ),  # around each statement behind a pooler
+    ("store/connections/database.py", "SET LOCAL "),
+    ("store/connections/database.py", "ROLLBACK"),
+    ("store/connections/database.py", "COMMIT"),
+    ("store/connections/transactions.py", "SET LOCAL "),  # of a handler's own transaction
     ("core/migration.py", "CREATE"),  # the word, to be found in a migration
-    ("store/migrating.py", "SELECT pg_try_advisory_xact_lock("),  # before there is a schema
-    ("store/migrating.py", "SELECT to_regclass('taskd.migration')"),
-    ("store/migrating.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
-    ("store/migrating.py", "SET LOCAL statement_timeout"),
-    ("store/migrating.py", "SET lock_timeout"),  # around what runs in no transaction
-    ("store/migrating.py", "LOCK TABLE taskd."),  # a name, for which no parameter can stand
-    ("store/migrating.py", "DROP INDEX CONCURRENTLY "),
-    ("store/script.py", "SET lock_timeout"),  # the migrations as a script for psql
-    ("store/script.py", "SET client_min"),
-    ("store/script.py", "BEGIN;"),
-    ("store/script.py", "COMMIT;"),
-    ("store/script.py", "SELECT '"),
-    ("store/script.py", "INSERT INTO taskd.migration"),
+    ("store/schema/migrate.py", "SELECT pg_try_advisory_xact_lock("),  # before there is a schema
+    ("store/schema/migrate.py", "SELECT to_regclass('taskd.migration')"),
+    ("store/schema/migrate.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
+    ("store/schema/migrate.py", "SET LOCAL statement_timeout"),
+    ("store/schema/migrate.py", "SET lock_timeout"),  # around what runs in no transaction
+    ("store/schema/migrate.py", "LOCK TABLE taskd."),  # a name, for which no parameter can stand
+    ("store/schema/migrate.py", "DROP INDEX CONCURRENTLY "),
+    ("store/schema/sql_script.py", "SET lock_timeout"),  # the migrations as a script for psql
+    ("store/schema/sql_script.py", "SET client_min"),
+    ("store/schema/sql_script.py", "BEGIN;"),
+    ("store/schema/sql_script.py", "COMMIT;"),
+    ("store/schema/sql_script.py", "SELECT '"),
+    ("store/schema/sql_script.py", "INSERT INTO taskd.migration"),
     ("core/doctor/objects.py", "CREATE"),  # the SQL of objects that are missing, to be printed
     ("core/doctor/objects.py", "ALTER"),
     ("tasks/http_request.py", "DELETE"),  # a method of HTTP
-    ("store/testing.py", "CREATE DATABASE "),  # a name, for which no parameter can stand
-    ("store/testing.py", "DROP DATABASE "),
+    ("store/reading/testing.py", "CREATE DATABASE "),  # a name, for which no parameter can stand
+    ("store/reading/testing.py", "DROP DATABASE "),
 }
 
 

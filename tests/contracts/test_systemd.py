@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from taskd import config, errors
-from taskd.core.job import check_queue
-from taskd.worker.lifeline import longest_stop_s
-from taskd.worker.notify import STATUS_EVERY_S
-from taskd.worker.processes import HOPELESS
+from taskd.core.jobs.job import check_queue
+from taskd.worker.processes.parent import HOPELESS
+from taskd.worker.sd_notify import STATUS_EVERY_S
+from taskd.worker.stopping.parent_watch import longest_stop_s
 from tests.contracts.readme import CHECKOUT, DOCS, EXIT_CODES
 
 UNITS = sorted((CHECKOUT / "systemd").iterdir())

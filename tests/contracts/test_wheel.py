@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
-from taskd.store.statements import load
+from taskd.store.connections.statements import load
 
 CHECKOUT = Path(__file__).parents[2]
 # What hatchling stamps files with when it is told no time, and what it is told here once.
@@ -140,7 +140,7 @@ def test_what_is_installed_from_the_wheel_finds_its_sql_and_warns_of_nothing(
 ) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = (
-        "import json, taskd; from taskd.store.statements import load, sql_root\n"
+        "import json, taskd; from taskd.store.connections.statements import load, sql_root\n"
         "print(json.dumps([taskd.__file__, str(sql_root()), sorted(load())]))"
     )
     told = subprocess.run(

@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any, assert_type
 
 from taskd import Client, Context, Enqueued, Fail, Fixed, NewJob, Task, task
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.handlers import Item, TransactionContext
-from taskd.worker.context import AttemptContext
+from taskd.worker.attempt_context import AttemptContext
 
 
 @task

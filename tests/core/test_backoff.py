@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskd.core.backoff import (
+from taskd.core.jobs.backoff import (
     DEFAULT,
     DELAY_S_MAX,
     Backoff,

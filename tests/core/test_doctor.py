@@ -23,9 +23,9 @@ from taskd.core.doctor.finding import (
 )
 from taskd.core.doctor.objects import expected
 from taskd.core.doctor.schema import wanted_grants
-from taskd.store import doctor as store
-from taskd.store.mends import load, render
-from taskd.store.statements import load as queries
+from taskd.store.connections.statements import load as queries
+from taskd.store.reading import doctor as store
+from taskd.store.schema.repairs import load, render
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 SERVER = {

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from taskd.core.error_groups import PATTERN_CHARS_MAX, Failures, group, pattern
+from taskd.core.explain.error_groups import PATTERN_CHARS_MAX, Failures, group, pattern
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

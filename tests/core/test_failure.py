@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import taskd
-from taskd.core.failure import ERROR_BYTES_MAX, Failure, clean, describe
+from taskd.core.jobs.failure import ERROR_BYTES_MAX, Failure, clean, describe
 
 
 def raised(error: BaseException) -> BaseException:
@@ -130,8 +130,8 @@ def files(call: Callable[[], object]) -> list[str]:
 
 def test_a_traceback_begins_with_the_handler() -> None:
     here = Path(__file__).name
-    runs = partial(through, "worker/runner.py")
-    assert files(runs(through("worker/attempt.py", fails))) == [here]
+    runs = partial(through, "worker/running/runner.py")
+    assert files(runs(through("worker/running/attempt.py", fails))) == [here]
     # Of the cause, and of the error that came of it.
     assert files(runs(fails_anew)) == [here, here, here]
     # A built-in task is a handler; what a handler calls of taskd stays.
@@ -145,7 +145,7 @@ def calls_taskd() -> None:
 
 def test_a_traceback_of_nothing_but_taskd_is_kept() -> None:
     bare = partial(int, "x")  # it has no frame
-    assert files(through("worker/runner.py", bare)) == ["runner.py"]
+    assert files(through("worker/running/runner.py", bare)) == ["runner.py"]
 
 
 def test_a_hostile_exception_still_has_its_type() -> None:

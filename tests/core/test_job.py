@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import (
+from taskd.core.jobs.job import (
     FINISHED,
     LIVE,
     TRANSITIONS,

@@ -1,4 +1,4 @@
-"""settle: what becomes of a job after each way in which its attempt can end."""
+"""decide: what becomes of a job after each way in which its attempt can end."""
 
 from __future__ import annotations
 
@@ -7,31 +7,25 @@ from typing import Any
 
 import pytest
 
-from taskd.core.backoff import Custom, Fixed
-from taskd.core.job import Job, JobState
-from taskd.core.outcome import (
-    ABANDONED_DELAY_S,
-    RESULT_BYTES_MAX,
-    Ack,
+from taskd.core.jobs.backoff import Custom, Fixed
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.jobs.pipeline_steps import Next
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
-    Cancel,
-    CancelAsked,
-    Fail,
-    Happened,
+    AttemptEnd,
+    CancelRequested,
     Interrupted,
     NotStarted,
     Raised,
-    Retry,
     Returned,
-    Snooze,
     StillRuns,
     TaskUnknown,
     TimedOut,
-    attempts_spent,
-    settle,
 )
-from taskd.core.stages import Next
-from taskd.core.task import Task
+from taskd.core.outcomes.policy import ABANDONED_DELAY_S, RESULT_BYTES_MAX, attempts_spent, decide
+from taskd.core.tasks.task import Task
 
 DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
 SCHEDULED, QUEUED = JobState.SCHEDULED, JobState.QUEUED
@@ -50,8 +44,8 @@ def task(**options: Any) -> Task[..., Any]:
     return Task(send, **({"max_attempts": 3, "backoff": Fixed(60)} | options))
 
 
-def settled(happened: Happened, *, attempt: int = 1, **options: Any) -> Ack:
-    return settle(job(attempt), task(**options), happened)
+def settled(happened: AttemptEnd, *, attempt: int = 1, **options: Any) -> Ack:
+    return decide(job(attempt), task(**options), happened)
 
 
 ERROR = ValueError("wrong")
@@ -73,7 +67,7 @@ ERROR = ValueError("wrong")
         (TimedOut(30, abandoned=True), SCHEDULED, 60, False, True),
         (Interrupted(), QUEUED, 0, True, False),
         (Interrupted(abandoned=True), SCHEDULED, ABANDONED_DELAY_S, False, False),
-        (CancelAsked(), CANCELLED, 0, False, False),
+        (CancelRequested(), CANCELLED, 0, False, False),
         (NotStarted(), QUEUED, 0, True, False),
         (StillRuns(), SCHEDULED, 60, False, True),
         (TaskUnknown(25), SCHEDULED, 25, True, False),
@@ -81,7 +75,7 @@ ERROR = ValueError("wrong")
     ],
 )
 def test_each_end_of_an_attempt(
-    happened: Happened, state: JobState, delay_s: float, refund: bool, has_error: bool
+    happened: AttemptEnd, state: JobState, delay_s: float, refund: bool, has_error: bool
 ) -> None:
     ack = settled(happened)
     assert (ack.id, ack.worker_id, ack.fence) == (7, 99, 3)
@@ -91,7 +85,7 @@ def test_each_end_of_an_attempt(
 
 
 @pytest.mark.parametrize("happened", [Raised(ERROR), Raised(Retry(5)), TimedOut(30)])
-def test_the_last_attempt_fails_the_job(happened: Happened) -> None:
+def test_the_last_attempt_fails_the_job(happened: AttemptEnd) -> None:
     assert settled(happened, attempt=2).state is SCHEDULED
     ack = settled(happened, attempt=3)
     assert ack.state is FAILED
@@ -101,13 +95,13 @@ def test_the_last_attempt_fails_the_job(happened: Happened) -> None:
 @pytest.mark.parametrize(
     "happened", [Raised(Snooze(5)), Interrupted(), NotStarted(), TaskUnknown()]
 )
-def test_what_is_refunded_never_fails_a_job(happened: Happened) -> None:
+def test_what_is_refunded_never_fails_a_job(happened: AttemptEnd) -> None:
     assert settled(happened, attempt=3).state in (SCHEDULED, QUEUED)
 
 
 def test_the_jobs_own_limit_goes_before_the_tasks() -> None:
-    assert settle(job(1, max_attempts=1), task(), Raised(ERROR)).state is FAILED
-    assert settle(job(3, max_attempts=4), task(), Raised(ERROR)).state is SCHEDULED
+    assert decide(job(1, max_attempts=1), task(), Raised(ERROR)).state is FAILED
+    assert decide(job(3, max_attempts=4), task(), Raised(ERROR)).state is SCHEDULED
 
 
 @pytest.mark.parametrize(("attempt", "spent"), [(1, False), (3, False), (4, True)])
@@ -121,7 +115,7 @@ def test_reasons_say_what_happened() -> None:
     assert settled(Raised(Fail("hopeless"))).reason == "hopeless"
     assert settled(Raised(Fail())).reason == "the handler gave up"
     assert settled(Raised(Cancel("not needed"))).reason == "not needed"
-    assert settled(CancelAsked()).reason == "cancel asked"
+    assert settled(CancelRequested()).reason == "cancel asked"
     assert "30 s" in (settled(TimedOut(30), attempt=3).reason or "")
     assert "ignored" in (settled(TimedOut(30, abandoned=True), attempt=3).reason or "")
 
@@ -248,8 +242,8 @@ def test_any_delay_of_a_verdict_is_later_than_now(delay_s: Any) -> None:
 
 
 def test_a_job_whose_task_is_gone_is_settled_by_its_own_limits() -> None:
-    assert settle(job(1, max_attempts=2), None, Raised(ERROR)).state is SCHEDULED
-    assert settle(job(1), None, Raised(ERROR)).state is FAILED
+    assert decide(job(1, max_attempts=2), None, Raised(ERROR)).state is SCHEDULED
+    assert decide(job(1), None, Raised(ERROR)).state is FAILED
 
 
 SECRET = "sesame-open\n'sesame' \\ \"open\""
@@ -272,7 +266,7 @@ def test_a_secret_is_hidden_however_an_error_says_it(kind: str) -> None:
     try:
         raise TELLS[kind]
     except BaseException as error:  # noqa: BLE001
-        ack = settle(job, Task(log_in, redact=["password"]), Raised(error))
+        ack = decide(job, Task(log_in, redact=["password"]), Raised(error))
     assert "sesame" not in f"{ack.reason} {ack.error}"
     assert not any(f"{start}…" in f"{ack.reason} {ack.error}" for start in ("s", "se", "ses"))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import CatchUp, Cron, Every, Schedule, due
 from taskd.errors import InvalidSchedule
 from taskd.schedules import cron, every

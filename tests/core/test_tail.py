@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 
-from taskd.core.job import JobState
-from taskd.core.tail import (
+from taskd.core.jobs.job import JobState
+from taskd.core.watching.tail import (
     MISSING_MAX,
     Changes,
     JobRow,

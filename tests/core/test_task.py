@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import pytest
 
-from taskd.core.backoff import Custom, Fixed
-from taskd.core.outcome import Cancel, Fail, Retry, Snooze
-from taskd.core.registry import Registry
-from taskd.core.task import Task, encode_args
+from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.backoff import Custom, Fixed
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs, InvalidJob
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taskd.core.job import JobState
-from taskd.core.top import BORN_MAX, Ended, Queue, State, Top, Worker
+from taskd.core.jobs.job import JobState
+from taskd.core.watching.top import BORN_MAX, Ended, Queue, State, Top, Worker
 
 
 def queue(name="email", queued=0, **counts):

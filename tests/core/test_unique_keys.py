@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from taskd.client.tasks import task as client_task
-from taskd.core.job import NewJob
-from taskd.core.outcome import _result_json
-from taskd.core.registry import Registry
-from taskd.core.task import Task, encode_args
-from taskd.core.unique import KEY_BYTES_MAX, Enqueued, Unique
+from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.unique import KEY_BYTES_MAX, Enqueued, Unique
+from taskd.core.outcomes.policy import _result_json
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import InvalidJob
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from taskd.core.unknown import (
+from taskd.core.outcomes.unknown_tasks import (
     DELAY_S,
     DELAY_S_MAX,
     TASKS_MAX,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskd.core.why import Facts, Reason, Why, reasons
+from taskd.core.explain.reasons import Facts, Reason, Why, reasons
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 # A queued job in a queue that one worker serves, which knows its task.

@@ -6,7 +6,7 @@ import pytest
 from embedded_helpers import FAST, PRIVATE, User, gone, processes, until
 
 from taskd import embedded
-from taskd.embedded import place
+from taskd.embedded import data_directory
 from taskd.errors import EmbeddedError
 
 
@@ -55,7 +55,7 @@ def clean_up():
         embedded.stop(home)
         until(lambda home=home: not processes(home))
         assert gone(home)
-        if home.exists() and (directory := place.socket_directory(home)) != home:
+        if home.exists() and (directory := data_directory.socket_directory(home)) != home:
             directory.rmdir()
         shutil.rmtree(home, ignore_errors=True)  # 64 MB each
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from taskd import embedded
-from taskd.embedded import place, watcher
+from taskd.embedded import data_directory, last_user
+from taskd.embedded.data_directory import closed_directory
 from taskd.embedded.locks import held
-from taskd.embedded.place import closed_directory
 
 REPO = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "user_process.py"
@@ -58,11 +58,11 @@ def kill_watcher(home):
 
 def kill_postmaster(home):
     os.kill(postmaster_pid(home), signal.SIGKILL)
-    until(lambda: watcher.peer_pid(str(home / place.SOCKET)) is None)
+    until(lambda: last_user.peer_pid(str(home / data_directory.SOCKET)) is None)
 
 
 def postmaster_pid(home):
-    pid = watcher.peer_pid(str(home / place.SOCKET))
+    pid = last_user.peer_pid(str(home / data_directory.SOCKET))
     assert pid
     return pid
 

@@ -22,7 +22,7 @@ from embedded_helpers import (
 
 from taskd import embedded
 from taskd.config import Settings, load
-from taskd.embedded import launch, place
+from taskd.embedded import data_directory, launch
 from taskd.embedded.locks import open_owned
 from taskd.errors import EmbeddedError
 
@@ -81,7 +81,7 @@ def name_of_length(parent, length):
 )
 def test_long_names(moved, users, tmp_path, length, short):
     home = moved(name_of_length(tmp_path, length))
-    assert len(os.fsencode(home / place.SOCKET)) == length
+    assert len(os.fsencode(home / data_directory.SOCKET)) == length
     first = users(home)
     assert (first.hello["host"] == str(home)) == short
     assert not users(home).hello["started"]
@@ -109,7 +109,7 @@ def test_one_home_under_two_names(moved, tmp_path, users):
 @root_only
 def test_another_user_cannot_connect_to_a_long_home(moved, tmp_path, users):
     home = moved(name_of_length(tmp_path, 150))
-    path = f"{users(home).hello['host']}/{place.SOCKET}"
+    path = f"{users(home).hello['host']}/{data_directory.SOCKET}"
     code = f"import socket; socket.socket(socket.AF_UNIX).connect({path!r})"
     done = subprocess.run(
         [as_user(NOBODY)["python"], "-c", code], user=NOBODY, group=NOBODY, extra_groups=(),
@@ -121,7 +121,7 @@ def test_another_user_cannot_connect_to_a_long_home(moved, tmp_path, users):
 @pytest.mark.parametrize("plant", ["open", "link", "file", "foreign"])
 def test_a_planted_socket_directory_is_refused(moved, tmp_path, plant):
     home = moved(name_of_length(tmp_path, 150))
-    trap = place.socket_directory(home)
+    trap = data_directory.socket_directory(home)
     trap.rmdir()
     try:
         if plant == "file":
@@ -193,7 +193,10 @@ def test_modes_and_owners_of_others_stay(tmp_path, users, monkeypatch, clean_up)
 def test_default_home(monkeypatch, tmp_path):
     monkeypatch.setenv("TASKD_PG_MAJOR", "18")
     monkeypatch.setenv("HOME", "/home/ada")
-    assert place._data_directory() in (Path("/home/ada/.local/share/taskd"), place.ROOT_HOME)
+    assert data_directory._data_directory() in (
+        Path("/home/ada/.local/share/taskd"),
+        data_directory.ROOT_HOME,
+    )
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     assert embedded.default_home(load().settings).name == "pg18"
     monkeypatch.setenv("XDG_DATA_HOME", "/xdg")
@@ -210,7 +213,7 @@ def test_default_home(monkeypatch, tmp_path):
 @root_only
 def test_root_without_home(monkeypatch):
     monkeypatch.delenv("HOME")
-    assert place._data_directory() == Path("/var/lib/taskd")
+    assert data_directory._data_directory() == Path("/var/lib/taskd")
 
 
 def test_a_large_log_is_cut_at_a_start(home, start):

@@ -65,7 +65,7 @@ def shop(dsn: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> 
 
     yield fastapi_app
     del sys.modules["fastapi_app"]
-    from taskd.core import registry
+    from taskd.core.tasks import registry
 
     for name in ("confirm", "remind"):
         registry.DEFAULT._tasks.pop(name)

@@ -11,10 +11,10 @@ import pytest
 
 from taskd import Client, Context, Fail, Linear, Unique, task
 from taskd.config import Settings
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.handlers import Item
 from taskd.schedules import cron, schedule
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
 from taskd.worker.worker import Worker
 
 REPORT = """

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
 from tests.conftest import TestServer
 from tests.store.helpers import new_worker
 

@@ -10,7 +10,7 @@ import asyncpg
 import uvloop
 
 from taskd import events
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from tests.canary import assert_unseen
 from tests.worker.conftest import WITHIN_S, Desk, Heard, Started
 

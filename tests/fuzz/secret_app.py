@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taskd import task
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.handlers import Item
 from taskd.middleware import CallNext, middleware
 from tests.fuzz.test_errors import tellings

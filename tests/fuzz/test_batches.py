@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskd.core.outcome import Cancel, Fail, Retry, Snooze, Verdict
-from taskd.core.registry import Registry
-from taskd.core.task import Task
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze, Verdict
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.handlers import Item
 from taskd.workflows import Next, Stop
 from tests.conftest import TestServer

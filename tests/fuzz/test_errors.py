@@ -11,22 +11,15 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskd.core import backoff, error_groups, failure
-from taskd.core.form import HIDDEN
-from taskd.core.job import Job, JobState
-from taskd.core.outcome import (
-    RESULT_BYTES_MAX,
-    Ack,
-    Cancel,
-    Fail,
-    Happened,
-    Raised,
-    Retry,
-    Returned,
-    Snooze,
-    settle,
-)
-from taskd.core.task import Task
+from taskd.core.explain import error_groups
+from taskd.core.jobs import backoff, failure
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned
+from taskd.core.outcomes.policy import RESULT_BYTES_MAX, decide
+from taskd.core.tasks.argument_versions import HIDDEN
+from taskd.core.tasks.task import Task
 from tests.fuzz import strategies as odd
 
 JSON_BYTES_MAX = 2 * failure.ERROR_BYTES_MAX
@@ -146,8 +139,8 @@ def attempt(args: str = "{}", **options: Any) -> tuple[Job, Task[..., Any]]:
     return job, Task(work, **options)
 
 
-def settled(job: Job, task: Task[..., Any], happened: Happened) -> Ack:
-    ack = settle(job, task, happened)
+def settled(job: Job, task: Task[..., Any], happened: AttemptEnd) -> Ack:
+    ack = decide(job, task, happened)
     assert ack.state in {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.SCHEDULED}
     assert 0.0 <= ack.delay_s <= backoff.DELAY_S_MAX
     for text in filter(None, (ack.error, ack.result, ack.next)):

@@ -16,19 +16,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskd import Client
-from taskd.client.waiting import VAIN_PAUSE_S
-from taskd.core.registry import Registry
-from taskd.core.task import Task
+from taskd.client.results import VAIN_PAUSE_S
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import TaskdError
-from taskd.store import jobs
-from taskd.store.channel import ALL_WORKERS
-from taskd.store.database import Lane
-from taskd.store.pool import Pool
-from taskd.store.results import ENDED_CHANNEL
-from taskd.worker.attendance import LOOK_AFTER_S, LOOK_AFTER_S_MAX, LOOK_GROWTH
-from taskd.worker.consumer import VAIN_CLAIMS_MAX, VAIN_PAUSE_S_MAX
-from taskd.worker.controls import LOOK_FOR_CALLS_EVERY_S
-from taskd.worker.promoter import PROMOTE_AT_MOST_EVERY_S
+from taskd.store.connections.database import Lane
+from taskd.store.connections.listening import ALL_WORKERS
+from taskd.store.connections.pool import Pool
+from taskd.store.jobs import jobs
+from taskd.store.jobs.results import ENDED_CHANNEL
+from taskd.worker.claiming.busy_mark import LOOK_AFTER_S, LOOK_AFTER_S_MAX, LOOK_GROWTH
+from taskd.worker.claiming.consumer import VAIN_CLAIMS_MAX, VAIN_PAUSE_S_MAX
+from taskd.worker.operator_settings import LOOK_FOR_CALLS_EVERY_S
+from taskd.worker.upkeep.promoter import PROMOTE_AT_MOST_EVERY_S
 from tests.conftest import TestServer
 from tests.fuzz import strategies as odd
 from tests.fuzz.live import Live

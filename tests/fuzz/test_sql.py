@@ -11,13 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskd.core.job import Job, NewJob
-from taskd.core.limit import LimitOf, limit_of
-from taskd.core.task import Task
-from taskd.core.unique import Unique
+from taskd.core.jobs.job import Job, NewJob
+from taskd.core.jobs.limit import LimitOf, limit_of
+from taskd.core.jobs.unique import Unique
+from taskd.core.tasks.task import Task
 from taskd.errors import TaskdError
-from taskd.store import jobs, limits, reports, schedules
-from taskd.worker.progress import ProgressWriter
+from taskd.store import schedules
+from taskd.store.jobs import jobs, limits
+from taskd.store.reading import reports
+from taskd.worker.observing.progress import ProgressWriter
 from tests.fuzz import strategies as odd
 from tests.fuzz.conftest import Ground
 

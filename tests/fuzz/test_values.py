@@ -16,14 +16,15 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from taskd import config
-from taskd.cli.output import span
-from taskd.client.producing import check_args
-from taskd.core import job as jobs
-from taskd.core.job import NewJob
-from taskd.core.limit import Limit, limit_of
+from taskd.cli.shared.output import span
+from taskd.client.enqueueing import check_args
+from taskd.core.jobs import job as jobs
+from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.limit import Limit, limit_of
+from taskd.core.jobs.unique import CONTROL, Unique
 from taskd.core.schedule import CatchUp, Cron, Every, Schedule, due
-from taskd.core.task import Task, encode_args
-from taskd.core.unique import CONTROL, Unique
+from taskd.core.tasks.task import Task
 from taskd.errors import ConfigError, InvalidArgs, TaskdError
 from tests.fuzz import strategies as odd
 

@@ -9,7 +9,7 @@
  * somebody took the mechanism out. README of how to read a counterexample: the docstring of check.py.
  *
  *   OWNER, FENCE    ack.sql: `worker_id IS NOT DISTINCT FROM $1`, `fence = ...` in the guard of every ack
- *   STRIDE          store/database.py, Lane._draw_stride: fences grow by a random number after a broken connection
+ *   STRIDE          store/connections/database.py, Lane._draw_stride: fences grow by a random number after a broken connection
  *   KEEP_FENCE      taskd.retry(): what comes back from the history has the fence with which it went
  *   LEVEL           rescue_jobs looks for running jobs without a live owner, again and again; without it a job is taken
  *                   back only when its owner is buried
@@ -382,7 +382,7 @@ end:
             lane[s] = FREE; slow[s] = false; j = 0;
             do :: j < JOBS -> if :: CLAIMED_HERE(j) -> take(s, j) :: else fi; j++ :: else -> break od; j = 0 }
 
-    /* Handlers end, in one of the ways of core/outcome.py. */
+    /* Handlers end, in one of the ways of core/outcomes/policy.py. */
     :: atomic { ANY(RUNS_HERE) -> PICK(RUNS_HERE); say(s, j, DONE); j = 0 }
     :: atomic { failures < FAILURES && ANY(RUNS_HERE) -> failures++; PICK(RUNS_HERE);
             if :: say(s, j, RETRY) :: say(s, j, FAILED) fi; j = 0 }

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from taskd.core.job import Job, JobState, NewJob
-from taskd.core.outcome import Ack
-from taskd.store import jobs, workers
-from taskd.store.jobs import Fetches
+from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.outcomes.ack import Ack
+from taskd.store import workers
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import jobs
 
 Connect = Callable[..., Awaitable[Any]]
 

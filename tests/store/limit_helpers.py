@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskd.core.job import Job
-from taskd.core.limit import Limit
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store import jobs, limits, workers
-from taskd.store.jobs import Fetches
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.limit import Limit
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store import workers
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import jobs, limits
 
 APP = "app"
 

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
-from taskd.core.job import Job, NewJob
-from taskd.core.limit import LimitOf
-from taskd.core.unique import Unique
+from taskd.core.jobs.job import Job, NewJob
+from taskd.core.jobs.limit import LimitOf
+from taskd.core.jobs.unique import Unique
 from tests.store.oracle import Oracle
 from tests.store.oracle_rows import Row, Rule
 from tests.store.stage import CONCURRENCY, FREE, LIMITED, QUEUES, Stage

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis.stateful import invariant
 
-from taskd.store import control, workers
+from taskd.store import workers
+from taskd.store.jobs import changes
 from tests.store.oracle_rows import Rule
 from tests.store.player import HAND
 from tests.store.rules_births import Births
@@ -93,7 +94,7 @@ class Machine(Births, Workers, Logs, Hands):
         """Claims and acks what there is; whether there was something."""
         self.take_back(1000)
         for task in (FREE, LIMITED):
-            self.do(control.unpark(self.on, [task], 1000))
+            self.do(changes.unpark(self.on, [task], 1000))
             self.oracle.unpark(task)
         self.make_due([row.id for row in self.oracle.live("scheduled")], 1000)
         self.admit()

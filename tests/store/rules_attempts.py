@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from taskd.core.job import Job, JobState
-from taskd.core.outcome import Ack
-from taskd.store import jobs, limits
-from taskd.store.jobs import ALL, Read
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.outcomes.ack import Ack
+from taskd.store.jobs import jobs, limits
+from taskd.store.jobs.jobs import ALL, Read
 from tests.store.player import ERROR, HOUR_S, PICK, PICKS, QUEUE, Player
 from tests.store.stage import FREE, LIMITED, QUEUES
 

@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from taskd.core.unique import Unique
-from taskd.core.workflow import Node, OnFailed, plan
+from taskd.core.jobs.unique import Unique
+from taskd.core.workflows.workflow import Node, OnFailed, plan
 from taskd.errors import KeyHeld
-from taskd.store import jobs, workflows
+from taskd.store import workflows
+from taskd.store.jobs import jobs
 from tests.store.oracle_rows import Edge
 from tests.store.player import HOUR_S, PICK, SCOPES, WANTED, Wanted
 from tests.store.rules_attempts import ENDS, Attempts

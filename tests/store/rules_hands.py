@@ -9,8 +9,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from taskd.core.change import Change
-from taskd.store import control, history, jobs, limits, queues, tasks
+from taskd.core.jobs.job_changes import Change
+from taskd.store import queues, tasks
+from taskd.store.jobs import changes, history, jobs, limits
 from tests.store.oracle_rows import FINISHED
 from tests.store.player import BOUND, HAND, HOUR_S, LIVE, PICKS, QUEUE, STRIDES, Player
 from tests.store.stage import FREE, LIMITED
@@ -62,7 +63,7 @@ class Hands(Player):
         for job in chosen:
             self.oracle.rows[job].over = True
         if len(picks) > 1:
-            self.do(control.expire(self.on, 1000))
+            self.do(changes.expire(self.on, 1000))
             self.oracle.expire()
 
     @rule(picks=PICKS, states=st.sampled_from([(), *((each,) for each in LIVE)]))
@@ -92,7 +93,7 @@ class Hands(Player):
         delay_s = None if due is None else 0.0 if due else HOUR_S
         wanted = Change(priority=priority, delay_s=delay_s, queue=queue, update_args=args)
         text = None if args is None else msgspec.json.encode(args).decode()
-        went = self.do(control.change(self.on, ids, wanted, text))
+        went = self.do(changes.change(self.on, ids, wanted, text))
         assert went == self.oracle.change(
             ids, priority=priority, due=due, queue=queue, tenant=tenant
         )
@@ -124,7 +125,7 @@ class Hands(Player):
         """It was paused when its jobs were given back."""
         self.do(tasks.pause(self.on, [task], None, None))
         assert self.do(tasks.resume(self.on, [task])) == [task]
-        self.do(control.unpark(self.on, [task], 1000))
+        self.do(changes.unpark(self.on, [task], 1000))
         self.oracle.unpark(task)
 
     @rule(

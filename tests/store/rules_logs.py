@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from taskd.core.job import Job
-from taskd.store import logs
-from taskd.store.logs import AttemptLines
+from taskd.core.jobs.job import Job
+from taskd.store.jobs import logs
+from taskd.store.jobs.logs import AttemptLines
 from tests.store.oracle_rows import Log
 from tests.store.player import PICKS, Player
 

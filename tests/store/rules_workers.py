@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from taskd.core.job import JobState
-from taskd.core.outcome import Ack
-from taskd.store import jobs, workers
+from taskd.core.jobs.job import JobState
+from taskd.core.outcomes.ack import Ack
+from taskd.store import workers
+from taskd.store.jobs import jobs
 from tests.store.helpers import incarnation
 from tests.store.player import HOUR_S, PICK
 from tests.store.rules_attempts import Attempts

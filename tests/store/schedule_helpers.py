@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import Every, Schedule
 from taskd.store import schedules
-from taskd.store.database import Lane
-from taskd.worker.firer import fire
+from taskd.store.connections.database import Lane
+from taskd.worker.upkeep.schedule_runner import fire
 
 JOB = NewJob("t", '{"a": 1}', queue="q")
 

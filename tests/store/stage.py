@@ -8,10 +8,12 @@ from typing import Any, Self
 
 import asyncpg
 
-from taskd.core.limit import Limit
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store import limits, reports, workers
+from taskd.core.jobs.limit import Limit
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store import workers
+from taskd.store.jobs import limits
+from taskd.store.reading import reports
 from taskd.worker.assembly import PLANS
 from tests.planted import Bug, FunctionBug, Hand
 

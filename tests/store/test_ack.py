@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from taskd.core.job import JobState
-from taskd.store import jobs
-from taskd.store.database import Lane
-from taskd.store.translate import ValueRefused
+from taskd.core.jobs.job import JobState
+from taskd.store.connections.database import Lane
+from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.jobs import jobs
 from tests.store.ack_helpers import ALL_STATES
 from tests.store.helpers import (
     CANCELLED,

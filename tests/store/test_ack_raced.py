@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from taskd.core.job import JobState
-from taskd.store import jobs
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.core.jobs.job import JobState
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
 from tests.store.ack_helpers import ALL_STATES, jobs_completed, snapshot
 from tests.store.helpers import (
     CANCELLED,

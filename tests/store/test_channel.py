@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from taskd.errors import StoreUnavailable
-from taskd.store.channel import Channels
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.connections.listening import Channels
 
 # All that a name may have in it, and as long as one may be.
 QUEUES = ["default", "a.b-c_0", "-", "q" * 48, *(f"q{n}" for n in range(46))]
 
 
-class Counting(Database):
+class Counters(Database):
     """Keeps its last connection, and the text of each statement there."""
 
     async def connect(self, purpose: str, **settings: str) -> Any:
@@ -27,8 +27,8 @@ class Counting(Database):
 
 
 @pytest.fixture
-async def database(dsn: str) -> Counting:
-    return Counting({"dsn": dsn})
+async def database(dsn: str) -> Counters:
+    return Counters({"dsn": dsn})
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def heard() -> asyncio.Queue[str]:
 
 
 @pytest.fixture
-async def channels(database: Counting, heard: asyncio.Queue[str]) -> AsyncIterator[Channels]:
+async def channels(database: Counters, heard: asyncio.Queue[str]) -> AsyncIterator[Channels]:
     made = Channels(database, QUEUES, heard.put_nowait, lambda _payload: None, lambda: None)
     await made.open()
     yield made
@@ -54,7 +54,7 @@ async def test_each_ring_is_heard_as_one_of_its_queue(
     assert said == [*QUEUES, "default"]
 
 
-async def test_so_many_channels_cost_one_round_trip(channels: Channels, database: Counting) -> None:
+async def test_so_many_channels_cost_one_round_trip(channels: Channels, database: Counters) -> None:
     # This fails when asyncpg keeps its listeners elsewhere: then each is a statement of its own.
     assert len(channels) == 50
     [listen] = [text for text in database.ran if "LISTEN" in text]
@@ -62,7 +62,7 @@ async def test_so_many_channels_cost_one_round_trip(channels: Channels, database
 
 
 async def test_a_channel_that_is_no_longer_listened_to_is_noticed(
-    channels: Channels, database: Counting
+    channels: Channels, database: Counters
 ) -> None:
     await channels.probe()
     await database.last.execute('UNLISTEN "taskd_q7"')

@@ -10,9 +10,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store import jobs, queues, workers
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.store import queues, workers
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
 from tests.store.helpers import (
     CANCELLED,
     QUEUED,

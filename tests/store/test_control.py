@@ -9,15 +9,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.client import changing
-from taskd.core.change import Change, Filter
-from taskd.core.job import Job, JobState, NewJob
-from taskd.core.outcome import Ack
-from taskd.core.unique import Unique
+from taskd.client import job_changes
+from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.jobs.job_changes import Change, Filter
+from taskd.core.jobs.unique import Unique
+from taskd.core.outcomes.ack import Ack
 from taskd.errors import InvalidArgs, InvalidJob
-from taskd.store import control, jobs
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import changes, jobs
 from tests.store.helpers import (
     CANCELLED,
     FAILED,
@@ -47,7 +47,7 @@ KEYED = NewJob("t", queue="q", unique=Unique(key="k"))
 
 
 async def change(lane: Lane, ids: list[int], **changes: Any) -> dict[int, str]:
-    return dict(await changing.change(lane, ids, Change(**changes)))
+    return dict(await job_changes.change(lane, ids, Change(**changes)))
 
 
 # Changing.
@@ -155,7 +155,7 @@ async def test_a_change_that_waits_for_a_claim_finds_the_job_running(
     async with Transaction(await connect()) as claiming:
         await jobs.claim(fetches(claiming.connection), me, "q", 1)
         late = asyncio.create_task(
-            changing.change(fetches(changing_one), [job_id], Change(priority=1, delay_s=60.0))
+            job_changes.change(fetches(changing_one), [job_id], Change(priority=1, delay_s=60.0))
         )
         await waits_for_lock(sql, changing_one)
         await claiming.commit()
@@ -169,7 +169,7 @@ async def test_a_claim_steps_over_a_job_that_is_being_changed(
 ) -> None:
     [job_id] = await enqueue(lane)
     async with Transaction(await connect()) as held:
-        await changing.change(fetches(held.connection), [job_id], Change(delay_s=60.0))
+        await job_changes.change(fetches(held.connection), [job_id], Change(delay_s=60.0))
         assert await jobs.claim(lane, me, "q", 1) == []
         await held.commit()
     assert await jobs.claim(lane, me, "q", 1) == []
@@ -180,7 +180,7 @@ async def test_a_claim_steps_over_a_job_that_is_being_changed(
 
 
 async def found(lane: Lane, **filters: Any) -> list[int]:
-    return [job_id async for ids in control.find(lane, Filter(**filters)) for job_id in ids]
+    return [job_id async for ids in changes.find(lane, Filter(**filters)) for job_id in ids]
 
 
 async def test_a_filter_finds_what_is_live_and_what_has_ended_badly(lane: Lane, me: int) -> None:
@@ -210,7 +210,7 @@ async def test_a_filter_finds_what_is_live_and_what_has_ended_badly(lane: Lane, 
 async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
     lane: Lane, me: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "READ_MAX", 3)
+    monkeypatch.setattr(job_changes, "READ_MAX", 3)
     ended = await running(lane, me, 8)
     # All in one statement, so that some end in the same moment.
     await jobs.ack_settled(
@@ -218,7 +218,7 @@ async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
     )
     waiting = await enqueue(lane, 7)
     met = []
-    async for ids in control.find(lane, Filter()):
+    async for ids in changes.find(lane, Filter()):
         met += ids
         if ids == waiting[:3]:
             await enqueue(lane, 5)  # what comes meanwhile is not met

@@ -6,11 +6,12 @@ import asyncio
 import random
 from typing import Any
 
-from taskd.core.job import Job, NewJob
-from taskd.core.unique import Unique
-from taskd.store import jobs, workers
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.core.jobs.job import Job, NewJob
+from taskd.core.jobs.unique import Unique
+from taskd.store import workers
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
 from taskd.worker.assembly import PLANS
 from tests.store.helpers import (
     DONE,

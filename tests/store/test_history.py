@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from taskd.errors import StoreUnavailable
-from taskd.store import history, jobs, reports
-from taskd.store.connections import fetches
-from taskd.store.database import Database, Lane
-from taskd.worker.upkeep import Historian
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import history, jobs
+from taskd.store.reading import reports
+from taskd.worker.upkeep.duties import Pruner
 from tests.store.helpers import (
     CANCELLED,
     DONE,
@@ -282,7 +283,7 @@ async def test_the_historian_says_that_it_was_held_up_and_tries_again_sooner(
     sql, database: Database, connect: Connect
 ) -> None:
     old = await make_leaf(sql, -1)
-    historian = Historian(database)
+    historian = Pruner(database)
     usual_s = historian.every_s
     async with Transaction(await connect()) as reading:
         await reading.connection.fetch("SELECT count(*) FROM taskd.job_history")

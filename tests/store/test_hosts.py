@@ -12,10 +12,10 @@ import pytest
 
 from taskd.config import check_dsn
 from taskd.errors import StoreUnavailable
-from taskd.store import database as databases
-from taskd.store.database import Database
-from taskd.store.hosts import addresses
-from taskd.store.translate import Silence
+from taskd.store.connections import database as databases
+from taskd.store.connections.database import Database
+from taskd.store.connections.dsn_hosts import addresses
+from taskd.store.connections.error_translation import Silence
 
 
 @pytest.mark.parametrize(

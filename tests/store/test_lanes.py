@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
 from tests.store.helpers import MARKED, held_up, workers_locked
 
 # Waits for whoever holds taskd.worker.

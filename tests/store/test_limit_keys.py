@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.core.limit import Limit
-from taskd.store import jobs, limits, tasks
-from taskd.store.database import Lane
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.limit import Limit
+from taskd.store import tasks
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs, limits
 from tests.store.helpers import (
     row,
 )

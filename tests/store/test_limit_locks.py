@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from taskd.core.limit import Limit
-from taskd.store import connections, jobs, limits
-from taskd.store.database import Lane
+from taskd.core.jobs.limit import Limit
+from taskd.store.connections import callers_connection
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs, limits
 from tests.store.helpers import (
     Connect,
     Transaction,
@@ -78,7 +79,7 @@ async def test_a_handlers_own_transaction_keeps_no_lock_of_the_limit(
     first, second = sorted(await jobs.claim(lane, me, "q", 10), key=lambda job: job.id)
     handlers = await connect()
     async with Transaction(handlers) as transaction:
-        fetches = connections.fetches(handlers)
+        fetches = callers_connection.fetches(handlers)
         assert await fetches.fetch("complete_job", first.id, me, first.fence, None, None)
         assert await done(lane, second) == 1
         assert await queued(sql) == [born[2]]

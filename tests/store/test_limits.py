@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.core.limit import Limit, LimitOf
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.limit import Limit, LimitOf
 from taskd.errors import InvalidJob
-from taskd.store import jobs, limits
-from taskd.store.database import Lane
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs, limits
 from tests.store.helpers import (
     CANCELLED,
     FAILED,

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from taskd.client.workflows import chain, pipeline, stage
-from taskd.core.change import Change
-from taskd.core.job import NewJob
-from taskd.core.limit import Limit
-from taskd.core.task import Task
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.job_changes import Change
+from taskd.core.jobs.limit import Limit
+from taskd.core.tasks.task import Task
 from taskd.errors import QueueFull
-from taskd.store import control, jobs, limits, workflows
-from taskd.store.database import Lane
+from taskd.store import workflows
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import changes, jobs, limits
 from tests.store.helpers import DONE, FAILED, SCHEDULED, done, row, settle, state_of
 from tests.store.limit_helpers import enqueue, publish, queued, states
 
@@ -117,11 +118,11 @@ async def test_another_time_gives_the_place_of_an_admitted_job_to_the_next(
     first, second = await enqueue(lane, task, "x", "x")
     await limits.admit(lane, 100)
     assert await queued(sql) == [first]
-    await control.change(lane, [first], Change(delay_s=3600.0))
+    await changes.change(lane, [first], Change(delay_s=3600.0))
     assert await states(sql) == {"scheduled": 1, "blocked:parked": 1}
     await limits.admit(lane, 100)
     assert await queued(sql) == [second]
-    await control.change(lane, [first], Change(delay_s=0.0))
+    await changes.change(lane, [first], Change(delay_s=0.0))
     await limits.admit(lane, 100)
     assert await queued(sql) == [second]
     assert await states(sql) == {"queued": 1, "blocked:parked": 1}
@@ -131,7 +132,7 @@ async def test_what_leaves_the_time_and_the_key_leaves_the_admission(lane: Lane,
     task = await publish(lane, Limit(concurrency=1, by="tenant"))
     [first] = await enqueue(lane, task, "x")
     await limits.admit(lane, 100)
-    await control.change(lane, [first], Change(priority=5))
+    await changes.change(lane, [first], Change(priority=5))
     assert await queued(sql) == [first]
 
 
@@ -140,7 +141,7 @@ async def test_new_arguments_make_a_new_key(lane: Lane, sql: Any) -> None:
     moved, other, rival = await enqueue(lane, task, "x", "x", "y")
     await limits.admit(lane, 100)
     assert await queued(sql) == [moved, rival]
-    await control.change(lane, [moved], Change(update_args={"tenant": "y"}), '{"tenant": "y"}')
+    await changes.change(lane, [moved], Change(update_args={"tenant": "y"}), '{"tenant": "y"}')
     await limits.admit(lane, 100)
     assert await queued(sql) == [other, rival]
     assert (await row(sql, moved))["limit_key"] == "y"
@@ -155,7 +156,7 @@ async def test_a_limited_job_expires_and_gives_its_place_back(
     await limits.admit(lane, 100)
     gone, stays = (first, second) if late == "admitted" else (second, first)
     await sql.execute("UPDATE taskd.job SET deadline = now() - interval '1 s' WHERE id = $1", gone)
-    assert await control.expire(lane, 10) == {"t": 1}
+    assert await changes.expire(lane, 10) == {"t": 1}
     assert await state_of(sql, gone) == "failed"
     assert await queued(sql) == [stays]
 
@@ -167,7 +168,7 @@ async def test_a_job_of_a_task_that_is_resumed_comes_to_its_gate(
     [first] = await enqueue(lane, task, "x")
     claimed = await admit(lane, me)
     await settle(lane, claimed[first], SCHEDULED, delay_s=60.0, parked=True)
-    assert await control.unpark(lane, ["t"], 10) == {"q": 1}
+    assert await changes.unpark(lane, ["t"], 10) == {"q": 1}
     assert await states(sql) == {"blocked": 1}
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.core.registry import Registry
-from taskd.core.task import Task
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import QueueFull
-from taskd.store import attendance, jobs, limits, workers
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.store import workers
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import busy_marks, jobs, limits
 from tests.logins import Logins
 from tests.store.helpers import (
     MARK,
@@ -65,11 +66,11 @@ async def limit_depth(lane: Lane, max_depth: int | None) -> None:
 async def test_a_mark_that_another_worker_renewed_later_is_not_withdrawn_by_the_first(
     lane: Lane, sql: Any
 ) -> None:
-    await attendance.attend(lane, "q", FIRST, LONG_S)
-    await attendance.attend(lane, "q", SECOND, LONG_S)
-    await attendance.withdraw(lane, "q", FIRST)
+    await busy_marks.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.attend(lane, "q", SECOND, LONG_S)
+    await busy_marks.withdraw(lane, "q", FIRST)
     assert await sql.fetchval(MARKED, "q")
-    await attendance.withdraw(lane, "q", SECOND)
+    await busy_marks.withdraw(lane, "q", SECOND)
     assert not await sql.fetchval(MARKED, "q")
     assert await sql.fetchval(VALUE) == 0
 
@@ -80,7 +81,7 @@ async def test_who_gives_way_leaves_the_mark_of_another(
     lane: Lane, sql: Any, max_depth: int | None
 ) -> None:
     await limit_depth(lane, max_depth)
-    attends = partial(attendance.attend, lane, "q", for_s=LONG_S)
+    attends = partial(busy_marks.attend, lane, "q", for_s=LONG_S)
     # Nobody attends; it is its own mark; it is another's.
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
@@ -92,7 +93,7 @@ async def test_who_gives_way_leaves_the_mark_of_another(
     assert await attends(worker_id=FIRST, gives_way=True) is None
     assert await attends(worker_id=SECOND, gives_way=True) == (True, 1)
     # Nobody gives way to a mark that was taken back, has lapsed, or is of a clock set back.
-    await attendance.withdraw(lane, "q", SECOND)
+    await busy_marks.withdraw(lane, "q", SECOND)
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
     for ahead_s in (-1.0, 3600.0):
         await sql.execute(MARK, "q", ahead_s, SECOND)
@@ -106,9 +107,9 @@ async def test_a_withdrawal_of_nobodys_takes_back_whosever_mark_it_is(
 ) -> None:
     await limit_depth(lane, max_depth)
     for each in (FIRST, SECOND):
-        await attendance.attend(lane, "q", each, LONG_S)
+        await busy_marks.attend(lane, "q", each, LONG_S)
         assert await sql.fetchval(MARKED, "q")
-        await attendance.withdraw(lane, "q", None)
+        await busy_marks.withdraw(lane, "q", None)
         assert not await sql.fetchval(MARKED, "q")
 
 
@@ -117,12 +118,12 @@ async def test_a_mark_from_before_a_clock_was_set_back_is_taken_back_by_anybody(
 ) -> None:
     for ahead_s, remains in ((59.0, True), (61.0, False)):
         await sql.execute(MARK, "q", ahead_s, SECOND)
-        await attendance.withdraw(lane, "q", FIRST)
+        await busy_marks.withdraw(lane, "q", FIRST)
         assert await sql.fetchval(MARKED, "q") == remains
 
 
 async def test_a_mark_is_never_made_for_longer_than_a_minute(lane: Lane, sql: Any, both) -> None:
-    await attendance.attend(lane, "q", FIRST, 3600.0)
+    await busy_marks.attend(lane, "q", FIRST, 3600.0)
     ahead = "SELECT to_timestamp(taskd.mark('q') / 1e6) - clock_timestamp() < interval '61 s'"
     assert await sql.fetchval(ahead)
     assert await sql.fetchval(MARKED, "q")
@@ -157,12 +158,12 @@ async def test_who_does_not_live_or_not_serve_the_queue_marks_nothing(
     lane: Lane, sql: Any, prepare: Callable[[Lane, Any], Awaitable[None]]
 ) -> None:
     await prepare(lane, sql)
-    await attendance.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.attend(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(SEQUENCE) is None
     assert not await sql.fetchval(MARKED, "q")
     await sql.execute(MARK, "q", -1.0, SECOND)
     before = await sql.fetchval(VALUE)
-    await attendance.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.attend(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) == before
 
 
@@ -171,7 +172,7 @@ async def test_who_does_not_live_or_not_serve_the_queue_marks_nothing(
 async def test_with_a_worker_goes_its_mark_and_no_other(
     lane: Lane, sql: Any, end: Callable[[Lane, int], Awaitable[Any]]
 ) -> None:
-    await attendance.attend(lane, "q", SECOND, LONG_S)
+    await busy_marks.attend(lane, "q", SECOND, LONG_S)
     await end(lane, FIRST)
     assert await sql.fetchval(MARKED, "q")
     await end(lane, SECOND)
@@ -185,17 +186,17 @@ async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fail
 ) -> None:
     first, second = await connect(), await connect()
     async with Transaction(first) as making:
-        await attendance.attend(fetches(first), "q", FIRST, LONG_S)
-        waiting = asyncio.create_task(attendance.attend(fetches(second), "q", SECOND, LONG_S))
+        await busy_marks.attend(fetches(first), "q", FIRST, LONG_S)
+        waiting = asyncio.create_task(busy_marks.attend(fetches(second), "q", SECOND, LONG_S))
         await waits_for_lock(sql, second)
         await (making.commit() if commits else making.rollback())
     assert await waiting == (True, 1)
     assert await sql.fetchval(MARKED, "q")
-    await attendance.withdraw(lane, "q", FIRST if commits else SECOND)
+    await busy_marks.withdraw(lane, "q", FIRST if commits else SECOND)
     assert not await sql.fetchval(MARKED, "q")
     # From now on there is one that both write.
     for each in (FIRST, SECOND):
-        await attendance.attend(lane, "q", each, LONG_S)
+        await busy_marks.attend(lane, "q", each, LONG_S)
         assert await sql.fetchval("SELECT taskd.mark('q') % 1000") == each % 1000
 
 
@@ -207,13 +208,13 @@ async def test_workers_write_marks_operators_take_them_back_and_others_read_them
     producer = await asyncpg.connect(logins.dsn("producer"))
     worker = fetches(on["worker"])
     await workers.register(worker, incarnation(FIRST), 3600.0, ["q"], [])
-    await attendance.attend(worker, "q", FIRST, LONG_S)
+    await busy_marks.attend(worker, "q", FIRST, LONG_S)
     for each in (*on.values(), producer):
         assert await each.fetchval(MARKED, "q")
     assert await producer.fetchval("SELECT taskd.enqueue('published')")
-    await attendance.withdraw(worker, "q", FIRST)
+    await busy_marks.withdraw(worker, "q", FIRST)
     assert not await producer.fetchval(MARKED, "q")
-    await attendance.attend(worker, "q", FIRST, LONG_S)
+    await busy_marks.attend(worker, "q", FIRST, LONG_S)
     await limits.limit_queue(fetches(on["admin"]), "q", max_depth=1)
     assert not await producer.fetchval(MARKED, "q")
     owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
@@ -282,7 +283,7 @@ async def test_an_attended_queue_that_is_full_refuses_jobs_and_is_not_rung_for(
     await limit_depth(lane, 4)
     ears = Ears(sql)
     await ears.listen("taskd_q")
-    await attendance.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.attend(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) < 0
     assert await sql.fetchval(MARKED, "q")
     count = "SELECT count(*) FROM taskd.job"
@@ -299,17 +300,17 @@ async def test_an_attended_queue_that_is_full_refuses_jobs_and_is_not_rung_for(
 async def test_a_limit_of_the_depth_of_an_attended_queue_holds_for_the_next_enqueue(
     lane: Lane, sql: Any, producer: Any, enqueue: Enqueue
 ) -> None:
-    await attendance.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.attend(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) > 0
     await enqueue(producer)
     await limit_depth(lane, 1)
     with pytest.raises(FULL, match="is full"):
         await enqueue(producer)
     # Its worker, which knows nothing of it, renews the mark.
-    await attendance.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.attend(lane, "q", FIRST, LONG_S)
     with pytest.raises(FULL, match="is full"):
         await enqueue(producer)
     await limit_depth(lane, None)
     await enqueue(producer)
-    await attendance.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.attend(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) > 0

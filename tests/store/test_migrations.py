@@ -20,11 +20,11 @@ from taskd.errors import (
     SchemaOutdated,
     SchemaTooNew,
 )
-from taskd.store import migrating, migrations
-from taskd.store.database import Database
-from taskd.store.migrating import ADVISORY_LOCK
-from taskd.store.migrations import all_migrations
-from taskd.store.script import script
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrate, migrations
+from taskd.store.schema.migrate import ADVISORY_LOCK
+from taskd.store.schema.migrations import all_migrations
+from taskd.store.schema.sql_script import script
 from tests.cli.test_db import psql
 from tests.store.helpers import PATIENCE_S, Connect
 
@@ -57,7 +57,7 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrating, "RETRY_S_MAX", 0.3)
+    monkeypatch.setattr(migrate, "RETRY_S_MAX", 0.3)
 
 
 async def test_of_several_that_migrate_at_once_each_migration_is_applied_by_one(empty_dsn) -> None:
@@ -89,7 +89,7 @@ async def test_who_migrates_waits_for_who_is_migrating_and_says_so(
 async def test_it_does_not_wait_for_ever_for_who_is_migrating(
     database: Database, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrating, "RUNNER_WAIT_S", 0.1)
+    monkeypatch.setattr(migrate, "RUNNER_WAIT_S", 0.1)
     holder = await connect()
     await holder.execute("SELECT pg_advisory_lock($1)", ADVISORY_LOCK)
     with pytest.raises(MigrationFailed, match="another session has held"):

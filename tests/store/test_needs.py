@@ -8,11 +8,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import QueueFull
-from taskd.store import jobs, limits, workers
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.store import workers
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs, limits
 from tests.logins import Logins
 from tests.store.helpers import Connect, Transaction, bury, incarnation, waits_for_lock
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskd.store.database import Database, Lane
-from taskd.store.statements import statement
+from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.statements import statement
 
 # How often this session has prepared that text.
 PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE statement = $1"

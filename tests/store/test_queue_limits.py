@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import QueueFull
-from taskd.store import jobs, limits, queues, workers
-from taskd.store.database import Database, Lane
+from taskd.store import queues, workers
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs, limits
 from tests.store.helpers import FAILED, SCHEDULED, bury, done, enqueue, incarnation, rescue, settle
 
 

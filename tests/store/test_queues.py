@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.store import jobs, queues, reports, workers
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
-from taskd.store.translate import ValueRefused
+from taskd.core.jobs.job import NewJob
+from taskd.store import queues, workers
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.jobs import jobs
+from taskd.store.reading import reports
 from tests.store.helpers import (
     QUEUED,
     SCHEDULED,

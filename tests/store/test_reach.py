@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from taskd.errors import ConfigError, PermissionDenied, StoreUnavailable, TaskdError
-from taskd.store import database as databases
-from taskd.store.database import Database
-from taskd.store.reach import place_of
-from taskd.store.translate import Down, Silence, translate
+from taskd.store.connections import database as databases
+from taskd.store.connections.connect_errors import place_of
+from taskd.store.connections.database import Database
+from taskd.store.connections.error_translation import Down, Silence, translate
 from tests.canary import PASSWORD
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

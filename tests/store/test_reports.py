@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.store.statements import statement
+from taskd.store.connections.statements import statement
 
 FILL = """
 INSERT INTO taskd.job (queue, task, state, run_at, crashes, errors)

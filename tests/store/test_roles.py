@@ -10,13 +10,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.core.unique import Unique
-from taskd.store import history, jobs, migrations, workers
-from taskd.store.database import Database, Lane
-from taskd.store.migrating import ADVISORY_LOCK
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.unique import Unique
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store import workers
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import history, jobs
+from taskd.store.schema import migrations
+from taskd.store.schema.migrate import ADVISORY_LOCK
 from tests.logins import Logins
 from tests.store.helpers import MARK, Ears, new_worker
 

@@ -7,11 +7,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import PermissionDenied
-from taskd.store import history, jobs, migrations, roles
-from taskd.store.database import Database, Lane
-from taskd.store.translate import ValueRefused
+from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.jobs import history, jobs
+from taskd.store.schema import migrations, roles
 from tests.canary import PASSWORD
 from tests.logins import Logins, as_user
 

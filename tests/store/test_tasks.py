@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from taskd import task
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError
 from taskd.store import tasks, workers
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
 from tests.store.helpers import Connect, Transaction, waits_for_lock
 
 

@@ -8,7 +8,15 @@ import asyncpg
 import pytest
 
 from taskd.errors import StoreUnavailable
-from taskd.store.translate import Down, HeldUp, NoRoom, Silence, ValueRefused, is_gone, translate
+from taskd.store.connections.error_translation import (
+    Down,
+    HeldUp,
+    NoRoom,
+    Silence,
+    ValueRefused,
+    is_gone,
+    translate,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from taskd.store.uncancelled import to_its_end
+from taskd.store.connections.shielded import to_its_end
 
 Story = Callable[[], Coroutine[Any, Any, None]]
 STORIES: list[Story] = []

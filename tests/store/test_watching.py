@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from taskd.core.tail import Teller, Watch
-from taskd.core.top import Top
-from taskd.store import watching
-from taskd.store.statements import statement
+from taskd.core.watching.tail import Teller, Watch
+from taskd.core.watching.top import Top
+from taskd.store.connections.statements import statement
+from taskd.store.reading import watching
 from tests.store.helpers import MARK
 from tests.store.test_reports import collect, filled, leaf
 

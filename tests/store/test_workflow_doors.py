@@ -7,12 +7,13 @@ import asyncio
 import asyncpg
 import pytest
 
-from taskd.core.workflow import OnFailed
+from taskd.core.workflows.workflow import OnFailed
 from taskd.errors import StoreUnavailable
-from taskd.store import control, jobs, workflows
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
-from taskd.store.translate import HeldUp
+from taskd.store import workflows
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.connections.error_translation import HeldUp
+from taskd.store.jobs import changes, jobs
 from tests.store.helpers import (
     DONE,
     FAILED,
@@ -174,7 +175,7 @@ async def test_one_that_is_held_up_by_a_dependant_far_behind_it_keeps_nobody_els
         await keeping.connection.fetchval(AFTER, [ids["c"]], "cancel")
         await bury(lane, other)
         assert await rescue(lane) == {}
-        assert await control.expire(lane, 10) == {"t": 1}
+        assert await changes.expire(lane, 10) == {"t": 1}
         await keeping.commit()
     assert len(await rescue(lane)) == 1
     assert set((await states(sql, ids)).values()) == {"failed", "cancelled"}

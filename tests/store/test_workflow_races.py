@@ -7,10 +7,11 @@ import asyncio
 import random
 from typing import Any
 
-from taskd.core.job import Job
-from taskd.store import jobs, workers
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.core.jobs.job import Job
+from taskd.store import workers
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
 from taskd.worker.assembly import PLANS
 from tests.store.helpers import (
     CANCELLED,

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.core.workflow import Node, OnFailed, plan
-from taskd.store import control, jobs, workflows
-from taskd.store.connections import fetches
-from taskd.store.database import Lane
+from taskd.core.jobs.job import NewJob
+from taskd.core.workflows.workflow import Node, OnFailed, plan
+from taskd.store import workflows
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import changes, jobs
 from tests.store.helpers import (
     CANCELLED,
     DONE,
@@ -183,7 +184,7 @@ async def test_a_job_that_waits_for_others_expires_at_its_deadline(sql, lane: La
         lane, ("a", []), ("b", ["a"]), ("c", ["b"]), ("d", ["b"], "continue"), ("e", ["b"], "only")
     )
     await sql.execute("UPDATE taskd.job SET deadline = now() WHERE id = $1", ids["b"])
-    assert await control.expire(lane, 10) == {"t": 1}
+    assert await changes.expire(lane, 10) == {"t": 1}
     assert await states(sql, ids) == {
         "a": "queued", "b": "failed", "c": "cancelled", "d": "queued", "e": "queued",
     }  # fmt: skip

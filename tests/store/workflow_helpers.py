@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskd.core.job import Job, NewJob
-from taskd.core.workflow import Node, OnFailed, plan
-from taskd.store import jobs, workflows
-from taskd.store.database import Lane
+from taskd.core.jobs.job import Job, NewJob
+from taskd.core.workflows.workflow import Node, OnFailed, plan
+from taskd.store import workflows
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
 from tests.store.helpers import (
     CANCELLED,
     DONE,

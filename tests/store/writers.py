@@ -10,27 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from taskd.client.workflows import chain
-from taskd.core.change import Change
-from taskd.core.job import Job, JobState, NewJob
-from taskd.core.limit import Limit
-from taskd.core.registry import Registry
+from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.jobs.job_changes import Change
+from taskd.core.jobs.limit import Limit
+from taskd.core.jobs.unique import Unique
 from taskd.core.schedule import Every, Schedule
-from taskd.core.task import Task
-from taskd.core.unique import Unique
-from taskd.store import (
-    control,
-    history,
-    jobs,
-    limits,
-    queues,
-    schedules,
-    tasks,
-    workers,
-    workflows,
-)
-from taskd.store.connections import fetches
-from taskd.store.pool import Pool
-from taskd.worker.firer import fire
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store import queues, schedules, tasks, workers, workflows
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.pool import Pool
+from taskd.store.jobs import changes, history, jobs, limits
+from taskd.worker.upkeep.schedule_runner import fire
 from tests.store.helpers import (
     CANCELLED,
     DONE,
@@ -230,7 +221,7 @@ class Writers:
                 (Change(update_args={}), json.dumps({"tenant": f"x{dice.randrange(TENANTS)}"})),
             ]
         )
-        changed = await control.change(fetches(connection), self._some(12), wanted, args)
+        changed = await changes.change(fetches(connection), self._some(12), wanted, args)
         self.did["changed"] += sum(each == "changed" for each in changed.values())
 
     async def _limits(self, connection: Any, _acks: Any) -> None:
@@ -290,8 +281,8 @@ class Writers:
         self.did["rescued"] += len(await rescue(on))
         self.did["promoted"] += sum((await jobs.promote(on, 100)).values())
         self.did["admitted"] += sum((await limits.admit(on, 100)).queues.values())
-        self.did["expired"] += sum((await control.expire(on, 20)).values())
-        self.did["unparked"] += sum((await control.unpark(on, TASKS, 50)).values())
+        self.did["expired"] += sum((await changes.expire(on, 20)).values())
+        self.did["unparked"] += sum((await changes.unpark(on, TASKS, 50)).values())
 
     async def _keeps_house(self, connection: Any, _acks: Any) -> None:
         """What comes by every ten minutes; and whom everybody shall meet from now on."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import count
 
 from taskd import Client
-from taskd.core.job import NewJob
-from taskd.store import jobs
-from taskd.store.database import Lane
+from taskd.core.jobs.job import NewJob
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
 from taskd.workflows import Workflow, chain, group
 from tests.system import chaos_app as app
 from tests.system.chaos_report import Plan

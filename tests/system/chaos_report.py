@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Report:
+class DrainReport:
     """What came of it."""
 
     plan: Plan

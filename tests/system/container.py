@@ -26,8 +26,8 @@ from typing import Any
 import asyncpg
 
 from taskd import embedded
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from tests.system import box, dockerfile
 from tests.system.box import Bind, Container, Image, by_tcp
 from tests.system.dockerfile import CHECKOUT, Config, Stage, Step

@@ -40,7 +40,7 @@ from typing import Any
 
 import asyncpg
 
-from taskd.core.job import TRANSITIONS
+from taskd.core.jobs.job import TRANSITIONS
 
 SQL = Path(__file__).with_name("judge.sql")
 EXAMPLES = 3

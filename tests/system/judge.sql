@@ -6,7 +6,7 @@
 
 CREATE SCHEMA judge;
 
--- What is lawful: filled from taskd.core.job.TRANSITIONS; `-` is where jobs come from.
+-- What is lawful: filled from taskd.core.jobs.job.TRANSITIONS; `-` is where jobs come from.
 CREATE TABLE judge.allowed (
     old_state text NOT NULL,
     new_state text NOT NULL,

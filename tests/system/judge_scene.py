@@ -9,11 +9,14 @@ from typing import Any
 
 import asyncpg
 
-from taskd.core.job import Job, JobState, NewJob
-from taskd.core.outcome import Ack, Happened, Raised, settle
-from taskd.core.task import Task
-from taskd.core.workflow import Node, plan
-from taskd.store import jobs, workflows
+from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised
+from taskd.core.outcomes.policy import decide
+from taskd.core.tasks.task import Task
+from taskd.core.workflows.workflow import Node, plan
+from taskd.store import workflows
+from taskd.store.jobs import jobs
 from tests.planted import Bug, Hand
 from tests.system.judge import Judge, Verdict
 from tests.system.recorder import RECORD
@@ -79,8 +82,8 @@ class Worker:
         await self._record(job, "raised")
         await self.settles(job, Raised(RuntimeError("odd")))
 
-    async def settles(self, job: Job, happened: Happened) -> None:
-        ack = settle(job, WORK, happened)
+    async def settles(self, job: Job, happened: AttemptEnd) -> None:
+        ack = decide(job, WORK, happened)
         await jobs.ack_settled(self.hand, self.id, [_at_once(ack)])
 
     async def does(self, job: Job) -> int:

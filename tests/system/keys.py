@@ -26,8 +26,8 @@ import asyncpg
 
 from taskd import Client, Unique, embedded
 from taskd.errors import KeyHeld
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from tests.system import keys_app as app
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import asyncpg
 
 from taskd import Context, Fixed, Unique, resource, task
 from taskd.limits import Limit
-from taskd.store.uncancelled import to_its_end
+from taskd.store.connections.shielded import to_its_end
 
 SCHEMA = """
 CREATE SCHEMA storm;

@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from taskd.core.change import Change
-from taskd.store import control, jobs, limits, queues
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.job_changes import Change
+from taskd.store import queues
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import changes, jobs, limits
 from tests.system import limit_storm_app as app
 
 ROOT = Path(__file__).parents[2]
@@ -146,9 +147,9 @@ class Storm:
                 await jobs.cancel(lane, some, "storm")
             case "change":
                 key = json.dumps({"key": f"k{dice.randrange(4)}"})
-                await control.change(lane, some, Change(update_args={}), key)
+                await changes.change(lane, some, Change(update_args={}), key)
             case "later":
-                await control.change(lane, some, Change(delay_s=dice.uniform(0, 0.3), priority=5))
+                await changes.change(lane, some, Change(delay_s=dice.uniform(0, 0.3), priority=5))
             case "limit":
                 # Never more than the code says: what the handlers wrote down is judged by that.
                 await limits.set_limit(lane, "keyed", dice.randint(1, 2), None, None, None, [])

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import asyncpg
 
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from taskd.testing.server import with_database
 from tests.servers import add_dsn, server
 from tests.system.points_list import WAYS, Trial, trials

@@ -13,7 +13,7 @@ import os
 import msgspec
 
 from taskd import Context, task
-from taskd.core import registry as registries
+from taskd.core.tasks import registry as registries
 from taskd.handlers import TransactionContext
 from taskd.schedules import every, schedule
 from taskd.workflows import pipeline, stage

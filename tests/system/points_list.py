@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 import asyncpg
 
 from taskd import Client
-from taskd.core.job import NewJob
-from taskd.core.registry import Registry
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks.registry import Registry
 from taskd.schedules import cron, schedule
-from taskd.store import jobs, limits, schedules, workers
-from taskd.store.database import Lane
-from taskd.store.statements import load as statements
-from taskd.store.statements import sql_root
+from taskd.store import schedules, workers
+from taskd.store.connections.database import Lane
+from taskd.store.connections.statements import load as statements
+from taskd.store.connections.statements import sql_root
+from taskd.store.jobs import jobs, limits
 from taskd.worker.lease import new_incarnation
 from taskd.workflows import Pipeline, Workflow, chain, group
 from tests.system import chaos_app as app
@@ -235,15 +236,15 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
-_RUSH = {"taskd.worker.attendance.ATTEND_AFTER_S": 0.0}
+_RUSH = {"taskd.worker.claiming.busy_mark.ATTEND_AFTER_S": 0.0}
 _OFTEN = {
-    "taskd.worker.attendance.OFTEN_CLAIMS_PER_S": 0.0,
-    "taskd.worker.attendance.LOOK_AT_PRODUCERS_EVERY_S": 0.0,
+    "taskd.worker.claiming.busy_mark.OFTEN_CLAIMS_PER_S": 0.0,
+    "taskd.worker.claiming.busy_mark.LOOK_AT_PRODUCERS_EVERY_S": 0.0,
 }
 
 _LOGS = {
-    "taskd.worker.log_keeper.WRITE_EVERY_S": 0.02,
-    "taskd.worker.log_keeper.RUNNING_EVERY_S": 0.05,
+    "taskd.worker.observing.log_writer.WRITE_EVERY_S": 0.02,
+    "taskd.worker.observing.log_writer.RUNNING_EVERY_S": 0.05,
 }
 
 SCENES: dict[str, Scene] = {

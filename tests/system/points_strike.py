@@ -22,9 +22,9 @@ from asyncpg.transaction import Transaction as AsyncpgTransaction
 
 from taskd import Context
 from taskd.middleware import CallNext, middleware
-from taskd.store import connections
-from taskd.store.channel import Listening
-from taskd.store.database import Database, Lane
+from taskd.store.connections import callers_connection
+from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.listening import Listening
 from tests.system.recorder import Recorder
 
 CUT = "connection was closed in the middle of operation"
@@ -134,7 +134,7 @@ class _Meet:
 
 
 def _wrap_statements(meet: _Meet) -> None:
-    fetch, run, on_their_own = Lane.fetch, Database.run, connections._Asyncpg.fetch
+    fetch, run, on_their_own = Lane.fetch, Database.run, callers_connection._Asyncpg.fetch
     listen, end = Listening.open, AsyncpgTransaction.commit
     # Whose completion the transaction of a connection holds.
     completing: dict[Any, dict[str, Any]] = {}
@@ -173,7 +173,7 @@ def _wrap_statements(meet: _Meet) -> None:
 
     Lane.fetch = fetched  # type: ignore[method-assign]
     Database.run = ran  # type: ignore[method-assign]
-    connections._Asyncpg.fetch = ran_by_handler  # type: ignore[method-assign]
+    callers_connection._Asyncpg.fetch = ran_by_handler  # type: ignore[method-assign]
     Listening.open = opened  # type: ignore[method-assign]
     AsyncpgTransaction.commit = committed
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import asyncpg
 
-from taskd.core.job import NewJob
-from taskd.store import jobs
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.job import NewJob
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app
 from tests.system.fleet import START_S, Fleet, until
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Report:
+class DrainReport:
     """What came of it; `burned` counts attempts beyond the first, which no job has asked for."""
 
     plan: Plan
@@ -96,7 +96,7 @@ def load(count: int, dice: random.Random) -> list[NewJob]:
     return [make() for make in dice.choices([*kinds], weights=[*kinds.values()], k=count)]
 
 
-async def run(plan: Plan, dsn: str, logs: Path) -> Report:
+async def run(plan: Plan, dsn: str, logs: Path) -> DrainReport:
     """Play the plan in a migrated database of its own."""
     began = time.monotonic()
     dice = random.Random(plan.seed)
@@ -116,7 +116,7 @@ async def run(plan: Plan, dsn: str, logs: Path) -> Report:
         verdict = await judge.check(enqueued=enqueued)
         row = await connection.fetchrow(FIGURES)
         took_s = time.monotonic() - began
-        return Report(plan, verdict, took_s, len(stopped), codes, *row)
+        return DrainReport(plan, verdict, took_s, len(stopped), codes, *row)
     finally:
         await fleet.close()
         await connection.close()

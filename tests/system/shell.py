@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from taskd.core.job import NewJob
-from taskd.store import jobs
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.job import NewJob
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
 from tests.canary import assert_unseen
 from tests.processes import send
 

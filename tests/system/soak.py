@@ -27,8 +27,8 @@ from typing import TextIO
 
 import asyncpg
 
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from tests.system.faults.cluster import private
 from tests.system.soak_bounds import judge, table
 from tests.system.soak_figures import Sample, Sampler

@@ -14,7 +14,7 @@ from collections import Counter
 from itertools import count
 
 from taskd import Client
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.workflows import chain, group
 from tests.system import soak_app as app
 from tests.system.soak_figures import bucket

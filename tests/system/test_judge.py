@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from taskd.core.job import JobState
-from taskd.core.outcome import Interrupted
-from taskd.core.unique import Unique
-from taskd.store import control, jobs
+from taskd.core.jobs.job import JobState
+from taskd.core.jobs.unique import Unique
+from taskd.core.outcomes.attempt_ends import Interrupted
+from taskd.store.jobs import changes, jobs
 from tests.system.judge_scene import QUEUE, TASK, Open, one_job_done, two_in_a_chain
 
 
@@ -52,7 +52,7 @@ async def test_cancelled_and_forgotten_jobs_are_lawful(scene: Open) -> None:
 async def test_a_job_whose_deadline_is_over_fails_lawfully_wherever_it_waits(scene: Open) -> None:
     stage = await scene(strict=True)
     expired = [await stage.enqueue(deadline_s=0.0), await stage.enqueue(deadline_s=0, delay_s=60)]
-    await control.expire(stage.house, 10)
+    await changes.expire(stage.house, 10)
     verdict = await stage.judge.check(enqueued=expired)
     verdict.require()
     assert (verdict.figures.failed, verdict.figures.failed_unrun) == (2, 2)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from taskd.core.limit import LimitOf
-from taskd.core.outcome import NotStarted
-from taskd.core.unique import Unique
-from taskd.store import jobs
+from taskd.core.jobs.limit import LimitOf
+from taskd.core.jobs.unique import Unique
+from taskd.core.outcomes.attempt_ends import NotStarted
+from taskd.store.jobs import jobs
 from tests.system.judge_scene import QUEUE, TASK, Open, Scene, one_job_done, two_in_a_chain
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from taskd.core.outcome import Interrupted, NotStarted, Raised
-from taskd.store import jobs
+from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted, Raised
+from taskd.store.jobs import jobs
 from tests.planted import Hand, planted
 from tests.system.judge_scene import QUEUE, Open, Scene
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.store.statements import load
+from taskd.store.connections.statements import load
 from tests.system.points_list import NOT_DONE, NOT_STRUCK, left_out, of_workers, trials
 from tests.system.points_stage import play
 

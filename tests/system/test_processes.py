@@ -21,10 +21,10 @@ import pytest
 
 from taskd import events
 from taskd.config import Settings
-from taskd.store.database import Database
-from taskd.store.migrations import all_migrations
-from taskd.worker.notify import Notify
-from taskd.worker.processes import Processes
+from taskd.store.connections.database import Database
+from taskd.store.schema.migrations import all_migrations
+from taskd.worker.processes.parent import Processes
+from taskd.worker.sd_notify import Notify
 from tests.processes import children
 from tests.system.shell import ROOT, WITHIN_S, Shell
 from tests.worker.test_notify import Supervisor

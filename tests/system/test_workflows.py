@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taskd import Client
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.workflows import Workflow, group
 from tests.store.workflow_helpers import WRONG
 from tests.system.judge import Judge

@@ -32,13 +32,14 @@ import uvloop
 
 from taskd import Client
 from taskd.config import Settings
-from taskd.core.job import NewJob
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store.database import Database
-from taskd.worker import Worker, attendance, consumer
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store.connections.database import Database
+from taskd.worker import Worker
+from taskd.worker.claiming import busy_mark, consumer
 from tests.servers import add_dsn, database, server
-from tests.system.wakeups_report import LOST_S, Plan, Report, Trial, percentile_s
+from tests.system.wakeups_report import LOST_S, DrainReport, Plan, Trial, percentile_s
 
 # As long as the setting may be, so that a job found by a ring is never taken for one of a poll.
 POLL_S = 60.0
@@ -66,7 +67,7 @@ ENQUEUE = "SELECT taskd.enqueue('found', jsonb_build_object('number', $1::bigint
 class Watch:
     """Looks at the marks, a couple of hundred times a second."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: DrainReport) -> None:
         self._report = report
         self._marked: set[str] = set()
         self._looked = asyncio.Condition()
@@ -108,7 +109,7 @@ class Trials:
 
     def __init__(self, plan: Plan, dsn: str, pool: Any, client: Client) -> None:
         self.plan, self.dsn = plan, dsn
-        self.report = Report(plan)
+        self.report = DrainReport(plan)
         self.watch = Watch(self.report)
         self.nap_s = 0.2
         self._pool, self._client = pool, client
@@ -219,7 +220,7 @@ class Trials:
         report.wait_s[number] = max(0.0, began - self._answered[number])
 
 
-async def run(plan: Plan, dsn: str) -> Report:
+async def run(plan: Plan, dsn: str) -> DrainReport:
     """Play the plan in a migrated database of its own."""
     began = time.monotonic()
     queues = [f"nap{n}" for n in range(plan.queues)]
@@ -227,8 +228,8 @@ async def run(plan: Plan, dsn: str) -> Report:
         # As a setting it is at most 60 s, and what follows an empty claim is no setting.
         stack.enter_context(mock.patch.object(consumer, "POLL_UNSURE_S", POLL_S))
         # Shorter streams, and one nap after the other: the same steps, more often.
-        stack.enter_context(mock.patch.object(attendance, "ATTEND_AFTER_S", ATTEND_AFTER_S))
-        stack.enter_context(mock.patch.object(attendance, "NOT_AGAIN_FOR_S", 0.0))
+        stack.enter_context(mock.patch.object(busy_mark, "ATTEND_AFTER_S", ATTEND_AFTER_S))
+        stack.enter_context(mock.patch.object(busy_mark, "NOT_AGAIN_FOR_S", 0.0))
         pool = await stack.enter_async_context(
             asyncpg.create_pool(dsn, min_size=plan.queues, max_size=3 * plan.queues)
         )

@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Report:
+class DrainReport:
     """What came of it.
 
     Attributes:

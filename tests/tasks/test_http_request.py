@@ -21,7 +21,7 @@ from aiohttp import web
 
 from taskd import tasks
 from taskd.config import Settings
-from taskd.core.outcome import Fail, Retry
+from taskd.core.jobs.verdicts import Fail, Retry
 from taskd.errors import ConfigError, InvalidArgs
 from taskd.tasks import addresses
 from taskd.tasks.addresses import AddressDenied, check_address, networks, places

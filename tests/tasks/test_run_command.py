@@ -17,7 +17,7 @@ import pytest
 
 from taskd import tasks
 from taskd.config import Settings, load
-from taskd.core.outcome import Cancel, Fail, Retry, Snooze
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from taskd.errors import ConfigError, InvalidArgs
 from taskd.tasks import run_command
 from taskd.tasks.run_command import CommandFailed, CommandNotAllowed

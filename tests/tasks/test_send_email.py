@@ -18,10 +18,10 @@ import pytest
 
 from taskd import tasks
 from taskd.config import Settings
-from taskd.core.backoff import Fixed
-from taskd.core.outcome import Fail
+from taskd.core.jobs.backoff import Fixed
+from taskd.core.jobs.verdicts import Fail
 from taskd.errors import ConfigError, InvalidArgs
-from taskd.tasks import smtp
+from taskd.tasks import smtp_pool
 from taskd.tasks.send_email import MailDeferred, Mailer
 from tests.tasks.smtp_server import Server, serving
 
@@ -333,7 +333,7 @@ async def test_connections_are_reused_and_bounded(server: Server, mailer: Mailer
     server.data_s = 0.01
     await asyncio.gather(*(send(mailer, Attempt(str(n))) for n in range(60)))
     assert len(server.mails) == 60
-    assert server.most_open == server.connections == smtp.CONNECTIONS_MAX
+    assert server.most_open == server.connections == smtp_pool.CONNECTIONS_MAX
 
 
 @pytest.mark.parametrize(
@@ -360,11 +360,11 @@ async def test_the_server_restarts_while_ten_connections_are_kept(
     server.drop_all()
     await asyncio.gather(*(send(mailer, Attempt(str(n))) for n in range(20, 40)))
     assert len(server.mails) == 40
-    assert server.most_open == smtp.CONNECTIONS_MAX
+    assert server.most_open == smtp_pool.CONNECTIONS_MAX
 
 
 async def test_idle_connections_are_closed(server: Server) -> None:
-    pool = smtp.Pool(server.settings(), idle_s=0.05)
+    pool = smtp_pool.Pool(server.settings(), idle_s=0.05)
     async with pool.connection() as first:
         assert not first.reused
     async with pool.connection() as again:
@@ -393,7 +393,7 @@ async def test_a_cancelled_attempt_does_not_leave_half_a_mail(
 
 
 async def test_a_connection_in_use_is_closed_when_it_comes_back(server: Server) -> None:
-    pool = smtp.Pool(server.settings())
+    pool = smtp_pool.Pool(server.settings())
     async with pool.connection():
         await pool.aclose()
         assert len(server.open) == 1
@@ -510,7 +510,7 @@ async def test_auto_knows_the_port_of_tls(
     tls: ssl.SSLContext, mailers: Callable[[Settings], Mailer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(implicit_tls=tls) as server:
-        monkeypatch.setattr(smtp, "TLS_PORT", server.port)
+        monkeypatch.setattr(smtp_pool, "TLS_PORT", server.port)
         await sent_over(server.settings(smtp_tls="auto"), mailers)
         assert len(server.mails) == 1
 
@@ -534,7 +534,7 @@ async def test_a_password_is_not_sent_unprotected(
 ) -> None:
     async with serving(auth_require_tls=False) as server:
         login = {"smtp_user": "robot", "smtp_password": "s3cret"}
-        with pytest.raises(smtp.Unprotected, match="TASKD_SMTP_TLS=off"):
+        with pytest.raises(smtp_pool.Unprotected, match="TASKD_SMTP_TLS=off"):
             await sent_over(server.settings(**login, smtp_tls="auto"), mailers)
         assert server.logins == []
         await sent_over(server.settings(**login, smtp_tls="off"), mailers)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from taskd.client import Client, Task
-from taskd.client.background import BackgroundLoop
-from taskd.core.registry import Registry
+from taskd.client.background_loop import BackgroundLoop
+from taskd.core.tasks.registry import Registry
 from taskd.testing import TaskdDB
 
 MakeTask = Callable[..., Callable[[Callable[..., Any]], Task[..., Any]]]

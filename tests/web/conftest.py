@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from taskd.core.task import Task
-from taskd.store.database import Database
+from taskd.core.tasks.task import Task
+from taskd.store.connections.database import Database
 from taskd.web.endpoint import Endpoint
 from tests.worker.conftest import Desk, Started, desk, heard, other, silent_loop
 

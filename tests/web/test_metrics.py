@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from taskd import Retry
-from taskd.store.database import Database, Lane
-from taskd.store.metrics import Value, read
-from taskd.web.figures import CACHE_S, NOTHING, Figures, Reading
-from taskd.web.metrics import write
-from taskd.web.vocabulary import METRICS
-from taskd.worker import counting
-from taskd.worker.asked import Answerer, Asker
-from taskd.worker.counting import Counting
+from taskd.store.connections.database import Database, Lane
+from taskd.store.reading.metrics import Value, read
+from taskd.web.metrics.database_metrics import CACHE_S, NOTHING, Figures, Reading
+from taskd.web.metrics.exposition import write
+from taskd.web.metrics.vocabulary import METRICS
 from taskd.worker.health import Condition
-from taskd.worker.snapshot import take
+from taskd.worker.observing import counters
+from taskd.worker.observing.counters import Counters
+from taskd.worker.processes.stats_socket import Asker, StatsServer
+from taskd.worker.status import take
 from tests.web.conftest import Serve, samples
 from tests.worker.conftest import Desk, until
 
@@ -31,7 +31,7 @@ def job(task: str = "t", queue: str = "q", wait_s: float = 0.2) -> Any:
     return made
 
 
-def written(counted: Counting) -> dict[str, float]:
+def written(counted: Counters) -> dict[str, float]:
     snapshot = take(1, Condition(), counted.counted, None)
     return samples(write([snapshot], None).decode())
 
@@ -99,20 +99,20 @@ async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:
 
 
 def test_names_of_tasks_without_end_make_labels_that_have_one() -> None:
-    counted = Counting(["q"])
-    for number in range(counting.TASKS_MAX * 2):
+    counted = Counters(["q"])
+    for number in range(counters.TASKS_MAX * 2):
         counted.done(job(f"t{number}"), 0.1)
         counted.done(job(f"t{number}"), 0.1)
     found = written(counted)
     tasks = {name for name in found if name.startswith("taskd_attempts_total")}
-    assert len({re.findall('task="(.*?)"', name)[0] for name in tasks}) == counting.TASKS_MAX + 1
+    assert len({re.findall('task="(.*?)"', name)[0] for name in tasks}) == counters.TASKS_MAX + 1
     other = 'taskd_attempts_total{outcome="done",process="1",queue="q",task="other"}'
-    assert found[other] == 2 * counting.TASKS_MAX
+    assert found[other] == 2 * counters.TASKS_MAX
 
 
 @pytest.mark.parametrize("value", [0, 0.0005, 0.001, 0.0011, 0.2, 1800, 1801, 1e9])
 def test_a_value_lies_in_the_buckets_that_end_at_it_or_above_it(value: float) -> None:
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     counted.done(job(), value)
     counted.claimed("q", [job(wait_s=value)], value)
     found = written(counted)
@@ -128,7 +128,7 @@ def test_a_value_lies_in_the_buckets_that_end_at_it_or_above_it(value: float) ->
 
 
 def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     counted.done(job(), 0.1)
     found = counted.copy()
     assert found == counted.counted
@@ -140,7 +140,7 @@ def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
 
 def test_the_waits_of_a_batch_are_those_of_its_jobs() -> None:
     waits = [0.0, 0.005, 0.0051, 0.3, 0.3, 7200, 7201, 1e9]
-    together, apart = Counting(["q"]), Counting(["q"])
+    together, apart = Counters(["q"]), Counters(["q"])
     together.claimed("q", [job(wait_s=each) for each in waits], 0.1)
     for each in waits:
         apart.claimed("q", [job(wait_s=each)], 0.1)
@@ -148,7 +148,7 @@ def test_the_waits_of_a_batch_are_those_of_its_jobs() -> None:
 
 
 def test_odd_names_of_tasks_are_written_so_that_they_can_be_read() -> None:
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     for name in ('a"b', "a\\b", "é{}=,", "x" * 200):
         counted.done(job(name), 0.1)
     assert len([name for name in written(counted) if 'outcome="done"' in name]) == 4
@@ -267,12 +267,12 @@ async def test_several_scrapes_read_the_database_once(
         reads += 1
         return await read(lane)
 
-    monkeypatch.setattr("taskd.store.metrics.read", counted)
+    monkeypatch.setattr("taskd.store.reading.metrics.read", counted)
     together = await asyncio.gather(*(figures.read() for _ in range(5)))
     again = await figures.read()
     assert reads == 1
     assert all(each is again and each.up for each in together)
-    monkeypatch.setattr("taskd.web.figures.CACHE_S", 0.0)
+    monkeypatch.setattr("taskd.web.metrics.database_metrics.CACHE_S", 0.0)
     figures._until = 0.0
     await figures.read()
     assert (reads, CACHE_S > 1) == (2, True)
@@ -288,8 +288,8 @@ async def test_a_statement_that_takes_too_long_is_not_waited_for(
         await done.wait()
         return []
 
-    monkeypatch.setattr("taskd.store.metrics.read", slow)
-    monkeypatch.setattr("taskd.web.figures.WAIT_S", 0.05)
+    monkeypatch.setattr("taskd.store.reading.metrics.read", slow)
+    monkeypatch.setattr("taskd.web.metrics.database_metrics.WAIT_S", 0.05)
     figures = Figures(database)
     assert await figures.read() is NOTHING
     assert await figures.read() is NOTHING
@@ -348,9 +348,9 @@ def test_names_end_in_their_unit_and_counters_in_total() -> None:
 
 async def test_a_child_answers_its_parent_over_its_own_pair_of_sockets() -> None:
     asker = Asker()
-    counted = Counting(["q"])
+    counted = Counters(["q"])
     counted.done(job(), 0.1)
-    answerer = Answerer(
+    answerer = StatsServer(
         os.dup(asker.theirs), lambda: take(3, Condition("", ""), counted.counted, None)
     )
     asker.close_theirs()
@@ -366,7 +366,7 @@ async def test_a_child_answers_its_parent_over_its_own_pair_of_sockets() -> None
 async def test_an_answer_that_comes_too_late_is_not_the_next_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskd.worker.asked.ANSWER_S", 0.1)
+    monkeypatch.setattr("taskd.worker.processes.stats_socket.ANSWER_S", 0.1)
     asker = Asker()
     answered = 0
 
@@ -375,9 +375,9 @@ async def test_an_answer_that_comes_too_late_is_not_the_next_ones(
         answered += 1
         if answered == 1:
             time.sleep(0.3)
-        return take(answered, Condition(), Counting(["q"]).counted, None)
+        return take(answered, Condition(), Counters(["q"]).counted, None)
 
-    answerer = Answerer(os.dup(asker.theirs), slowly)
+    answerer = StatsServer(os.dup(asker.theirs), slowly)
     asker.close_theirs()
     running = asyncio.create_task(answerer.run())
     assert await asker.ask() is None

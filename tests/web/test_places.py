@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from taskd.web import pages
 from taskd.web import server as web_server
-from taskd.web.live import VIEWERS_MAX
-from taskd.web.metrics import SCRAPES_MAX
-from taskd.web.site import PAGES_MAX
+from taskd.web.metrics.exposition import SCRAPES_MAX
+from taskd.web.pages import views
+from taskd.web.pages.live import VIEWERS_MAX
+from taskd.web.routes import PAGES_MAX
 from tests.web.conftest import Serve, Served
 
 
@@ -53,7 +53,7 @@ async def test_a_flood_of_pages_is_told_to_come_back_and_probes_are_answered(
         await gate.wait()
         return PlainTextResponse("at last")
 
-    monkeypatch.setattr(pages, "jobs", held_up)
+    monkeypatch.setattr(views, "jobs", held_up)
     async with serve() as served, AsyncExitStack() as ends:
         # Those that were refused idle, and make room for others.
         asked = [await ask(served, ends, "/jobs") for _ in range(number)]

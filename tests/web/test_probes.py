@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core.resource import resource
+from taskd.core.tasks.resource import resource
 from taskd.worker import health
 from tests.system.shell import cut_off_by
 from tests.web.conftest import Serve, Served

@@ -15,9 +15,9 @@ import yaml
 from click.testing import CliRunner
 
 from taskd.cli import cli
-from taskd.web.metrics import EVENTS_FROM_START
-from taskd.web.vocabulary import METRICS
-from taskd.worker.counting import ALL_OUTCOMES
+from taskd.web.metrics.exposition import EVENTS_FROM_START
+from taskd.web.metrics.vocabulary import METRICS
+from taskd.worker.observing.counters import ALL_OUTCOMES
 from tests.contracts.readme import found_events
 
 # What Prometheus puts on every sample, and a histogram on its buckets.

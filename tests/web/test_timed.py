@@ -1,6 +1,6 @@
 """Times in texts are shown in the zone of the reader, as all others on a page."""
 
-from taskd.web.render import timed
+from taskd.web.pages.render import timed
 
 
 def test_a_time_in_a_sentence_becomes_one_of_the_readers() -> None:

@@ -14,11 +14,12 @@ import uvloop
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store import database as store
-from taskd.store import jobs, workers
-from taskd.store.database import Database, Lane
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store import workers
+from taskd.store.connections import database as store
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
 from taskd.worker import Worker
 from taskd.worker.lease import new_incarnation
 from tests.canary import assert_unseen

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from taskd import Cancel, Fail, Fixed, task
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.handlers import MustEnd, ProcessDied
 from taskd.workflows import Next, Stop
 

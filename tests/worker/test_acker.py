@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import Job, JobState
-from taskd.core.outcome import Ack
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.outcomes.ack import Ack
 from taskd.errors import StoreUnavailable
-from taskd.store.database import Database
-from taskd.store.translate import Silence, ValueRefused
-from taskd.worker.acker import Acker
+from taskd.store.connections.database import Database
+from taskd.store.connections.error_translation import Silence, ValueRefused
+from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease import Lease
-from taskd.worker.leaving import Leaving
+from taskd.worker.stopping.emergency_stop import EmergencyStop
 from tests.worker.conftest import Desk, until
 
 ME = 42
@@ -87,7 +87,7 @@ async def test_a_database_that_refuses_has_answered(desk: Desk) -> None:
 async def test_what_is_set_aside_is_tried_again_while_more_is_set_aside(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskd.worker.acker.ASIDE_S", 0.1)
+    monkeypatch.setattr("taskd.worker.finishing.acker.ASIDE_S", 0.1)
     lane = Line()
 
     def refuse(args: Any) -> None:
@@ -147,7 +147,7 @@ async def test_leaving_writes_all_but_what_is_locked_and_closes_the_row(desk: De
     ]
     lease = Lease(30.0)
     lease.worker_id = ME
-    leaving = Leaving(Database({"dsn": desk.dsn}), lease, Acker(desk.lane), [], None)
+    leaving = EmergencyStop(Database({"dsn": desk.dsn}), lease, Acker(desk.lane), [], None)
     async with desk.sql.transaction():
         held = [jobs[0].id, jobs[5].id]
         await desk.sql.execute("SELECT FROM taskd.job WHERE id = ANY ($1) FOR UPDATE", held)

@@ -9,13 +9,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.core import outcome
-from taskd.core.backoff import Fixed
+from taskd.core.jobs.backoff import Fixed
+from taskd.core.outcomes import policy
 from taskd.errors import LeaseLost
-from taskd.store import jobs
-from taskd.store.connections import fetches
-from taskd.store.translate import HeldUp, Silence, translate
-from taskd.worker import upkeep
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.connections.error_translation import HeldUp, Silence, translate
+from taskd.store.jobs import jobs
+from taskd.worker.upkeep import duties
 from tests.worker.conftest import Desk, until
 from tests.worker.test_claims import TERMINATE, idle
 
@@ -99,7 +99,7 @@ async def test_a_refused_outcome_harms_its_own_job_only(
             raise ValueError("odd")
         return "odd" if odd else "fine"
 
-    settle = outcome.settle
+    settle = policy.decide
 
     def poisoned(*args: Any) -> Any:
         ack = settle(*args)
@@ -111,7 +111,7 @@ async def test_a_refused_outcome_harms_its_own_job_only(
             )
         return ack
 
-    monkeypatch.setattr(outcome, "settle", poisoned)
+    monkeypatch.setattr(policy, "decide", poisoned)
     ids = await desk.enqueue(*(returns.job(n == 37) for n in range(100)))
     worker = await desk.start(concurrency=100)
     await until(lambda: worker.worker.parts.runners[0].running == 100)
@@ -192,7 +192,7 @@ async def test_an_ack_after_the_job_was_taken_over_changes_nothing(desk: Desk) -
 async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskd.worker import acker
+    from taskd.worker.finishing import acker
 
     monkeypatch.setattr(acker, "BACKLOG_MAX", 50)
 
@@ -304,7 +304,7 @@ async def test_rows_of_a_claim_whose_service_was_cancelled_come_back_as_soon(
     reconciler._grace_s = 1.0
     await idle(desk)
     # Nobody looks because it is time to: only whoever lost the claim can have said so.
-    monkeypatch.setattr(upkeep, "IDLE_LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(duties, "IDLE_LOOK_EVERY_S", 3600.0)
     meddle(worker.worker.parts.claims, name, once_cancelled())
     suspect = "UPDATE taskd.job SET state = 'scheduled', crashes = 1"
     async with desk.sql.transaction():
@@ -519,7 +519,7 @@ async def test_what_is_too_much_for_one_statement_is_written_in_parts(
 async def test_a_batch_of_outcomes_is_bounded_by_its_size_too(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskd.worker import acker
+    from taskd.worker.finishing import acker
 
     monkeypatch.setattr(acker, "BATCH_BYTES_MAX", 1000)
     real, sizes = jobs.ack_settled, []

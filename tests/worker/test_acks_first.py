@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from taskd.core.job import Job
-from taskd.store.database import Database, Lane
-from taskd.worker.acker import Acker
+from taskd.core.jobs.job import Job
+from taskd.store.connections.database import Database, Lane
+from taskd.worker.finishing.acker import Acker
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 

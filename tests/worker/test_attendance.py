@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.worker import attendance
+from taskd.worker.claiming import busy_mark
 from tests.store.helpers import MARK, MARKED, SERVES, UNMARK, Ears
 from tests.worker.conftest import until
 
@@ -60,10 +60,10 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     async def work() -> None: ...
 
     # On a loaded machine producer and worker may be slow for a moment: it is not to leave then.
-    few_for_s = attendance.FEW_FOR_S
-    monkeypatch.setattr(attendance, "FEW_FOR_S", 600.0)
-    monkeypatch.setattr(attendance, "CLAIM_AT_LEAST_EVERY_S", 600.0)
-    monkeypatch.setattr(attendance, "MARK_S", 50.0)
+    few_for_s = busy_mark.FEW_FOR_S
+    monkeypatch.setattr(busy_mark, "FEW_FOR_S", 600.0)
+    monkeypatch.setattr(busy_mark, "CLAIM_AT_LEAST_EVERY_S", 600.0)
+    monkeypatch.setattr(busy_mark, "MARK_S", 50.0)
     await desk.start(**NO_POLL)
     # It is the only one: an attending worker calls others when it finds more than it can take.
     await desk.sql.execute("DELETE FROM taskd.worker WHERE id = $1", SERVES)
@@ -76,7 +76,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     for _ in range(20):
         await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
     assert len(await rings.so_far()) == before
-    monkeypatch.setattr(attendance, "FEW_FOR_S", few_for_s)
+    monkeypatch.setattr(busy_mark, "FEW_FOR_S", few_for_s)
     enough.set()
     await busy
     await desk.heard.wait("queue.left")
@@ -116,8 +116,8 @@ async def test_producers_that_wait_for_each_other_need_not_ring(
     @desk.task()
     async def work() -> None: ...
 
-    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 600.0)
-    monkeypatch.setattr(attendance, "OFTEN_CLAIMS_PER_S", 10)
+    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 600.0)
+    monkeypatch.setattr(busy_mark, "OFTEN_CLAIMS_PER_S", 10)
     await desk.start(**NO_POLL)
     enough = asyncio.Event()
     producers = [asyncio.create_task(ring_on(desk.dsn, enough)) for _ in range(16)]
@@ -136,25 +136,25 @@ async def test_a_load_that_paused_is_attended_again_at_once_but_not_twice_within
     async def work() -> None: ...
 
     async def until_attended(count: int) -> None:
-        monkeypatch.setattr(attendance, "FEW_FOR_S", 600.0)
-        monkeypatch.setattr(attendance, "CLAIM_AT_LEAST_EVERY_S", 600.0)
+        monkeypatch.setattr(busy_mark, "FEW_FOR_S", 600.0)
+        monkeypatch.setattr(busy_mark, "CLAIM_AT_LEAST_EVERY_S", 600.0)
         enough = asyncio.Event()
         busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
         await desk.heard.wait("queue.attended", count)
         # From here on: had it counted from when the queue is left, it would never come back.
-        monkeypatch.setattr(attendance, "NOT_AGAIN_FOR_S", 3600.0)
-        monkeypatch.setattr(attendance, "FEW_FOR_S", few_for_s)
+        monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 3600.0)
+        monkeypatch.setattr(busy_mark, "FEW_FOR_S", few_for_s)
         enough.set()
         await busy
         await desk.heard.wait("queue.left", count)
 
-    few_for_s = attendance.FEW_FOR_S
-    monkeypatch.setattr(attendance, "NOT_AGAIN_FOR_S", 0.1)
+    few_for_s = busy_mark.FEW_FOR_S
+    monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 0.1)
     await desk.start(**NO_POLL)
     await until_attended(1)
     await until_attended(2)
     # This time the hour counts, however busy it is.
-    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 0.0)
+    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 0.0)
     await desk.settled(*await desk.enqueue(*[work.job()] * 5000))
     assert len(desk.heard.of("queue.attended")) == 2
 
@@ -163,13 +163,13 @@ async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Awake all the time, and it renews its mark before each claim.
-    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", -1.0)
-    monkeypatch.setattr(attendance, "NOT_AGAIN_FOR_S", 0.0)
-    monkeypatch.setattr(attendance, "RENEW_EVERY_S", 0.0)
-    monkeypatch.setattr(attendance, "FEW_FOR_S", 600.0)
+    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", -1.0)
+    monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 0.0)
+    monkeypatch.setattr(busy_mark, "RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr(busy_mark, "FEW_FOR_S", 600.0)
     await desk.other_worker(1)
     await desk.other_worker(2)
-    one = attendance.Attendance(
+    one = busy_mark.BusyMark(
         desk.lane,
         "default",
         SimpleNamespace(worker_id=1),

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from taskd import Cancel, Fixed, Retry, Task, task
-from taskd.core import kind
-from taskd.core.job import NewJob
-from taskd.core.registry import Registry
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks import handler_kind
+from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidArgs
 from taskd.handlers import Item
-from taskd.store import jobs
+from taskd.store.jobs import jobs
 from tests.worker.conftest import Desk, until
 
 NOW = Fixed(0.01)
@@ -263,7 +263,7 @@ async def test_each_job_can_be_completed_in_a_transaction(desk: Desk, other: Any
 async def test_other_jobs_of_the_queue_do_not_wait_for_a_batch(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kind, "MAX_WAIT_S_MAX", 60.0)  # longer than this test
+    monkeypatch.setattr(handler_kind, "MAX_WAIT_S_MAX", 60.0)  # longer than this test
 
     @desk.task(batch=50, max_wait_s=60.0)
     async def index(items: list[Item[Point]]) -> int: ...

@@ -11,13 +11,15 @@ import random
 import pytest
 
 from taskd.config import Settings
-from taskd.store import channel
-from taskd.store.database import CONNECT_TIMEOUT_S, Database
-from taskd.worker import acker, consumer, listener, upkeep
+from taskd.store.connections import listening
+from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database
+from taskd.worker.claiming import consumer, listener
+from taskd.worker.claiming.poller import IdlePoller
+from taskd.worker.finishing import acker
 from taskd.worker.lease import Lease
-from taskd.worker.scout import Scout
+from taskd.worker.observing.loop_monitor import REST_TICK_S
 from taskd.worker.service import Backoff, jittered_s
-from taskd.worker.watch import REST_TICK_S
+from taskd.worker.upkeep import duties
 
 DEFAULT = Settings()
 # A statement or two and a connection, on a machine that has other things to do.
@@ -37,13 +39,13 @@ def longest_retry_s() -> float:
 
 
 def test_a_killed_workers_jobs_are_taken_back_within_40_s() -> None:
-    sweep_s = jittered_s(min(DEFAULT.lease_s / 6, upkeep.SWEEP_EVERY_S_MAX))
+    sweep_s = jittered_s(min(DEFAULT.lease_s / 6, duties.SWEEP_EVERY_S_MAX))
     assert DEFAULT.lease_s + sweep_s + STEPS_S <= 40
 
 
 def test_rows_of_a_lost_claim_are_given_back_within_15_s() -> None:
     grace_s = DEFAULT.statement_timeout_s + 5.0
-    assert grace_s + jittered_s(upkeep.RECONCILE_EVERY_S) + STEPS_S <= 15
+    assert grace_s + jittered_s(duties.RECONCILE_EVERY_S) + STEPS_S <= 15
 
 
 def test_a_worker_that_is_cut_off_has_stopped_its_handlers_before_others_may_run_their_jobs() -> (
@@ -80,11 +82,11 @@ async def test_a_connection_without_an_answer_is_found_in_10_s_and_one_that_list
         await database.connect("bounds")
     assert asked["command_timeout"] + STEPS_S <= 10
     assert asked["timeout"] == CONNECT_TIMEOUT_S
-    assert jittered_s(listener.PROBE_EVERY_S) + channel.PROBE_TIMEOUT_S + STEPS_S <= 15
+    assert jittered_s(listener.PROBE_EVERY_S) + listening.PROBE_TIMEOUT_S + STEPS_S <= 15
 
 
 def test_a_job_that_nobody_rang_for_waits_for_one_poll() -> None:
-    scout = Scout(None, DEFAULT.poll_s)  # type: ignore[arg-type]
+    scout = IdlePoller(None, DEFAULT.poll_s)  # type: ignore[arg-type]
     poll_s = consumer.POLL_UNSURE_S
     for _ in range(30):
         poll_s = scout.later(poll_s)

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import Job, NewJob
-from taskd.store import jobs, queues
-from taskd.store.database import Lane
-from taskd.store.jobs import Read
-from taskd.worker import acker, attendance, consumer, promoter
+from taskd.core.jobs.job import Job, NewJob
+from taskd.store import queues
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
+from taskd.store.jobs.jobs import Read
+from taskd.worker.claiming import busy_mark, consumer
+from taskd.worker.finishing import acker
+from taskd.worker.upkeep import promoter
 from taskd.worker.worker import CONNECTIONS
 from tests.worker.conftest import Desk, until
 
@@ -319,7 +322,7 @@ async def test_jobs_that_come_fast_share_claims_and_acks(
     for name, seconds in distance.items():
         monkeypatch.setattr(consumer, name, seconds)
     monkeypatch.setattr(acker, "WRITE_EVERY_S", 0.2)
-    monkeypatch.setattr(attendance, "ATTEND_AFTER_S", 600.0)
+    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 600.0)
     await desk.start()
     began = time.monotonic()
     ids = [

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import Job, NewJob
-from taskd.core.registry import Registry
-from taskd.core.task import Task
-from taskd.store import control, jobs, limits, reports, tasks
-from taskd.worker.controls import Calls
+from taskd.core.jobs.job import Job, NewJob
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.store import tasks
+from taskd.store.jobs import changes, jobs, limits
+from taskd.store.reading import reports
+from taskd.worker.operator_settings import Calls
 from tests.worker.conftest import Desk, until
 
 
@@ -302,11 +304,11 @@ async def test_a_claim_and_an_expiry_of_one_job_cannot_both_have_it(desk: Desk, 
     [job_id] = await desk.enqueue(NewJob("t", queue="default", deadline_s=0.0))
     async with other.transaction():
         await other.execute("SELECT FROM taskd.job FOR UPDATE")
-        assert await control.expire(desk.lane, 10) == {}
+        assert await changes.expire(desk.lane, 10) == {}
         assert await jobs.claim(desk.lane, 7, "default", 10) == []
     [job] = await jobs.claim(desk.lane, 7, "default", 10)
     assert (job.id, job.late) == (job_id, True)
-    assert await control.expire(desk.lane, 10) == {}
+    assert await changes.expire(desk.lane, 10) == {}
 
 
 # The form of arguments.

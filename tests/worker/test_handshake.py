@@ -9,9 +9,10 @@ import pytest
 
 from taskd.core.migration import Migration
 from taskd.errors import SchemaOutdated, SchemaTooNew
-from taskd.store import migrations, workers
-from taskd.store.migrations import all_migrations
-from taskd.worker.report import Report
+from taskd.store import workers
+from taskd.store.schema import migrations
+from taskd.store.schema.migrations import all_migrations
+from taskd.worker.finishing.drain_report import DrainReport
 from tests.worker.conftest import WITHIN_S, Desk, until
 
 NEWEST = all_migrations()[-1].number
@@ -99,6 +100,6 @@ async def test_a_worker_that_needs_a_newer_schema_does_not_start(
 
 
 def test_of_several_processes_one_that_is_outgrown_counts() -> None:
-    whole = Report(abandoned=1)
-    whole.add(Report(outgrown=True))
+    whole = DrainReport(abandoned=1)
+    whole.add(DrainReport(outgrown=True))
     assert whole.exit_code == 78

@@ -21,9 +21,10 @@ from typing import Any
 
 import pytest
 
-from taskd.core.backoff import Fixed
-from taskd.worker import handler_tasks, watch
-from taskd.worker.watch import LATE_S, LOOK_EVERY_S, TICK_S, LoopWatch, Pulse
+from taskd.core.jobs.backoff import Fixed
+from taskd.worker.observing import loop_monitor
+from taskd.worker.observing.loop_monitor import LATE_S, LOOK_EVERY_S, TICK_S, LoopMonitor, Pulse
+from taskd.worker.running import handler_tasks
 from tests.worker.conftest import Desk, until
 
 HERE = Path(__file__).parent
@@ -145,9 +146,9 @@ async def test_a_loop_that_is_blocked_again_and_again_does_not_fill_the_log(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 1000.0
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(loop_monitor.time, "monotonic", lambda: clock)
     pulse = Pulse()
-    looking = LoopWatch(pulse)
+    looking = LoopMonitor(pulse)
     # A minute in which the loop is blocked for half of the time.
     for _ in range(60):
         pulse.ticked = clock

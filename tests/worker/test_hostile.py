@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from taskd.core.backoff import Fixed
-from taskd.core.outcome import RESULT_BYTES_MAX
-from taskd.store.translate import first_line
-from taskd.worker import runner
+from taskd.core.jobs.backoff import Fixed
+from taskd.core.outcomes.policy import RESULT_BYTES_MAX
+from taskd.store.connections.error_translation import first_line
+from taskd.worker.running import runner
 from tests.worker.conftest import Desk, until
 
 NOW = Fixed(0.01)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.worker.counting import Counting
+from taskd.worker.observing.counters import Counters
 from tests.worker.conftest import Desk
 
 
@@ -79,7 +79,7 @@ async def test_one_that_is_left_behind_is_told_as_well_and_comes_back_later(desk
 
 @pytest.mark.parametrize("why", ["stop", "fence"])
 def test_interruptions_are_counted_by_why(why: str) -> None:
-    counting = Counting(["q"])
+    counting = Counters(["q"])
     said = {"job_id": 1, "task": "t", "queue": "q", "attempt": 1, "duration_ms": 1500.0}
     counting.heard("job.interrupted", said | {"why": why, "delay_s": 0.0})
     [of_task] = counting.counted.tasks

@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 
 from taskd.store import workers
-from taskd.store.statements import statement
-from taskd.store.translate import Down, Silence
+from taskd.store.connections.error_translation import Down, Silence
+from taskd.store.connections.statements import statement
 from taskd.worker import lease as leases
 from taskd.worker.lease import is_gone, process_started
 from tests.worker.conftest import Desk, until

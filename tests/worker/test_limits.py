@@ -7,7 +7,7 @@ from typing import Any
 
 from taskd import Fail, Retry, Snooze
 from taskd.limits import Limit
-from taskd.store import limits
+from taskd.store.jobs import limits
 from tests.worker.conftest import Desk, until
 
 # The most that ran at the same time, by limit and key: who was running when another one began.

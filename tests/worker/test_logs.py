@@ -14,17 +14,17 @@ import pytest
 import structlog
 
 from taskd import events
-from taskd.core.backoff import Fixed
-from taskd.core.batch import Item
-from taskd.core.job import Job
-from taskd.core.lines import KeepLogs, Said
-from taskd.core.outcome import Snooze
-from taskd.core.registry import Registry
+from taskd.core.jobs.backoff import Fixed
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.log_lines import KeepLogs, Said
+from taskd.core.jobs.verdicts import Snooze
+from taskd.core.tasks.batch import Item
+from taskd.core.tasks.registry import Registry
 from taskd.errors import StoreUnavailable
-from taskd.store import logs
-from taskd.worker import held_lines, log_keeper
-from taskd.worker.batches import Batches
-from taskd.worker.job_lines import BOUND
+from taskd.store.jobs import logs
+from taskd.worker.observing import log_buffer, log_writer
+from taskd.worker.observing.log_capture import BOUND
+from taskd.worker.running.batches import Batches
 from tests.worker import process_app
 from tests.worker.conftest import Desk, until
 
@@ -40,8 +40,8 @@ class Secret:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_keeper, "WRITE_EVERY_S", 0.01)
-    monkeypatch.setattr(log_keeper, "RUNNING_EVERY_S", 0.05)
+    monkeypatch.setattr(log_writer, "WRITE_EVERY_S", 0.01)
+    monkeypatch.setattr(log_writer, "RUNNING_EVERY_S", 0.05)
 
 
 @pytest.fixture
@@ -447,24 +447,24 @@ async def test_what_an_attempt_says_after_its_end_does_not_replace_it(desk: Desk
 
 
 @pytest.fixture
-def keeper(desk: Desk) -> Iterator[log_keeper.LogKeeper]:
+def keeper(desk: Desk) -> Iterator[log_writer.LogWriter]:
     registry = Registry()
 
     @desk.task(name="spoken")
     async def spoken() -> None: ...
 
     registry.add(spoken)
-    keeper = log_keeper.LogKeeper(desk.lane, registry, KeepLogs.ALL, lambda _: True, {})
+    keeper = log_writer.LogWriter(desk.lane, registry, KeepLogs.ALL, lambda _: True, {})
     deafen = keeper.begin(lambda wake: wake())
     yield keeper
     deafen()
 
 
 @pytest.fixture
-def each_time(monkeypatch: pytest.MonkeyPatch, keeper: log_keeper.LogKeeper) -> None:
+def each_time(monkeypatch: pytest.MonkeyPatch, keeper: log_writer.LogWriter) -> None:
     """Each tick writes what ended and what runs, and forgets at once what does not."""
-    monkeypatch.setattr(log_keeper, "RUNNING_EVERY_S", 0.0)
-    monkeypatch.setattr(held_lines, "FORGOTTEN_AFTER_S", -1.0)
+    monkeypatch.setattr(log_writer, "RUNNING_EVERY_S", 0.0)
+    monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", -1.0)
     monkeypatch.setattr(keeper, "stopping", True)
 
 
@@ -472,7 +472,7 @@ def claimed(fence: int, job_id: int = 7) -> Job:
     return Job(job_id, fence, "spoken", "{}", fence, None, None, 100, 0, 0.0, 0.0, queue="default")
 
 
-def say(keeper: log_keeper.LogKeeper, job: Job, text: str) -> None:
+def say(keeper: log_writer.LogWriter, job: Job, text: str) -> None:
     keeper.line(job, Said(0.0, "info", text))
 
 
@@ -482,7 +482,7 @@ async def kept(desk: Desk) -> dict[int, list[str]]:
 
 
 async def test_a_thread_of_an_earlier_attempt_that_speaks_on_takes_no_line_from_the_next(
-    desk: Desk, keeper: log_keeper.LogKeeper
+    desk: Desk, keeper: log_writer.LogWriter
 ) -> None:
     first, second = claimed(1), claimed(2)
     say(keeper, first, "one")
@@ -497,7 +497,7 @@ async def test_a_thread_of_an_earlier_attempt_that_speaks_on_takes_no_line_from_
 
 
 async def test_what_a_thread_says_between_two_attempts_costs_no_other_its_lines(
-    desk: Desk, keeper: log_keeper.LogKeeper
+    desk: Desk, keeper: log_writer.LogWriter
 ) -> None:
     first, second = claimed(1), claimed(2)
     say(keeper, first, "one")
@@ -511,7 +511,7 @@ async def test_what_a_thread_says_between_two_attempts_costs_no_other_its_lines(
 
 
 async def test_a_line_that_comes_while_its_attempt_ends_is_not_counted_for_ever(
-    desk: Desk, keeper: log_keeper.LogKeeper
+    desk: Desk, keeper: log_writer.LogWriter
 ) -> None:
     class Ends:
         def __str__(self) -> str:
@@ -527,7 +527,7 @@ async def test_a_line_that_comes_while_its_attempt_ends_is_not_counted_for_ever(
 
 
 async def test_what_ends_in_the_middle_of_a_line_may_speak_as_well(
-    desk: Desk, keeper: log_keeper.LogKeeper
+    desk: Desk, keeper: log_writer.LogWriter
 ) -> None:
     job = claimed(1)
     with keeper.held._lock:  # as when garbage is collected while a line is put down
@@ -540,7 +540,7 @@ async def test_what_ends_in_the_middle_of_a_line_may_speak_as_well(
 @pytest.mark.parametrize("runs", [True, False])
 async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back(
     desk: Desk,
-    keeper: log_keeper.LogKeeper,
+    keeper: log_writer.LogWriter,
     each_time: None,
     monkeypatch: pytest.MonkeyPatch,
     runs: bool,
@@ -569,7 +569,7 @@ async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back
 @pytest.mark.parametrize("keep", [KeepLogs.ALL, KeepLogs.FAILED])
 async def test_what_is_said_after_the_end_is_never_written(
     desk: Desk,
-    keeper: log_keeper.LogKeeper,
+    keeper: log_writer.LogWriter,
     each_time: None,
     monkeypatch: pytest.MonkeyPatch,
     keep: KeepLogs,
@@ -579,20 +579,20 @@ async def test_what_is_said_after_the_end_is_never_written(
     events.job_done(job, 0.1)
     say(keeper, job, "from a thread that has outlived its attempt")
     monkeypatch.setattr(keeper.held, "_runs", lambda _: False)
-    monkeypatch.setattr(held_lines, "FORGOTTEN_AFTER_S", 1e9)
+    monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", 1e9)
     await keeper.tick()
     assert await kept(desk) == {}
     assert keeper.held.size > 0
-    monkeypatch.setattr(held_lines, "FORGOTTEN_AFTER_S", -1.0)
+    monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", -1.0)
     await keeper.tick()
     assert await kept(desk) == {}
     assert (keeper.held.size, bool(keeper.held)) == (0, False)
 
 
 async def test_of_more_long_attempts_than_are_written_at_once_each_has_its_turn(
-    desk: Desk, keeper: log_keeper.LogKeeper, each_time: None, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, keeper: log_writer.LogWriter, each_time: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_lines, "BATCH_MAX", 2)
+    monkeypatch.setattr(log_buffer, "BATCH_MAX", 2)
     rounds: list[list[int]] = []
     write = logs.write
 
@@ -614,16 +614,16 @@ async def test_of_more_long_attempts_than_are_written_at_once_each_has_its_turn(
 
 
 async def test_threads_of_one_attempt_that_begin_to_speak_at_once_lose_no_line(
-    desk: Desk, keeper: log_keeper.LogKeeper, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, keeper: log_writer.LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, hider = claimed(1), held_lines.hider
+    job, hider = claimed(1), log_buffer.hider
 
     def speaks(*args: Any) -> Any:
-        monkeypatch.setattr(held_lines, "hider", hider)
+        monkeypatch.setattr(log_buffer, "hider", hider)
         say(keeper, job, "faster")  # between the look and the lock
         return hider(*args)
 
-    monkeypatch.setattr(held_lines, "hider", speaks)
+    monkeypatch.setattr(log_buffer, "hider", speaks)
     say(keeper, job, "slower")
     events.job_done(job, 0.1)
     await keeper.tick()

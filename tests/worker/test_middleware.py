@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from taskd.core.outcome import Cancel
-from taskd.core.registry import Registry
-from taskd.core.task import Task
+from taskd.core.jobs.verdicts import Cancel
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.middleware import CallNext, middleware
-from taskd.worker.middleware import with_middleware
+from taskd.worker.running.middleware import with_middleware
 from tests.worker.conftest import Desk
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
@@ -74,7 +74,7 @@ async def test_a_plain_function_has_it_on_the_loop_and_runs_in_its_thread(desk: 
 async def test_slow_middleware_does_not_count_as_waiting_for_a_thread(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskd.worker.runner.ROOM_WAIT_S", 0.1)
+    monkeypatch.setattr("taskd.worker.running.runner.ROOM_WAIT_S", 0.1)
 
     @middleware(registry=desk.registry)
     async def slow(ctx: Any, call_next: CallNext) -> Any:

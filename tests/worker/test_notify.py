@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from taskd.config import Settings
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
 from taskd.worker import Notify, Worker
 from taskd.worker.health import Condition
 from taskd.worker.lease import Lease
-from taskd.worker.notify import Ear, Notifier, Status
+from taskd.worker.sd_notify import Ear, Notifier, Status
 from tests.worker.conftest import Desk, Started, until
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from taskd.core.job import NewJob
-from taskd.worker.runner import Runner
+from taskd.core.jobs.job import NewJob
+from taskd.worker.running.runner import Runner
 from tests.worker.conftest import Desk, until
 
 JOBS = 20

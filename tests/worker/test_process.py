@@ -13,10 +13,10 @@ import pytest
 
 from taskd import task
 from taskd.config import Settings
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError
-from taskd.worker import job_processes
-from taskd.worker.job_processes import JobProcesses
+from taskd.worker.running import process_pool
+from taskd.worker.running.process_pool import JobProcesses
 from tests.processes import children, lives
 from tests.worker import process_app as app
 from tests.worker.conftest import Desk, until
@@ -53,7 +53,7 @@ async def test_a_handler_runs_in_another_process_with_all_it_may_return_and_rais
 
 
 async def test_arguments_that_do_not_fit_are_refused_in_the_process(desk: Desk) -> None:
-    from taskd.core.job import NewJob
+    from taskd.core.jobs.job import NewJob
 
     (job,) = await desk.enqueue(NewJob("adds", '{"a": "one"}', "default", max_attempts=1))
     await desk.start(app.REGISTRY, process_slots=1)
@@ -87,7 +87,7 @@ async def test_a_process_that_dies_is_one_failed_attempt_and_is_replaced(
 async def test_a_process_that_hangs_up_and_stays_is_killed_and_that_is_said(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_processes, "CLOSED_S", 0.1)
+    monkeypatch.setattr(process_pool, "CLOSED_S", 0.1)
     (job,) = await desk.enqueue(app.dies.job("stays"))
     await desk.start(app.REGISTRY, process_slots=1)
     (row,) = await desk.settled(job)
@@ -140,7 +140,7 @@ async def test_who_ignores_that_is_killed_with_all_it_has_started(
 
 
 async def test_a_cancelled_job_is_told_to_stop(desk: Desk, tmp_path: Path) -> None:
-    from taskd.store import jobs
+    from taskd.store.jobs import jobs
 
     note = tmp_path / "note"
     (job,) = await desk.enqueue(app.sleeps.job(60, str(note)))
@@ -205,7 +205,7 @@ async def test_a_job_that_a_silent_process_has_may_have_begun(
     pid = json.loads(row["result"])["pid"]
     os.kill(pid, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
-        impatient.setattr("taskd.worker.runner.ROOM_WAIT_S", 0.2)
+        impatient.setattr("taskd.worker.running.runner.ROOM_WAIT_S", 0.2)
         (job,) = await desk.enqueue(app.adds.job(1))
         await desk.heard.wait("job.interrupted", job_id=job)
     # The process that takes its place may be slow to start.

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from taskd.store import reports, results
-from taskd.store.results import Progress
-from taskd.worker import progress
+from taskd.store.jobs import results
+from taskd.store.jobs.results import Progress
+from taskd.store.reading import reports
+from taskd.worker.observing import progress
 from tests.worker.conftest import Desk, until
 
 ROWS = "SELECT job_id, fence, done, total, note FROM taskd.progress ORDER BY job_id"

@@ -8,10 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.core.job import Job, NewJob
-from taskd.store import jobs as store
-from taskd.store.jobs import ALL, Read
-from taskd.worker.reading import SLOW_IN_A_ROW, Reading
+from taskd.core.jobs.job import Job, NewJob
+from taskd.store.jobs import jobs as store
+from taskd.store.jobs.jobs import ALL, Read
+from taskd.worker.claiming.read_position import SLOW_IN_A_ROW, Reading
 from tests.worker.conftest import Desk
 
 USUAL_S, SLOW_S = 0.002, 0.030

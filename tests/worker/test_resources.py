@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskd import resource
-from taskd.core.registry import Registry
+from taskd.core.tasks.registry import Registry
 from taskd.errors import ResourceError
 from tests.worker.conftest import Desk
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from taskd.worker import lease as leases
-from taskd.worker import promoter, upkeep, watch
+from taskd.worker.observing import loop_monitor
+from taskd.worker.observing.loop_monitor import LATE_S, REST_TICK_S, TICK_S, LoopMonitor, Pulse
 from taskd.worker.service import Wakeup
-from taskd.worker.watch import LATE_S, REST_TICK_S, TICK_S, LoopWatch, Pulse
+from taskd.worker.upkeep import duties, promoter
 from tests.worker.conftest import Desk, Started, until
 
 BURIED = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
@@ -20,9 +21,9 @@ BURIED = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
 @pytest.fixture
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests so long that whatever must not wait for their end would fail its test."""
-    monkeypatch.setattr(upkeep, "REST_AFTER_S", 0.1)
-    monkeypatch.setattr(upkeep, "REST_TICK_S", 60.0)
-    monkeypatch.setattr(watch, "REST_TICK_S", 60.0)
+    monkeypatch.setattr(duties, "REST_AFTER_S", 0.1)
+    monkeypatch.setattr(duties, "REST_TICK_S", 60.0)
+    monkeypatch.setattr(loop_monitor, "REST_TICK_S", 60.0)
     monkeypatch.setattr(leases, "REST_LOOK_EVERY_S", 60.0)
 
 
@@ -90,7 +91,7 @@ async def test_who_rests_stops_at_once(desk: Desk) -> None:
 async def test_nobody_rests_while_a_handler_runs_or_was_abandoned(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "REST_AFTER_S", 0.1)
+    monkeypatch.setattr(duties, "REST_AFTER_S", 0.1)
     go = asyncio.Event()
 
     @desk.task(timeout_s=0.5, max_attempts=1)
@@ -126,10 +127,10 @@ async def test_at_rest_a_late_tick_is_no_blocked_loop_and_a_first_job_that_block
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, woken = 1000.0, []
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(loop_monitor.time, "monotonic", lambda: clock)
     pulse = Pulse()
     pulse.on_wake.append(lambda: woken.append(clock))
-    looking = LoopWatch(pulse)
+    looking = LoopMonitor(pulse)
 
     def look_after(passed_s: float) -> int:
         nonlocal clock
@@ -148,7 +149,7 @@ async def test_at_rest_a_late_tick_is_no_blocked_loop_and_a_first_job_that_block
     pulse.ticked = clock
     pulse.rest()
     assert look_after(REST_TICK_S + LATE_S - 0.01) == 1
-    assert look_after(0.02 + watch.AGAIN_S) == 1  # stopped as a whole: not the loop's fault
+    assert look_after(0.02 + loop_monitor.AGAIN_S) == 1  # stopped as a whole: not the loop's fault
     assert look_after(0.1) == 2
 
 

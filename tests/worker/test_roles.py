@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from taskd import Cancel, Client, Context, Fail, Retry, Snooze
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import PermissionDenied
-from taskd.store import jobs
+from taskd.store.jobs import jobs
 from tests.logins import Logins
 from tests.worker.conftest import Desk, until
 

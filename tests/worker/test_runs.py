@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from taskd.core.backoff import Fixed, Linear
-from taskd.core.job import NewJob
-from taskd.core.outcome import Cancel, Fail, Retry, Snooze
+from taskd.core.jobs.backoff import Fixed, Linear
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from tests.worker.conftest import Desk, until
 
 NOW = Fixed(0.01)

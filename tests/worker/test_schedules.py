@@ -10,12 +10,12 @@ import asyncpg
 import pytest
 
 from taskd import Client
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import Schedule
 from taskd.errors import AppError, PermissionDenied
 from taskd.schedules import cron, every, schedule
 from taskd.store import schedules
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
 from tests.logins import Logins
 from tests.worker.conftest import Desk, until
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from taskd.errors import StoreUnavailable
-from taskd.store import jobs, queues
-from taskd.worker import attendance, consumer, promoter, upkeep
+from taskd.store import queues
+from taskd.store.jobs import jobs
+from taskd.worker.claiming import busy_mark, consumer
+from taskd.worker.upkeep import duties, promoter
 from tests.worker.conftest import Desk, Started, until
 
 QUEUES = ("one", "two", "three")
@@ -133,7 +135,7 @@ async def test_while_the_scout_cannot_look_each_queue_looks_by_itself(
 async def test_an_attending_consumer_is_not_looked_for(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attendance, "FEW_FOR_S", 60.0)
+    monkeypatch.setattr(busy_mark, "FEW_FOR_S", 60.0)
     started = await desk.start(queues=("one", "two"), poll_s=0.3)
     await asleep(started, "one", "two")
     enough = asyncio.Event()
@@ -155,7 +157,7 @@ async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "LOOK_FOR_RINGS_EVERY_S", 600.0)
-    monkeypatch.setattr(upkeep, "SWEEP_EVERY_S_MAX", 600.0)
+    monkeypatch.setattr(duties, "SWEEP_EVERY_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60, lease_s=600.0)
     await asleep(started, "one")
     timer = started.worker.parts.promoter

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from taskd import Client, Context
-from taskd.core.job import NewJob
-from taskd.worker.consumer import VAIN_CLAIMS_MAX, VAIN_PAUSE_S_MAX
+from taskd.core.jobs.job import NewJob
+from taskd.worker.claiming.consumer import VAIN_CLAIMS_MAX, VAIN_PAUSE_S_MAX
 from tests.canary import PASSWORD, PAYLOAD, assert_unseen
 
 # 10,000 notifications: singles at an even pace, and heaps that arrive at once.

@@ -16,13 +16,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from taskd import Client
-from taskd.core.backoff import Fixed
-from taskd.core.batch import Item
-from taskd.core.job import Job, NewJob
-from taskd.core.outcome import Snooze
+from taskd.core.jobs.backoff import Fixed
+from taskd.core.jobs.job import Job, NewJob
+from taskd.core.jobs.verdicts import Snooze
+from taskd.core.tasks.batch import Item
 from taskd.schedules import every, schedule
-from taskd.store import jobs
-from taskd.worker import traces
+from taskd.store.jobs import jobs
+from taskd.worker.running import traces
 from taskd.workflows import pipeline, stage
 from tests.worker import process_app
 from tests.worker.conftest import Desk, until

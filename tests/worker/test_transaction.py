@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taskd import Cancel, Fail, Fixed, Task
-from taskd.store import jobs
+from taskd.store.jobs import jobs
 from tests.worker.conftest import Desk, until
 
 NOW = Fixed(0.01)
@@ -225,7 +225,7 @@ async def test_a_connection_that_breaks_at_the_commit_is_asked_about(
     ledger: Desk, monkeypatch: pytest.MonkeyPatch, other: Any
 ) -> None:
     """Both ways: the answer to a commit is lost, and the commit itself is."""
-    from taskd.store.transactions import Transaction
+    from taskd.store.connections.transactions import Transaction
 
     commits = Transaction.commit
 
@@ -287,7 +287,7 @@ async def test_a_database_that_is_away_costs_no_attempt(
     ledger: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from taskd.errors import StoreUnavailable
-    from taskd.store.database import Database
+    from taskd.store.connections.database import Database
 
     tries = 0
     connects = Database.connect_plain

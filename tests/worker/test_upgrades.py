@@ -15,9 +15,9 @@ import pytest
 
 from taskd import Client
 from taskd.core.migration import Migration
-from taskd.store import migrations
-from taskd.store.database import Database
-from taskd.store.migrations import all_migrations
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
+from taskd.store.schema.migrations import all_migrations
 from tests.worker.conftest import Desk, until
 
 NEWEST = all_migrations()[-1].number

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from taskd.config import Settings
-from taskd.core.backoff import Fixed
-from taskd.core.job import NewJob
-from taskd.core.outcome import Snooze
-from taskd.core.registry import Registry
+from taskd.core.jobs.backoff import Fixed
+from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.verdicts import Snooze
+from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, ConfigError
 from taskd.store import queues, workers
-from taskd.worker import consumer, promoter, upkeep
 from taskd.worker import worker as worker_module
-from taskd.worker.app import queue_limits
-from taskd.worker.slow_lane import SlowLane
+from taskd.worker.app_import import queue_limits
+from taskd.worker.claiming import consumer
+from taskd.worker.claiming.quarantine import Quarantine
+from taskd.worker.upkeep import duties, promoter
 from tests.worker.conftest import Desk, Heard, until
 
 
@@ -177,9 +178,9 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "ticker": upkeep.Ticker, "sweeper": upkeep.Sweeper, "promoter": promoter.Promoter,
-    "reconciler": upkeep.Reconciler, "historian": upkeep.Historian,
-    "slow-lane": SlowLane,
+    "ticker": duties.Timer, "sweeper": duties.Rescuer, "promoter": promoter.Promoter,
+    "reconciler": duties.Reconciler, "historian": duties.Pruner,
+    "slow-lane": Quarantine,
 }  # fmt: skip
 
 
@@ -213,8 +214,8 @@ async def test_a_service_that_crashes_is_started_again(
 async def test_consumer_acker_and_listener_survive_a_crash(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskd.worker.acker import Acker
-    from taskd.worker.listener import Listener
+    from taskd.worker.claiming.listener import Listener
+    from taskd.worker.finishing.acker import Acker
 
     crashed: list[Any] = []
 
@@ -257,7 +258,7 @@ async def test_a_service_that_keeps_crashing_stops_the_worker(
     async def crashing(_: Any) -> Any:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(upkeep.Sweeper, "tick", crashing)
+    monkeypatch.setattr(duties.Rescuer, "tick", crashing)
     monkeypatch.setattr(supervisor, "CRASHES_MAX", 3)
     worker = await desk.start()
     assert await worker.end() == 1
@@ -268,7 +269,7 @@ async def test_the_upkeep_stays_out_of_the_way_without_permission(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from taskd.errors import PermissionDenied
-    from taskd.store import history
+    from taskd.store.jobs import history
 
     @desk.task()
     async def quick() -> None: ...
@@ -307,7 +308,7 @@ async def test_what_cannot_be_served_is_refused_at_the_start(desk: Desk) -> None
 
 
 def test_queues_of_plain_functions_claim_no_more_than_there_are_threads() -> None:
-    from taskd.core.task import Task
+    from taskd.core.tasks.task import Task
 
     registry = Registry()
 

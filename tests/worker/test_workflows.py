@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core.outcome import Fail
+from taskd.core.jobs.verdicts import Fail
 from taskd.errors import ResultsTooLarge
 from taskd.handlers import Item
 from taskd.workflows import Next, Stop, Workflow, chain, group, pipeline, stage

@@ -16,7 +16,7 @@ import asyncpg
 
 from taskd import config
 from taskd.embedded.binaries import clean_environment, find_binaries
-from taskd.embedded.place import choose_runner
+from taskd.embedded.data_directory import choose_runner
 
 WITHIN_S = 60.0
 # No power is cut here, so what the kernel has taken is safe without fsync; everything else is as

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
-from taskd.store.statements import statement
+from taskd.store.connections.statements import statement
 
 CHUNK = 65536
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import asyncpg
 
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import StoreUnavailable
-from taskd.store import jobs, migrations
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
+from taskd.store.schema import migrations
 from tests.system.faults import app
 from tests.system.judge import Judge, Verdict
 

@@ -6,9 +6,9 @@ import asyncio
 import signal
 import time
 
-from taskd.core.job import NewJob
-from taskd.store import attendance
-from taskd.store.database import Database, Lane
+from taskd.core.jobs.job import NewJob
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import busy_marks
 from tests.store.helpers import MARKED, new_worker
 from tests.system.faults import app
 from tests.system.faults.cluster import Cluster, private
@@ -173,7 +173,7 @@ async def marked_just_before() -> list[str]:
             async with scene(both(primary, standby)) as made:
                 await _until(primary, REPLICATING, 1)
                 lane = Lane(Database({"dsn": made.dsn}), "worker")
-                await attendance.attend(lane, "q", await new_worker(lane), 60.0)
+                await busy_marks.attend(lane, "q", await new_worker(lane), 60.0)
                 assert await made.ask(MARKED, "q")
                 await new_worker(lane)
                 await _until(standby, "SELECT count(*) FROM taskd.worker", 2)
@@ -183,7 +183,7 @@ async def marked_just_before() -> list[str]:
                 for queue in ("q", "another"):
                     await made.enqueue([NewJob("t", queue=queue)])
                 lane = Lane(Database({"dsn": made.dsn}), "worker")
-                await attendance.attend(lane, "q", await new_worker(lane), 60.0)
+                await busy_marks.attend(lane, "q", await new_worker(lane), 60.0)
                 await lane.close()
                 rows = await standby.ask("SELECT queue::text FROM taskd.job ORDER BY id")
                 return [row[0] for row in rows]

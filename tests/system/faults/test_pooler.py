@@ -13,11 +13,11 @@ import pytest
 
 from taskd import Client, Fixed, task
 from taskd.config import Settings
-from taskd.core.registry import Registry
-from taskd.embedded.place import choose_runner
+from taskd.core.tasks.registry import Registry
+from taskd.embedded.data_directory import choose_runner
 from taskd.handlers import TransactionContext
-from taskd.store import migrations
-from taskd.store.database import Database
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from taskd.worker import Worker
 from taskd.worker.assembly import PLANS
 from tests.system.faults import app

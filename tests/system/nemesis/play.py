@@ -17,10 +17,11 @@ import asyncpg
 import pytest
 
 from taskd import Client
-from taskd.core.job import NewJob
+from taskd.core.jobs.job import NewJob
 from taskd.errors import StoreUnavailable
-from taskd.store import jobs, migrations
-from taskd.store.database import Database, Lane
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs
+from taskd.store.schema import migrations
 from taskd.workflows import Workflow
 from tests.system import chaos_load, chaos_report
 from tests.system.chaos_app import hopeless, pill
@@ -30,7 +31,7 @@ from tests.system.judge import Judge
 from tests.system.nemesis import app
 from tests.system.nemesis.faults import FAULTS, Mark, World, possible, strike
 from tests.system.nemesis.hosts import Host, Notes
-from tests.system.nemesis.report import Plan, Report
+from tests.system.nemesis.report import DrainReport, Plan
 
 SETTINGS = {"max_connections": "200", "deadlock_timeout": "200ms"}
 FEED_S = 0.25
@@ -82,7 +83,7 @@ class Play:
         self._world = World(cluster, self._hosts, self._dice, plan.longest_s, disk, self._client)
         self._marks: list[Mark] = []
 
-    async def run(self) -> Report:
+    async def run(self) -> DrainReport:
         """All of it.
 
         Raises:
@@ -202,7 +203,7 @@ class Play:
 
     async def _judged(
         self, waiting: list[NewJob | Workflow], began: float, drained_s: float
-    ) -> Report:
+    ) -> DrainReport:
         connection = await asyncpg.connect(
             self._cluster.dsn(), server_settings={"application_name": "judge nemesis"}
         )
@@ -225,7 +226,7 @@ class Play:
                 chaos_report.UNEXPECTED, [hopeless.name, app.stubborn.name]
             )
             missing = set() if self.plan.faults else set(FAULTS) - set(possible(self._world))
-            return Report(
+            return DrainReport(
                 self.plan,
                 verdict,
                 time.monotonic() - began,
@@ -331,7 +332,7 @@ FROM judge.transfer
 DEADLOCKS = "SELECT deadlocks::integer FROM pg_stat_database WHERE datname = current_database()"
 
 
-async def play(plan: Plan, home: Path) -> Report:
+async def play(plan: Plan, home: Path) -> DrainReport:
     """A run from nothing to its report; logs and records stay in `home`."""
     async with AsyncExitStack() as stack:
         try:

@@ -41,7 +41,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Report:
+class DrainReport:
     """What came of it.
 
     Attributes:

@@ -12,12 +12,13 @@ import httpx
 import pytest
 
 from taskd.config import Settings
-from taskd.store.database import Database
-from taskd.web import live, login
+from taskd.store.connections.database import Database
+from taskd.web.access import login
 from taskd.web.app import make_app
-from taskd.web.dashboard import Dashboard
+from taskd.web.pages import live
+from taskd.web.pages.dashboard import Dashboard
+from taskd.web.routes import routes
 from taskd.web.server import Server
-from taskd.web.site import routes
 
 PASSWORD = "correct horse"
 

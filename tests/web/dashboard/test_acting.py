@@ -11,12 +11,12 @@ from taskd import events
 from taskd.cli import cli
 from taskd.config import Settings, load
 from taskd.errors import ConfigError
-from taskd.store.database import Database
-from taskd.web import login, strangers
+from taskd.store.connections.database import Database
+from taskd.web.access import login, login_limits
+from taskd.web.access.guard import check_reach
+from taskd.web.access.login import hashed, read_passwords
 from taskd.web.app import BODY_BYTES_MAX
-from taskd.web.guard import check_reach
-from taskd.web.login import hashed, read_passwords
-from taskd.web.site import mounted
+from taskd.web.routes import mounted
 from tests.web import scene
 from tests.web.dashboard.conftest import PASSWORD
 from tests.web.dashboard.test_pages import enqueue, fail
@@ -168,16 +168,16 @@ def test_the_address_is_the_last_that_no_proxy_has():
         ("127.0.0.1", "203.0.113.9, nonsense", "127.0.0.1"),
         ("?", "203.0.113.9", "?"),
     ):
-        assert strangers.client_of(peer, forwarded, proxies) == address, forwarded
-    assert strangers.network_of("2001:db8:0:1:2::3") == "2001:db8:0:1::/64"
-    assert strangers.network_of("::ffff:192.0.2.1") == "192.0.2.1"
+        assert login_limits.client_of(peer, forwarded, proxies) == address, forwarded
+    assert login_limits.network_of("2001:db8:0:1:2::3") == "2001:db8:0:1::/64"
+    assert login_limits.network_of("::ffff:192.0.2.1") == "192.0.2.1"
     with pytest.raises(ConfigError, match="--web-proxies"):
         load({"web_proxies": "nginx"}, environ={})
 
 
 async def test_guesses_fill_no_log(serve, told, monkeypatch):
-    monkeypatch.setattr(strangers, "LINES_S", 0.5)
-    monkeypatch.setattr(strangers, "LINES_MAX", 3)
+    monkeypatch.setattr(login_limits, "LINES_S", 0.5)
+    monkeypatch.setattr(login_limits, "LINES_MAX", 3)
     site = await serve(PASSWORD)
     async with site.browser() as browser:
         for n in range(9):

@@ -8,7 +8,7 @@ import re
 import asyncpg
 import pytest
 
-from taskd.core.words import printable
+from taskd.core.humanize import printable
 from tests.web import scene
 
 PAGES = (
@@ -248,9 +248,9 @@ async def test_what_a_task_redacts_is_not_searched(anybody, sql):
 
 
 async def test_a_search_reads_so_much_and_says_how_to_go_on(anybody, sql, monkeypatch):
-    from taskd.store import web
+    from taskd.store.reading import dashboard
 
-    monkeypatch.setattr(web, "READ_MAX", 10)
+    monkeypatch.setattr(dashboard, "READ_MAX", 10)
     for number in range(35):
         await enqueue(sql, n=number)
     await fail(sql, 3, message="rare")
@@ -403,7 +403,7 @@ async def test_a_job_that_went_on_before_its_page_was_followed_is_told_to_have_c
 
 
 async def test_so_many_may_look_and_no_more(serve, monkeypatch):
-    from taskd.web import live
+    from taskd.web.pages import live
 
     monkeypatch.setattr(live, "VIEWERS_MAX", 1)
     site = await serve()

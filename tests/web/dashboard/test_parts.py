@@ -3,10 +3,10 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-from taskd.web.charts import HEIGHT, chart
-from taskd.web.graph import graph
-from taskd.web.render import json_text, line, pace, query, share, text
-from taskd.web.story import timeline
+from taskd.web.pages.charts import HEIGHT, chart
+from taskd.web.pages.job_timeline import timeline
+from taskd.web.pages.render import json_text, line, pace, query, share, text
+from taskd.web.pages.workflow_graph import graph
 
 NOW = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 

@@ -1,0 +1,1 @@
+"""`taskd bench`: the command, its measures and its figures."""

@@ -1,0 +1,239 @@
+"""`taskd bench`: how fast your own database is as a queue, and what limits it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from taskd import events
+from taskd.cli.bench.figures import COLUMNS, Figures, limits, rows, told
+from taskd.cli.bench.measures import STEPS, Measures, Plan, Stopped, Tell
+from taskd.cli.health import EXIT_CHECK_FAILED
+from taskd.cli.shared.output import count, print_json, print_rows
+from taskd.cli.shared.session import DURATION, REPORT_TIMEOUT_S, Session, json_option, pass_session
+from taskd.errors import PermissionDenied, TaskdError
+from taskd.store.reading import bench as stored
+
+if TYPE_CHECKING:
+    from taskd.client import Target
+    from taskd.config import Settings
+    from taskd.store.connections.database import Lane
+
+EACH_S_MIN, EACH_S_MAX = 0.1, 60.0
+SHOW_EVERY_S = 0.1
+
+
+class Occupied(TaskdError):
+    """The database has live jobs."""
+
+    exit_code = EXIT_CHECK_FAILED
+
+
+def _each_s(_ctx: click.Context, _option: click.Parameter, value: float) -> float:
+    if not EACH_S_MIN <= value <= EACH_S_MAX:
+        raise click.BadParameter(f"it is not between {EACH_S_MIN:g} s and {EACH_S_MAX:g} s")
+    return value
+
+
+@click.command()
+@click.option(
+    "--jobs",
+    type=click.IntRange(2000, 1_000_000),
+    default=20_000,
+    show_default=True,
+    help="Jobs to enqueue and drain.",
+)
+@click.option(
+    "--wake-ups",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="Jobs to give to an idle worker, one by one.",
+)
+@click.option(
+    "--each",
+    "each_s",
+    type=DURATION,
+    callback=_each_s,
+    default="2s",
+    show_default=True,
+    help="How long each of the other measurements may take.",
+)
+@click.option("--with-live-jobs", is_flag=True, help="Measure although the database has live jobs.")
+@json_option
+@pass_session
+def bench(
+    session: Session,
+    /,
+    jobs: int,
+    wake_ups: int,
+    each_s: float,
+    with_live_jobs: bool,
+    as_json: bool,
+) -> None:
+    """Measure how fast your database is as a queue.
+
+    Commits, enqueueing, a worker that drains no-op jobs, and how soon an idle worker starts a job;
+    then what limits. The worker is the usual one with your settings, in this process, on a queue of
+    its own. All that is made is removed at the end, also after Ctrl-C.
+
+    It needs the owner of the schema (whoever runs `taskd db migrate`), and refuses with exit code 4
+    when the database has live jobs: both would slow each other down.
+    """
+    import uvloop
+
+    plan = Plan(jobs, wake_ups, each_s)
+    try:
+        figures = uvloop.run(_bench(session, plan, with_live_jobs))
+    except (asyncio.CancelledError, Stopped):
+        raise click.Abort from None
+    if as_json:
+        print_json(told(figures))
+        return
+    print_rows(rows(figures), COLUMNS, as_json=False)
+    for sentence in limits(figures):
+        click.echo(f"\n{sentence}")
+
+
+async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
+    from taskd.store.connections.database import Database, Lane
+    from taskd.store.schema import migrations
+
+    settings = session.load().settings
+    events.configure(settings.log_format, settings.log_level if session.verbose else "error")
+    async with session.target() as target:
+        await migrations.check(target.database)
+        # To remove many jobs may take longer than a worker's statements may.
+        patient = Database(target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S)
+        lane = Lane(patient, "bench")
+        try:
+            await _clear_left(session, lane)
+            place = await _checked(lane, with_live_jobs)
+            session.say(f"taskd: measuring {target.describe()}, PostgreSQL {place.postgresql}")
+            return await _measured_and_cleared(session, plan, settings, target, lane, place)
+        finally:
+            await lane.close()
+
+
+async def _clear_left(session: Session, lane: Lane) -> None:
+    """Remove what earlier runs have left, such as one that was killed."""
+    if not (await stored.look(lane)).owner:
+        raise PermissionDenied(
+            "taskd bench makes a queue, a worker and jobs of its own and removes them at the end, "
+            "which only the owner of the schema may: connect as the user that runs "
+            "`taskd db migrate`."
+        )
+    for name in await stored.left(lane):
+        session.say(f"taskd: removing {name}, which an earlier run has left")
+        await stored.clear(lane, name)
+
+
+async def _checked(lane: Lane, with_live_jobs: bool) -> stored.Place:
+    """Where it will run.
+
+    Raises:
+        Occupied: somebody's jobs are there.
+    """
+    place = await stored.look(lane)
+    if place.live and not with_live_jobs:
+        more = " or more" if place.live == stored.LIVE_COUNTED_MAX else ""
+        raise Occupied(
+            f"this database has {count(place.live, 'live job')}{more}, and they and the benchmark "
+            "would slow each other down. Measure another database of the server, wait until they "
+            "are done, or say --with-live-jobs."
+        )
+    return place
+
+
+async def _measured_and_cleared(
+    session: Session,
+    plan: Plan,
+    settings: Settings,
+    target: Target,
+    lane: Lane,
+    place: stored.Place,
+) -> Figures:
+    from taskd.client import Client
+
+    with _interruptible() as regain:
+        name = await stored.new_name(lane)
+        measures = Measures(name, plan, settings, regain)
+        try:
+            await stored.begin(lane, name)
+            async with Client(settings=settings) as client:
+                with _progress(session) as tell:
+                    return await measures.run(target, client, place, tell)
+        except (asyncio.CancelledError, Stopped):
+            session.say("taskd: interrupted; it removes what it has made")
+            raise
+        finally:
+            await _clear(session, lane, name)
+
+
+async def _clear(session: Session, lane: Lane, name: str) -> None:
+    try:
+        await stored.clear(lane, name)
+    except BaseException:
+        session.say(
+            f"taskd: not all was removed of what bears the name {name}; the next `taskd bench` "
+            "after a minute does it"
+        )
+        raise
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C and SIGTERM cancel this task: at first what it measures, then its cleaning up.
+
+    A worker takes the signals over while it runs, and what this yields takes them back.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def regain() -> None:
+        for number in numbers:
+            loop.add_signal_handler(number, task.cancel)
+
+    regain()
+    try:
+        yield regain
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _progress(session: Session) -> Iterator[Tell]:
+    """A bar on a terminal; each step has the same part of it, however long it takes."""
+    if session.quiet or not sys.stderr.isatty():
+        yield lambda _step, _share: None
+        return
+    shown_at = 0.0
+    whole = len(STEPS) * 100
+    with click.progressbar(
+        length=whole,
+        label="measuring",
+        show_eta=False,
+        item_show_func=lambda step: step or "",
+        file=sys.stderr,
+    ) as bar:
+
+        def tell(step: str, share: float) -> None:
+            # Drawn too often, it would be measured as well.
+            nonlocal shown_at
+            now = time.monotonic()
+            if now - shown_at >= SHOW_EVERY_S:
+                shown_at = now
+                at = int((STEPS.index(step) + min(share, 1.0)) * 100)
+                bar.update(max(0, at - bar.pos), step)
+
+        yield tell
+        bar.update(whole - bar.pos, "done")

@@ -1,0 +1,280 @@
+"""How `taskd bench` measures: with the client and the worker that everybody else uses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from taskd.cli.bench.figures import Figures, Times
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.errors import TaskdError
+from taskd.store.connections.callers_connection import fetches
+from taskd.store.reading import bench as stored
+
+if TYPE_CHECKING:
+    from taskd.client import Client, Target
+    from taskd.config import Settings
+    from taskd.core.jobs.job import NewJob
+
+T = TypeVar("T")
+
+STEPS = ("round trip", "commit", "one by one", "10 clients", "1,000 a call", "drain", "wake-up")
+
+APP = "taskd-bench"
+CALLS_MAX = 5000
+CLIENTS = 10
+BULK_JOBS = 1000
+# The single jobs and those of the ten clients are at most this share of all, each.
+SHARE_MAX = 4
+# After a drain, so that the worker is as idle as it gets.
+CALM_S = 1.0
+WAKE_UP_EVERY_S = (0.02, 0.05)
+TELL_EVERY_S = 0.1
+LOOK_EVERY_S = 0.002
+STALLED_S = 30.0
+
+# Called with the step that is going on and the share of it that is done.
+Tell = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure.
+
+    Attributes:
+        jobs: how many to enqueue, in all three ways together, and then to drain.
+        wake_ups: how many jobs to give to an idle worker, one after the other.
+        each_s: seconds that each of the other measures takes at most.
+    """
+
+    jobs: int
+    wake_ups: int
+    each_s: float
+
+
+class Stopped(Exception):
+    """A signal has stopped the worker, and so the measuring."""
+
+
+class Measures:
+    """One run.
+
+    Args:
+        name: of the queue and of the task.
+        regain: called when the worker has ended, which handles the signals while it runs and gives
+            none of them back to whoever had them before.
+    """
+
+    def __init__(
+        self, name: str, plan: Plan, settings: Settings, regain: Callable[[], None]
+    ) -> None:
+        self._name, self._plan, self._regain = name, plan, regain
+        self._settings = replace(settings, queues=(name,))
+        self._starts = Starts()
+        self._task: Task[[], Coroutine[Any, Any, None]] = Task(
+            self._starts.handler(), name=name, queue=name
+        )
+        self._job: NewJob = self._task.job()
+
+    async def run(self, target: Target, client: Client, place: stored.Place, tell: Tell) -> Figures:
+        """Measure everything, one after the other; `tell` hears how far it is.
+
+        Raises:
+            Stopped: a signal has stopped the worker.
+            TaskdError: no job was run for 30 s; or as the client and the worker raise.
+        """
+        self._tell = tell
+        plan, database = self._plan, target.database
+        async with database.connection("bench") as connection:
+            on = fetches(connection)
+            round_trip = await self._spans("round trip", lambda: stored.round_trip(on), CALLS_MAX)
+            commit = await self._spans("commit", lambda: stored.commit(on), CALLS_MAX)
+            # The first of each kind makes ready what the others find.
+            await client.enqueue(self._job)
+            share = min(CALLS_MAX, plan.jobs // SHARE_MAX)
+            single = await self._spans("one by one", lambda: client.enqueue(self._job), share)
+            shared, shared_s = await self._from_many(client, share // CLIENTS)
+            bulk = plan.jobs - 1 - len(single) - CLIENTS - shared
+            bulk_s = await self._in_bulk(client, bulk)
+            async with self._worker(target):
+                drain_s, cpu_s = await self._drain(lambda: stored.live(on, self._name))
+                wake_ups = await self._wake_ups(client)
+        return Figures(
+            postgresql=place.postgresql,
+            durable=place.durable,
+            notified=not database.pooled or self._settings.listen_dsn is not None,
+            round_trip=Times.of(round_trip),
+            commit=Times.of(commit),
+            enqueue_single_per_s=round(len(single) / sum(single), 1),
+            enqueue_clients_per_s=round(shared / shared_s, 1),
+            enqueue_bulk_per_s=round(bulk / bulk_s, 1),
+            drain_jobs=plan.jobs,
+            drain_per_s=round(plan.jobs / drain_s, 1),
+            drain_cpu=round(cpu_s / drain_s, 3),
+            wake_up=Times.of(wake_ups),
+        )
+
+    # Calls.
+
+    async def _spans(
+        self, step: str, call: Callable[[], Awaitable[object]], at_most: int
+    ) -> list[float]:
+        """How long calls took, one after the other, until the time is over or so many are made."""
+        spans: list[float] = []
+        began = now = time.perf_counter()
+        while len(spans) < at_most and (not spans or now - began < self._plan.each_s):
+            await call()
+            before, now = now, time.perf_counter()
+            spans.append(now - before)
+            self._tell(step, max((now - began) / self._plan.each_s, len(spans) / at_most))
+        return spans
+
+    async def _from_many(self, client: Client, at_most: int) -> tuple[int, float]:
+        """Ten that enqueue one by one at the same time: how many jobs, and how long it took."""
+
+        async def enqueue() -> object:
+            return await client.enqueue(self._job)
+
+        # The first round opens the connections.
+        await _together(enqueue)
+        began = time.perf_counter()
+        spans = await _together(lambda: self._spans("10 clients", enqueue, at_most))
+        return sum(map(len, spans)), time.perf_counter() - began
+
+    async def _in_bulk(self, client: Client, count: int) -> float:
+        """Enqueue the rest, a thousand a call: how long it took."""
+        began = time.perf_counter()
+        for done in range(0, count, BULK_JOBS):
+            await client.enqueue_many([self._job] * min(BULK_JOBS, count - done))
+            self._tell("1,000 a call", done / count)
+        return time.perf_counter() - began
+
+    # A worker.
+
+    @asynccontextmanager
+    async def _worker(self, target: Target) -> AsyncIterator[None]:
+        """A worker in this process, while the block runs; it ends together with it."""
+        from taskd.worker import Worker
+
+        registry = Registry()
+        registry.add(self._task)
+        worker = Worker(self._settings, registry, target.database, app=APP)
+        ending = False
+
+        async def work() -> None:
+            try:
+                await worker.run()
+            finally:
+                self._regain()
+            if not ending:
+                raise Stopped
+
+        self._working = asyncio.create_task(work(), name="bench:worker")
+        try:
+            yield
+        finally:
+            ending = True
+            worker.stop("done")
+            await asyncio.gather(self._working, return_exceptions=True)
+        self._working.result()
+
+    async def _drain(self, live: Callable[[], Awaitable[int]]) -> tuple[float, float]:
+        """From the first start until no job is left: seconds, and those of CPU of this process."""
+        await self._until_started(self._plan.jobs, "drain")
+        ends = time.monotonic() + STALLED_S
+        while await live():
+            self._go_on_until(ends)
+            await asyncio.sleep(LOOK_EVERY_S)
+        starts = self._starts
+        return time.perf_counter() - starts.first_at, time.process_time() - starts.first_cpu_s
+
+    async def _wake_ups(self, client: Client) -> list[float]:
+        """From each commit of a job to the start of its handler, the worker being idle: seconds."""
+        await asyncio.sleep(CALM_S)
+        spans: list[float] = []
+        for number in range(1, self._plan.wake_ups + 1):
+            await asyncio.sleep(random.uniform(*WAKE_UP_EVERY_S))
+            await client.enqueue(self._job)
+            committed_at = time.perf_counter()
+            await self._until_started(self._plan.jobs + number)
+            # A worker that looks just then may be faster than the answer to the commit.
+            spans.append(max(0.0, self._starts.last_at - committed_at))
+            self._tell("wake-up", number / self._plan.wake_ups)
+        return spans
+
+    async def _until_started(self, count: int, step: str | None = None) -> None:
+        """Wait until so many handlers have been started in all."""
+        starts = self._starts
+        seen, ends = starts.count, time.monotonic() + STALLED_S
+        while starts.count < count:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TELL_EVERY_S):
+                    await starts.reach(count)
+            if starts.count > seen:
+                seen, ends = starts.count, time.monotonic() + STALLED_S
+            self._go_on_until(ends)
+            if step is not None:
+                self._tell(step, starts.count / count)
+
+    def _go_on_until(self, ends: float) -> None:
+        """Nothing, unless the worker has ended or that moment has come."""
+        if self._working.done():
+            self._working.result()
+        if time.monotonic() > ends:
+            raise TaskdError(
+                f"the queue {self._name} did not move for {STALLED_S:.0f} s, so there is "
+                "nothing to measure. Has somebody paused it, or does the database not answer?"
+            )
+
+
+async def _together(work: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
+    """Ten of it at the same time: what they return."""
+    tasks = [asyncio.create_task(work(), name=f"bench:client-{n}") for n in range(CLIENTS)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+class Starts:
+    """Counts the starts of a handler that does nothing.
+
+    Attributes:
+        first_at, first_cpu_s: the clock, and the CPU time of this process, at the first start.
+        last_at: the clock at the last start.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_at = self.last_at = self.first_cpu_s = 0.0
+        self._wanted = 0
+        self._reached = asyncio.Event()
+
+    async def reach(self, count: int) -> None:
+        """Wait until it has been started so often."""
+        self._wanted = count
+        self._reached.clear()
+        if self.count < count:
+            await self._reached.wait()
+
+    def handler(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        """The handler."""
+
+        async def nothing() -> None:
+            self.count += 1
+            self.last_at = time.perf_counter()
+            if self.count == 1:
+                self.first_at, self.first_cpu_s = self.last_at, time.process_time()
+            if self.count == self._wanted:
+                self._reached.set()
+
+        return nothing

@@ -1,0 +1,1 @@
+"""`taskd db`: the command and the printing of migrations."""

@@ -1,0 +1,295 @@
+"""`taskd db`: the schema, and the embedded PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from urllib.parse import unquote
+
+import click
+
+from taskd.cli.shared.output import print_fields, print_json
+from taskd.cli.shared.session import DURATION, Session, json_option, pass_session, run
+from taskd.config import Settings, hide_password
+from taskd.errors import ConfigError
+
+PASSWORD_OF_USER = re.compile(r"(?<=://)([^:/@\s]*):([^@\s]*)@")
+PASSWORD_OPTION = re.compile(r"(?i)(?<=[?&])password=([^&\s]*)&?")
+
+
+@click.group()
+def db() -> None:
+    """Migrate, check and reach the database."""
+
+
+@db.command()
+@click.option("--plan", is_flag=True, help="Tell what would be applied; change nothing.")
+@click.option("--sql", "as_sql", is_flag=True, help="Print it for psql; change nothing.")
+@click.option("--check", is_flag=True, help="Exit 0 if nothing is missing, else 4.")
+@click.option(
+    "--from",
+    "above",
+    type=click.IntRange(0),
+    metavar="NUMBER",
+    help="With --plan and --sql: what follows on that migration. No database is asked then.",
+)
+@click.option(
+    "--drain", is_flag=True, help="Tell workers that are too old to drain, and wait for them."
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=DURATION,
+    default="2m",
+    show_default=True,
+    help="How long to wait for them to end.",
+)
+@click.option(
+    "--lock-wait",
+    "lock_wait_s",
+    type=DURATION,
+    default="1m",
+    show_default=True,
+    help="How long to try for a migration's locks, for a tenth of a second each time.",
+)
+@json_option
+@click.pass_context
+def migrate(
+    ctx: click.Context,
+    plan: bool,
+    as_sql: bool,
+    check: bool,
+    above: int | None,
+    drain: bool,
+    wait_s: float,
+    lock_wait_s: float,
+    as_json: bool,
+) -> None:
+    """Apply the migrations that the database lacks.
+
+    Safe to repeat, from several places at once, and while jobs run. What living workers are too old
+    for is not applied: it waits, or with --drain they do.
+
+    For databases that a DBA changes by hand:
+    taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1 ...
+    """
+    from taskd.cli.db import migrate
+
+    session = ctx.ensure_object(Session)
+    if plan + as_sql + check > 1:
+        raise click.UsageError("give one of --plan, --sql and --check")
+    if drain and plan + as_sql + check:
+        raise click.UsageError("--plan, --sql and --check change nothing, and nobody drains")
+    if above is not None and not (plan or as_sql):
+        raise click.UsageError("--from goes with --plan or --sql")
+    if plan:
+        migrate.show_plan(session, above, as_json=as_json)
+    elif as_sql:
+        migrate.print_sql(session, above)
+    elif check:
+        ctx.exit(migrate.check(session, as_json=as_json))
+    else:
+        migrate.apply(session, drain=drain, wait_s=wait_s, lock_wait_s=lock_wait_s, as_json=as_json)
+
+
+@db.command()
+@json_option
+@pass_session
+def check(session: Session, as_json: bool) -> None:
+    """Exit 0 when this taskd works with the database's schema, else 78."""
+    from taskd.store.schema import migrations
+
+    async def work() -> int:
+        async with session.target() as target:
+            return await migrations.check(target.database)
+
+    number = run(work())
+    code = migrations.of_this_code()
+    if as_json:
+        print_json({"schema": number, "oldest": code.oldest, "newest": code.newest})
+    else:
+        click.echo(f"the schema taskd is at {number:04d}; this taskd is of {code}")
+
+
+@db.command()
+@click.option("--prefix", default="taskd", show_default=True, help="What their names begin with.")
+@click.option("--sql", "--print", "as_sql", is_flag=True, help="Print the SQL; run nothing.")
+@json_option
+@pass_session
+def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
+    """Make roles for producers, workers, observers and admins.
+
+    Each may do what it needs and no more. Safe to repeat. Nobody logs in as one of them: a login
+    becomes a member, as in GRANT taskd_worker TO my_worker.
+    """
+    from taskd.store.schema import roles as stored
+
+    try:
+        names = stored.names(prefix)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--prefix") from None
+    if as_sql:
+        click.echo(stored.script(prefix), nl=False)
+        return
+
+    async def work() -> None:
+        async with session.target() as target:
+            await stored.make(target.database, prefix)
+
+    run(work())
+    if as_json:
+        print_json({"roles": names})
+    else:
+        for name in names:
+            click.echo(name)
+    session.say(f"the schema taskd belongs to {names[0]}; GRANT one of the others to each login")
+
+
+@db.command()
+@json_option
+@pass_session
+def start(session: Session, as_json: bool) -> None:
+    """Start the embedded PostgreSQL, and keep it up.
+
+    Until `taskd db stop`; otherwise it ends soon after its last user.
+    """
+    from taskd import embedded
+    from taskd.store.connections.database import Database
+    from taskd.store.schema import migrations
+
+    server = embedded.keep(settings=_own(session))
+    try:
+        run(migrations.migrate(Database(server.connect_args())))
+        if as_json:
+            print_json({"dsn": server.dsn(), "home": server.home, "major": server.major})
+        else:
+            click.echo(server.dsn())
+        session.say(f"PostgreSQL {server.major} stays up; its data is in {server.home}")
+    finally:
+        server.close()
+
+
+@db.command()
+@json_option
+@pass_session
+def stop(session: Session, as_json: bool) -> None:
+    """Stop the embedded PostgreSQL, whoever uses it."""
+    from taskd import embedded
+
+    stopped = embedded.stop(embedded.default_home(_own(session)))
+    if as_json:
+        print_json({"stopped": stopped})
+    else:
+        session.say("stopped" if stopped else "it was not running")
+
+
+@db.command()
+@json_option
+@pass_session
+def status(session: Session, as_json: bool) -> None:
+    """Show where the embedded PostgreSQL is, and if it runs."""
+    from taskd import embedded
+
+    found = embedded.status(embedded.default_home(_own(session)))
+    row = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(found).items()}
+    if as_json:
+        print_json(row)
+    else:
+        print_fields(row)
+
+
+@db.command()
+@click.option("--show-password", is_flag=True, help="Print the password of a configured DSN, too.")
+@json_option
+@pass_session
+def dsn(session: Session, show_password: bool, as_json: bool) -> None:
+    """Print the DSN alone, without its password.
+
+    Of the configured database, or of the embedded one, which it starts if need be.
+    """
+    loaded = session.load()
+    if loaded.settings.dsn is not None:
+        configured = loaded.settings.dsn
+        _print_dsn(configured if show_password else hide_password(configured), as_json)
+        return
+    from taskd import embedded
+
+    server = embedded.start(settings=_own(session))
+    try:
+        _print_dsn(server.dsn(), as_json)
+        if not embedded.status(server.home).kept:
+            session.say("it ends soon after its last user; `taskd db start` keeps it up")
+    finally:
+        server.close()
+
+
+def _print_dsn(dsn: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"dsn": dsn})
+    else:
+        click.echo(dsn)
+
+
+@db.command(context_settings={"ignore_unknown_options": True})
+@click.argument("psql_options", metavar="[PSQL OPTIONS]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
+    """Open psql on the database.
+
+    What follows is handed to psql: taskd db shell -c 'SELECT 1'
+    """
+    from taskd import embedded
+
+    session = ctx.ensure_object(Session)
+    settings = session.load().settings
+    psql = str(embedded.pg_binary("psql", settings))
+    configured = settings.dsn
+    if configured is not None:
+        bare, password = split_password(configured)
+        environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
+        os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
+    server = embedded.start(settings=_own(session))
+    # Ctrl-C is psql's, to drop the line or the statement: this process only holds the server. A
+    # handler, not SIG_IGN, which psql would inherit.
+    handler = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell, psql as it was looked up
+            [psql, *psql_options, "--dbname", server.dsn()], check=False
+        )
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        server.close()
+    ctx.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def split_password(dsn: str) -> tuple[str, str | None]:
+    """The DSN without its password, and the password: a command line is seen by all in ps."""
+    for pattern, replacement in ((PASSWORD_OF_USER, r"\1@"), (PASSWORD_OPTION, "")):
+        match = pattern.search(dsn)
+        if match:
+            return pattern.sub(replacement, dsn).rstrip("?&"), unquote(match[match.lastindex or 0])
+    return dsn, None
+
+
+def _own(session: Session) -> Settings:
+    """The settings, when they mean the embedded PostgreSQL.
+
+    Raises:
+        ConfigError: another database is configured, or the embedded one is switched off.
+    """
+    loaded = session.load()
+    if loaded.settings.dsn is not None:
+        raise ConfigError(
+            f"a DSN is configured ({loaded.sources['dsn']}), so taskd uses that database and "
+            "no embedded one. Unset it to manage the embedded PostgreSQL."
+        )
+    if loaded.settings.embedded == "off":
+        raise ConfigError(
+            f"no DSN is configured, and the embedded PostgreSQL is switched off "
+            f"({loaded.sources['embedded']}). Set TASKD_DSN."
+        )
+    return loaded.settings

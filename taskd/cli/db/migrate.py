@@ -1,0 +1,199 @@
+"""What `taskd db migrate` does, and what it tells beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from taskd.cli.shared.output import count, print_json
+from taskd.cli.shared.session import Session, run
+from taskd.core.migration import (
+    LOCK_MODES,
+    Entry,
+    Migration,
+    code_range,
+    misfit,
+    missing,
+    out_of_date,
+    version,
+)
+from taskd.errors import SchemaError
+from taskd.store.schema import migration_history, migrations
+from taskd.store.schema.migration_history import OldWorker
+
+EXIT_CHECK_FAILED = 4
+
+
+def apply(
+    session: Session, *, drain: bool, wait_s: float, lock_wait_s: float, as_json: bool
+) -> None:
+    """Apply what is missing, and tell what happens meanwhile."""
+    from taskd import events
+    from taskd.store.schema import roles as stored_roles
+
+    async def work() -> tuple[list[Migration], list[Entry]]:
+        async with session.target() as target:
+            applied = await migrations.migrate(
+                target.database, drain=drain, workers_wait_s=wait_s, lock_wait_s=lock_wait_s
+            )
+            if applied:
+                await stored_roles.renew(target.database)
+            return applied, await migrations.entries(target.database)
+
+    end = events.subscribe(lambda name, fields: _tell(session, name, fields))
+    try:
+        applied, found = run(work())
+    finally:
+        end()
+    names = [each.label for each in applied]
+    left = [each.label for each in missing(migrations.all_migrations(), found)]
+    number = version(found)
+    if as_json:
+        print_json({"applied": names, "postponed": left, "schema": number})
+    else:
+        for name in names:
+            click.echo(name)
+    newer = number > migrations.of_this_code().newest
+    what = "; it is newer than this taskd, which works with it" if newer else ""
+    nothing = "" if names or left else "; nothing was missing"
+    session.say(f"the schema taskd is at {number:04d}{what or nothing}")
+
+
+def _tell(session: Session, name: str, fields: Mapping[str, Any]) -> None:
+    if not name.startswith("migration.") or name == "migration.applied":
+        return
+    label = f"{fields['number']:04d}_{fields['name']}" if "number" in fields else ""
+    match name:
+        case "migration.delayed":
+            held = ", ".join(fields["held_by"])
+            by = f", held by {held}" if held else ""
+            session.say(f"{label}: {fields['error']}{by}; again in {fields['delay_s']} s")
+        case "migration.announced":
+            session.say(
+                f"{label}: waiting until these have drained: {', '.join(fields['workers'])}"
+            )
+        case "migration.postponed":
+            session.say(
+                f"{label} waits: too new for {', '.join(fields['workers'])}. This taskd works "
+                "without it: run `taskd db migrate` again when they have ended, or with --drain."
+            )
+        case _:
+            session.say("another process migrates this database; waiting for it")
+
+
+def show_plan(session: Session, above: int | None, *, as_json: bool) -> None:
+    """Tell what is missing, what it locks, and which workers may go on."""
+    wanted, old = _wanted(session, above)
+    if as_json:
+        for each in wanted:
+            print_json(_row(each, old))
+        return
+    for each in wanted:
+        click.echo(f"{each.label}  {each.what}")
+        click.echo(f"    {'; '.join(_locks(each))}")
+        click.echo(f"    {_workers(each, old)}")
+    if not wanted:
+        session.say("the database lacks nothing")
+
+
+def _row(each: Migration, old: Sequence[OldWorker]) -> dict[str, Any]:
+    return {
+        "number": each.number,
+        "name": each.name,
+        "what": each.what,
+        "step": "expand" if each.is_needed else "contract",
+        "works_with": each.works_with,
+        "transaction": each.in_transaction,
+        "locks": [lock._asdict() for lock in each.locks],
+        "workers_too_old": [str(one) for one in old if one.schema_newest < each.works_with],
+    }
+
+
+def _locks(each: Migration) -> list[str]:
+    told = [f"locks {table} ({mode}: {LOCK_MODES[mode]})" for table, mode in each.locks]
+    told = told or ["locks nothing that is in use"]
+    return told if each.in_transaction else [*told, "in no transaction; can be run again"]
+
+
+def _workers(each: Migration, old: Sequence[OldWorker]) -> str:
+    outgrown = [one for one in old if one.schema_newest < each.works_with]
+    if outgrown:
+        names = ", ".join(str(one) for one in outgrown)
+        return f"too new for {count(len(outgrown), 'worker')}: {names}; upgrade first, or --drain"
+    return f"workers of code {each.works_with:04d} and later go on"
+
+
+def print_sql(session: Session, above: int | None) -> None:
+    """Print what is missing as a script for psql."""
+    from taskd.store.schema.sql_script import script
+
+    wanted, _ = _wanted(session, above)
+    if wanted:
+        click.echo(script(wanted), nl=False)
+    else:
+        session.say("the database lacks nothing")
+
+
+def check(session: Session, *, as_json: bool) -> int:
+    """Whether nothing is missing, as an exit code."""
+    known = migrations.all_migrations()
+
+    async def work() -> list[Entry]:
+        async with session.target() as target:
+            return await migrations.entries(target.database)
+
+    found = run(work())
+    lacks = missing(known, found)
+    error: SchemaError | None = out_of_date(known, found)
+    if as_json:
+        print_json(
+            {
+                "up_to_date": not lacks and error is None,
+                "missing": [each.label for each in lacks],
+                "schema": version(found),
+                "works": misfit(known, found) is None,
+                "error": None if error is None else str(error),
+            }
+        )
+    elif error is not None:
+        click.echo(f"taskd: {error}", err=True)
+    elif lacks:
+        for each in lacks:
+            click.echo(each.label)
+        needed = any(each.number <= code_range(known).oldest for each in lacks)
+        session.say(
+            f"the schema taskd is at {version(found):04d}; "
+            + ("this taskd needs what is missing" if needed else "this taskd works with it")
+            + ": `taskd db migrate` applies it"
+        )
+    else:
+        session.say(f"the schema taskd is at {version(found):04d}; nothing is missing")
+    return EXIT_CHECK_FAILED if lacks or error is not None else 0
+
+
+def _wanted(session: Session, above: int | None) -> tuple[list[Migration], list[OldWorker]]:
+    """What is missing, and the living workers that are older than this code."""
+    known = migrations.all_migrations()
+    if above is not None:
+        return [each for each in known if each.number > above], []
+
+    from taskd.store.connections.database import Lane
+
+    async def work() -> tuple[list[Entry], list[OldWorker]]:
+        async with session.target() as target:
+            found = await migrations.entries(target.database)
+            if not found:
+                return [], []
+            lane = Lane(target.database, "migrate")
+            try:
+                return found, await migration_history.outgrown(lane, known[-1].number)
+            finally:
+                await lane.close()
+
+    found, old = run(work())
+    error = out_of_date(known, found)
+    if error is not None:
+        raise error
+    return missing(known, found), old

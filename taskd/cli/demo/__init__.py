@@ -1,0 +1,1 @@
+"""`taskd demo`: the command, its mail server and the mails that it sends."""

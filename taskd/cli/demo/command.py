@@ -1,0 +1,315 @@
+"""`taskd demo`: the whole of taskd in one go; nothing to set up, and nothing leaves the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from taskd import events
+from taskd.cli import typed
+from taskd.cli.demo.mail_sink import HOST, MARKER, Folder, serving
+from taskd.cli.shared.session import Session, pass_session
+from taskd.core.jobs.backoff import Fixed
+from taskd.core.jobs.job import NewJob
+from taskd.core.tasks.registry import Registry
+from taskd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from taskd.client import Target
+    from taskd.config import Settings
+    from taskd.store.connections.database import Lane
+    from taskd.store.reading.demo import LeftJob, Outcome
+
+QUEUE = "email"
+MAILS = Path(__file__).with_name("demo_mails.ndjson")
+# Marks the demo's own mails and leads a later run to the folder of one that was killed.
+FOLDER_HEADER = "X-Demo-Folder"
+SENDER = "The taskd demo <demo@example.org>"
+RETRY_S = 0.5
+BATCH = 1000
+PROGRESS_EVERY_S = 0.2
+LOOK_EVERY_S = 1.0
+
+
+@click.command()
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    help="Mails to enqueue.",
+)
+@click.option("--until-empty", is_flag=True, help="End when all is done.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Mails that are sent at the same time.  [default: 100]",
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where delivered mails go; a new folder by default.",
+)
+@click.option(
+    "--fail-rate",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.02,
+    show_default=True,
+    help="Share of mails that the mail server puts off, so that retries are seen.",
+)
+@pass_session
+def demo(session: Session, /, **options: Any) -> None:
+    """Watch taskd work, with nothing to set up.
+
+    Starts PostgreSQL (unless a DSN is configured), a mail server of its own and a worker;
+    enqueues mails to people who do not exist and delivers them into a folder. Nothing leaves
+    this machine. Kill it half-way and run it again: it finishes what is left.
+    """
+    import uvloop
+
+    raise SystemExit(uvloop.run(_demo(session, **options)))
+
+
+async def _demo(
+    session: Session,
+    jobs: int,
+    until_empty: bool,
+    concurrency: int | None,
+    folder: Path | None,
+    fail_rate: float,
+) -> int:
+    from taskd.store.reading import demo as stored
+    from taskd.store.reading.reports import count_serving
+    from taskd.store.schema import migrations
+
+    settings = session.load(concurrency=concurrency).settings
+    events.configure(settings.log_format, settings.log_level if session.verbose else "error")
+    async with session.target() as target, _lane(target) as lane:
+        await migrations.check(target.database)
+        left = await stored.left(lane, QUEUE)
+        _refuse_to_divert(left, settings, target)
+        kept = _folder(folder, left)
+        async with serving(kept, fail_rate) as port:
+            run = Run(session, kept, [job.id for job in left if job.folder], fail_rate)
+            run.introduce(target, port, await count_serving(lane, QUEUE))
+            run.ids += await _enqueue(lane, _mails(jobs, kept.path))
+            return await run.work(_demo_settings(settings, port), target, lane, until_empty)
+
+
+@asynccontextmanager
+async def _lane(target: Target) -> AsyncIterator[Lane]:
+    from taskd.store.connections.database import Lane
+
+    lane = Lane(target.database, "demo")
+    try:
+        yield lane
+    finally:
+        await lane.close()
+
+
+def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
+    """Somebody's real mails must not end in the demo's folder."""
+    own = sum(job.folder is None and job.task == "send_email" for job in left)
+    if own and (target.embedded is None or settings.smtp_host is not None):
+        raise ConfigError(
+            f"{own} mails in the queue {QUEUE} are not the demo's, and it would deliver them into "
+            "its folder. Let a worker send them first, or give the demo another database."
+        )
+
+
+def _folder(given: Path | None, left: Sequence[LeftJob]) -> Folder:
+    """Where mails go: as told, or where an earlier run put them, or somewhere new."""
+    earlier = [Path(job.folder) for job in left if job.folder]
+    path = given or next((each for each in earlier if (each / MARKER).is_file()), None)
+    try:
+        return Folder((path or Path(tempfile.mkdtemp(prefix="taskd-demo-"))).absolute())
+    except OSError as error:
+        raise ConfigError(f"the folder for the mails cannot be used: {error}") from None
+
+
+def _mails(count: int, folder: Path) -> Iterator[NewJob]:
+    """So many jobs, made from the shipped mails one after the other."""
+    shipped = MAILS.read_text(encoding="utf-8").splitlines()
+    mark = str(folder).encode("ascii", "backslashreplace").decode()
+    for number in range(1, count + 1):
+        text = shipped[(number - 1) % len(shipped)].replace("{number}", str(number))
+        args = msgspec.json.decode(text, type=dict[str, Any])
+        args["headers"] = args.get("headers", {}) | {FOLDER_HEADER: mark}
+        yield NewJob("send_email", msgspec.json.encode(args).decode(), queue=QUEUE)
+
+
+async def _enqueue(lane: Lane, mails: Iterator[NewJob]) -> list[int]:
+    from taskd.store.jobs.jobs import enqueue
+
+    ids: list[int] = []
+    while batch := list(islice(mails, BATCH)):
+        ids += await enqueue(lane, batch)
+    return ids
+
+
+def _demo_settings(settings: Settings, port: int) -> Settings:
+    return replace(
+        settings,
+        queues=(QUEUE,),
+        smtp_host=HOST,
+        smtp_port=port,
+        smtp_tls="off",
+        smtp_user=None,
+        smtp_password=None,
+        smtp_sender=SENDER,
+    )
+
+
+class Run:
+    """One run: what it shall deliver, and what it tells about it."""
+
+    def __init__(
+        self, session: Session, folder: Folder, left: Sequence[int], fail_rate: float
+    ) -> None:
+        self.ids = list(left)
+        self._session = session
+        self._folder = folder
+        self._left = len(left)
+        self._fail_rate = fail_rate
+        self._counts: Counter[str] = Counter()
+        self._told = False
+
+    def introduce(self, target: Target, port: int, others: int) -> None:
+        """Say what happens where, before it happens."""
+        say = self._session.say
+        say(f"database      {target.describe()}")
+        say(f"mail server   the demo's own, {HOST}:{port}; nothing leaves this machine")
+        say(f"mails go to   {self._folder.path}")
+        if self._left:
+            say(f"first         {self._left:,} mails that an earlier run has left in the queue")
+        elif others:
+            say(f"beware        another worker serves the queue {QUEUE} and sends its share itself")
+
+    async def work(self, settings: Settings, target: Target, lane: Lane, until_empty: bool) -> int:
+        """Deliver, show the progress, and sum up; the exit code."""
+        from taskd.core.tasks.registry import BUILT_IN_APP
+        from taskd.tasks.send_email import Mailer
+        from taskd.worker import Worker
+
+        mailer = Mailer(settings)
+        registry = Registry()
+        registry.add(mailer.task(backoff=Fixed(RETRY_S)))
+        worker = Worker(
+            settings,
+            registry,
+            target.database,
+            app=BUILT_IN_APP,
+            until_empty=until_empty,
+            on_close=[mailer.aclose],
+        )
+        unsubscribe = events.subscribe(self._listen)
+        watching = [asyncio.create_task(self._show_progress(), name="demo:progress")]
+        if not until_empty:
+            watching.append(asyncio.create_task(self._await_all(lane), name="demo:await-all"))
+        try:
+            code = await worker.run()
+        finally:
+            unsubscribe()
+            for each in watching:
+                each.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+        if self._told:
+            self._session.say(f"\n{self._folder.copies.total():,} mails in {self._folder.path}")
+        else:
+            await self._sum_up(lane)
+        return code
+
+    def _listen(self, name: str, _fields: Mapping[str, Any]) -> None:
+        self._counts[name] += 1
+        if name == "acks.delayed":
+            self._session.say("\nPostgreSQL does not answer; what is done is kept until it does.")
+        elif name == "store.back":
+            self._session.say("\nPostgreSQL is back.")
+
+    async def _show_progress(self) -> None:
+        """A line that moves, for terminals."""
+        while sys.stderr.isatty() and not self._session.quiet:
+            done, retried = self._counts["job.done"], self._counts["job.retried"]
+            line = f"\r{done:,} of {len(self.ids):,} delivered, {retried:,} retried"
+            if not self._told:
+                click.echo(line, err=True, nl=False)
+            await asyncio.sleep(PROGRESS_EVERY_S)
+
+    async def _await_all(self, lane: Lane) -> None:
+        """Sum up when everything is delivered; the worker goes on."""
+        from taskd.errors import StoreUnavailable
+        from taskd.store.reading import demo as stored
+
+        live = len(self.ids)
+        while live:
+            await asyncio.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(StoreUnavailable):
+                live = await stored.live(lane, self.ids)
+        self._told = True
+        await self._sum_up(lane)
+        self._session.say(
+            "\nThe worker is still running: send a mail of your own from a second shell,\n"
+            "  taskd enqueue send_email to=you@example.org subject=Hello body='It works.'\n"
+            f"and look at the newest file in {self._folder.path}. Ctrl-C ends it."
+        )
+
+    async def _sum_up(self, lane: Lane) -> None:
+        from taskd.errors import StoreUnavailable
+        from taskd.store.reading import demo as stored
+
+        if sys.stderr.isatty():
+            self._session.say("")
+        try:
+            outcome = await stored.outcome(lane, self.ids)
+        except StoreUnavailable:
+            click.echo(f"delivered     {len(self._folder.copies):,} mails in {self._folder.path}")
+            click.echo("left          PostgreSQL does not answer; run the demo again for the rest")
+            return
+        for line in self._summary(outcome):
+            click.echo(typed(line))
+
+    def _summary(self, outcome: Outcome) -> Iterator[str]:
+        yield f"jobs          {_jobs_line(outcome, len(self.ids))}"
+        if self._left:
+            yield f"              {self._left:,} of them from an earlier run"
+        if outcome.span_s:
+            speed = (outcome.done + outcome.failed) / outcome.span_s
+            yield f"speed         {speed:,.0f} jobs/s ({outcome.span_s:.2f} s)"
+        if outcome.wait_s:
+            p50, p95 = (1000 * wait for wait in outcome.wait_s)
+            since = "; some since an earlier run" if self._left else "; all were enqueued at once"
+            yield f"wait          p50 {p50:,.0f} ms, p95 {p95:,.0f} ms{since}"
+        killed = "; a kill costs an attempt of each mail under way" if self._left else ""
+        rate = f"the mail server puts {self._fail_rate:.1%} off"
+        yield f"retries       {outcome.retries:,}; {rate}{killed}"
+        sent = set(outcome.message_ids or ())
+        here = sum(each in self._folder.copies for each in sent)
+        again = self._folder.duplicates
+        yield f"delivered     {here:,} mails, {again:,} duplicates (by Message-ID)"
+        if here < len(sent):
+            yield f"              {len(sent) - here:,} were sent by other workers of the queue"
+        yield f"to be read    {self._folder.path}/*.eml"
+        if outcome.live:
+            yield f"left          {outcome.live:,} jobs; run the demo again to deliver them"
+        yield "try next      taskd stats; taskd jobs list --queue email; kill -9 a demo half-way"
+
+
+def _jobs_line(outcome: Outcome, wanted: int) -> str:
+    parts = [f"{outcome.done:,} of {wanted:,} done", f"{outcome.failed:,} failed"]
+    if outcome.cancelled:
+        parts.append(f"{outcome.cancelled:,} cancelled")
+    return ", ".join(parts)

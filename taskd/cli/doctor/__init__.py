@@ -1,0 +1,1 @@
+"""`taskd doctor`: the command and the printing of its findings."""

@@ -1,0 +1,228 @@
+"""`taskd doctor`: what is wrong with this database and this set-up, and what mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.doctor.printing import plain, print_findings, print_sql
+from taskd.cli.health import EXIT_CHECK_FAILED
+from taskd.cli.shared.output import print_json
+from taskd.cli.shared.session import Session, json_option, run
+from taskd.config import Loaded, Settings, hide_password
+from taskd.core.doctor.checks import CHECKS, SETUP, statements
+from taskd.core.doctor.finding import FAILED, Check, Finding, judge
+from taskd.errors import ConfigError, EmbeddedError, TaskdError
+
+if TYPE_CHECKING:
+    from taskd.client import Target
+    from taskd.store.connections.database import Lane
+
+Facts = dict[str, Sequence[dict[str, Any]]]
+
+MEND_UNREACHED = "See that it runs, and that host, port, user and database of the DSN are right."
+
+
+@click.command()
+@click.argument(
+    "names", metavar="[CHECK]...", nargs=-1, type=click.Choice([c.name for c in CHECKS])
+)
+@click.option("--all", "whole", is_flag=True, help="Show also what is well, with its figures.")
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL that mends it, for psql.")
+@json_option
+@click.pass_context
+def doctor(
+    ctx: click.Context, names: tuple[str, ...], whole: bool, as_sql: bool, as_json: bool
+) -> None:
+    """Say what is wrong with this database and this set-up, and what mends it.
+
+    It changes nothing and reads little. CHECK names the checks to make; all of them by default.
+    Exit 0: all is well, or there are only hints and what could not be looked at; 4: a check
+    failed; 69: the database cannot be reached; 77: not permitted; 78: wrong configuration.
+    """
+    if as_json and as_sql:
+        raise click.UsageError("give --json or --sql, not both")
+    session = ctx.ensure_object(Session)
+    checks = tuple(check for check in CHECKS if not names or check.name in names)
+    findings, code = run(_examine(session, checks))
+    if as_json:
+        for finding in findings:
+            print_json(plain(finding))
+    elif as_sql:
+        print_sql(findings)
+    else:
+        print_findings(findings, whole=whole or bool(names))
+    if not code and any(finding.level in FAILED for finding in findings):
+        code = EXIT_CHECK_FAILED
+    ctx.exit(code)
+
+
+# Look.
+
+
+async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Finding], int]:
+    """The findings, and the exit code if it is none of a failed check."""
+    refused: dict[str, str] = {}
+    facts: Facts = {}
+    code = 0
+    loaded: Loaded | None = None
+    try:
+        loaded = session.load()
+        facts["setup"] = [_setup(loaded)]
+    except ConfigError as error:
+        facts["setup"] = [{"refused": hide_password(str(error)), "dsn": None, "ignored": ()}]
+        code = error.exit_code
+    if any(check not in SETUP for check in checks):
+        if loaded is None:
+            over = "the settings cannot be read"
+        else:
+            over, code = await _database(session, loaded, checks, facts, refused)
+        if over:
+            checks = tuple(
+                c for c in checks if c in SETUP or (c.name == "reach" and "reach" in facts)
+            )
+    return [judge(check, facts, refused) for check in checks], code
+
+
+def _setup(loaded: Loaded) -> dict[str, Any]:
+    """What can be said of the settings without a database."""
+    settings = loaded.settings
+    found: dict[str, Any] = {
+        "refused": None,
+        "ignored": loaded.ignored,
+        "given": [name for name, source in loaded.sources.items() if source != "default"],
+        "dsn": hide_password(settings.dsn) if settings.dsn else None,
+        "dsn_source": loaded.sources["dsn"],
+        "embedded_off": settings.embedded == "off",
+        "embedded_refused": None,
+        "embedded_free_bytes": None,
+    }
+    if settings.dsn is None and settings.embedded != "off":
+        found |= _embedded(settings)
+    return found
+
+
+def _embedded(settings: Settings) -> dict[str, Any]:
+    from taskd import embedded
+
+    try:
+        status = embedded.status(embedded.default_home(settings))
+    except EmbeddedError as error:
+        return {"embedded_refused": str(error)}
+    place = next((each for each in (status.home, *status.home.parents) if each.exists()), None)
+    free = shutil.disk_usage(place).free if place is not None else None
+    return {"embedded_status": asdict(status), "embedded_free_bytes": free}
+
+
+async def _database(
+    session: Session,
+    loaded: Loaded,
+    checks: tuple[Check, ...],
+    facts: Facts,
+    refused: dict[str, str],
+) -> tuple[str, int]:
+    """Fill in what the database says; why it says nothing, and the exit code of that."""
+    [setup] = facts["setup"]
+    if not loaded.settings.dsn:
+        if setup["embedded_off"]:
+            return "no DSN", ConfigError.exit_code
+        if setup["embedded_refused"]:
+            return "no embedded server", EmbeddedError.exit_code
+        if not setup["embedded_status"]["running"]:
+            return "the embedded server does not run", 0
+    try:
+        async with session.target() as target:
+            await _look(target, loaded.settings, checks, facts, refused)
+    except TaskdError as error:
+        text = hide_password(str(error))
+        mend = " ".join(getattr(error, "__notes__", ())) or MEND_UNREACHED
+        facts["reach"] = [{"error": text, "mend": mend}]
+        return text, error.exit_code
+    return "", 0
+
+
+async def _look(
+    target: Target,
+    settings: Settings,
+    checks: tuple[Check, ...],
+    facts: Facts,
+    refused: dict[str, str],
+) -> None:
+    from taskd.store.reading import doctor as store
+    from taskd.store.schema.migrations import all_migrations
+
+    facts["schema_objects"] = [store.schema_objects()]
+    facts["grants_text"] = [{"text": store.grants_text()}]
+    facts["known_migrations"] = [
+        {"number": each.number, "name": each.name, "digest": each.digest}
+        for each in all_migrations()
+    ]
+    database, lane = await store.reach(target.database.connect_args, settings.statement_timeout_s)
+    try:
+        ahead_s = await _clocks(lane, facts, refused)
+        wanted = [name for name in statements(checks) if name != "doctor_server"]
+        has_schema = all(row["has_schema"] for row in facts.get("doctor_server", ()))
+        looked = await store.look(lane, wanted, has_schema=has_schema)
+    finally:
+        await lane.close()
+    facts.update(looked.rows)
+    refused.update({name: hide_password(why) for name, why in looked.refused.items()})
+    listen = ""
+    if settings.listen_dsn and any(check.name == "pooler" for check in checks):
+        listen = await _listening(settings.listen_dsn, target.database.connect_args)
+    login = facts["doctor_server"][0]["login"] if "doctor_server" in facts else "?"
+    facts["reach"] = [{"error": None, "login": login}]
+    facts["place"] = [
+        {
+            "ahead_s": ahead_s,
+            "pooled": bool(database.pooled),
+            "statement_pooling": any("statement pooling" in why for why in refused.values()),
+            "listen_dsn": bool(settings.listen_dsn),
+            "listen": listen,
+            "embedded": target.embedded is not None,
+        }
+    ]
+
+
+async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
+    """By how many seconds this machine's clock is ahead of the database's, at least."""
+    from taskd.store.reading import doctor as store
+
+    loop = asyncio.get_running_loop()
+    began, counted = now(), loop.time()
+    looked = await store.look(lane, ["doctor_server"])
+    took_s = loop.time() - counted
+    facts.update(looked.rows)
+    refused.update(looked.refused)
+    if "doctor_server" not in looked.rows:
+        return 0.0
+    theirs: datetime = looked.rows["doctor_server"][0]["clock"]
+    # It was read while we waited, at its beginning or at its end.
+    early = (began - theirs).total_seconds()
+    late = early + took_s
+    return 0.0 if early <= 0 <= late else min(early, late, key=abs)
+
+
+def now() -> datetime:
+    """The time of day, by this machine's clock."""
+    return datetime.now(UTC)
+
+
+async def _listening(listen_dsn: str, connect_args: Any) -> str:
+    """Where listen_dsn leads: `direct`, `pooled`, `other` (database), or why nowhere."""
+    from taskd.store.reading import doctor as store
+
+    try:
+        pooled, key = await store.identify({"dsn": listen_dsn})
+        _, wanted = await store.identify(connect_args)
+    except TaskdError as error:
+        return hide_password(str(error))
+    if key != wanted:
+        return "other"
+    return "pooled" if pooled else "direct"

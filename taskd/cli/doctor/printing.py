@@ -1,0 +1,166 @@
+"""How `taskd doctor` shows what it found: for people, for programs, for psql."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from taskd.cli import typed
+from taskd.cli.shared.output import printable
+from taskd.core.doctor.finding import FAILED, Finding, Level, Mend, count
+
+COLOURS = {
+    Level.ERROR: "red",
+    Level.WARNING: "yellow",
+    Level.UNKNOWN: "magenta",
+    Level.HINT: "cyan",
+    Level.OK: "green",
+}
+WIDTH, WIDTH_MAX = 80, 100
+SQL_LINES_MAX = 4
+# Of one check, so many things are told, and so many ways to mend them.
+SAID_MAX = 8
+
+
+def plain(finding: Finding) -> dict[str, Any]:
+    """As `--json` has it."""
+    return {
+        "check": finding.check,
+        "level": finding.level,
+        "found": finding.found,
+        "why": finding.why,
+        "mends": [{"kind": mend.kind, "text": _text(mend)} for mend in finding.mends],
+    }
+
+
+def _text(mend: Mend) -> str:
+    if mend.kind != "sql":
+        return mend.text
+    from taskd.store.schema.repairs import render
+
+    return render(mend.text, mend.args)
+
+
+def _sorted(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda each: each.level.rank)
+
+
+def print_findings(findings: Sequence[Finding], *, whole: bool) -> None:
+    """For people, the worst first; what is well only when the whole is wanted."""
+    width = (
+        min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH_MAX)
+        if sys.stdout.isatty()
+        else WIDTH
+    )
+    shown = [each for each in _sorted(findings) if each.level not in (Level.OK, Level.UNKNOWN)]
+    for finding in shown:
+        click.echo(f"{_badge(finding.level)}  {click.style(finding.check, bold=True)}")
+        _body(finding, width)
+        click.echo()
+    for line in _unknown(findings):
+        click.echo(f"{_badge(Level.UNKNOWN)}  {click.style(line[0], bold=True)}")
+        for text in line[1:]:
+            _say(text, width)
+        click.echo()
+    if whole:
+        _print_ok([each for each in findings if each.level is Level.OK], width)
+    click.echo(_summary(findings))
+
+
+def _body(finding: Finding, width: int) -> None:
+    for text in finding.found[:SAID_MAX]:
+        _say(text, width)
+    more = len(finding.found) - SAID_MAX
+    if more > 0:
+        _say(f"and {more:,} more: taskd doctor {finding.check} --json", width)
+    _say(finding.why, width, dim=True)
+    for mend in finding.mends[:SAID_MAX]:
+        _next(finding, mend, width)
+    if len(finding.mends) > SAID_MAX:
+        _say(f"and so on: taskd doctor {finding.check} --sql", width)
+
+
+def _badge(level: Level) -> str:
+    return click.style(level.upper().ljust(7), fg=COLOURS[level], bold=level in FAILED)
+
+
+def _say(text: str, width: int, **style: bool) -> None:
+    """Text in lines that fit, behind the badge."""
+    indent = " " * 9
+    lines = textwrap.wrap(
+        typed(printable(text)), max(width, 40), initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    for line in lines:
+        click.echo(click.style(line, **style))
+
+
+def _next(finding: Finding, mend: Mend, width: int) -> None:
+    """What to do; what is to be copied is not wrapped."""
+    if mend.kind == "advice":
+        _say(f"next: {mend.text}", width)
+        return
+    lines = typed(printable(_text(mend))).splitlines()
+    more = len(lines) - SQL_LINES_MAX
+    if more > 1:
+        lines = [
+            *lines[:SQL_LINES_MAX],
+            typed(f"... {more} lines more: taskd doctor {finding.check} --sql"),
+        ]
+    for number, line in enumerate(lines):
+        lead = "next: " if not number else " " * 6
+        click.echo(" " * 9 + lead + click.style(line, bold=True))
+
+
+def _unknown(findings: Sequence[Finding]) -> Iterator[list[str]]:
+    """What could not be looked at, by the reason: often it is one for many."""
+    by_reason: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.level is Level.UNKNOWN:
+            by_reason.setdefault(finding.found[0], []).append(finding)
+    for reason, those in by_reason.items():
+        mends = dict.fromkeys(_text(mend) for each in those for mend in each.mends)
+        yield [", ".join(each.check for each in those), reason, *(f"next: {one}" for one in mends)]
+
+
+def _print_ok(findings: Sequence[Finding], width: int) -> None:
+    longest = max((len(each.check) for each in findings), default=0)
+    for each in findings:
+        lead = " " * (9 + longest + 2)
+        text = textwrap.fill(
+            "; ".join(map(printable, each.found)),
+            max(width, 60),
+            initial_indent=lead,
+            subsequent_indent=lead,
+        )
+        click.echo(f"{_badge(Level.OK)}  {each.check.ljust(longest)}  {text.lstrip()}")
+    if findings:
+        click.echo()
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    told = []
+    for level in Level:
+        number = sum(finding.level is level for finding in findings)
+        if number:
+            noun = level if level in (Level.OK, Level.UNKNOWN) or number == 1 else f"{level}s"
+            told.append(click.style(f"{number} {noun}", fg=COLOURS[level]))
+    return f"{count(len(findings), 'check')}: " + ", ".join(told)
+
+
+def print_sql(findings: Sequence[Finding]) -> None:
+    """A script for psql: each fault as a comment, and what mends it below."""
+    for finding in _sorted(findings):
+        if finding.level is Level.OK or not finding.mends:
+            continue
+        for text in finding.found:
+            click.echo(f"-- {finding.check}: {' '.join(printable(text).split())}")
+        for mend in finding.mends:
+            text = _text(mend)
+            click.echo(text if mend.kind == "sql" else f"-- next: {' '.join(text.split())}")
+        click.echo()

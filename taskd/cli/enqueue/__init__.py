@@ -1,0 +1,1 @@
+"""`taskd enqueue`: the command and its NDJSON input."""

@@ -1,0 +1,200 @@
+"""`taskd enqueue`: one job from arguments, or many from stdin."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack, closing
+from datetime import datetime
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.enqueue.ndjson import Bar, Chunk, LineError, Progress, read_chunks, with_unique
+from taskd.cli.shared.arguments import PAIRS, arguments
+from taskd.cli.shared.output import count
+from taskd.cli.shared.session import (
+    DURATION,
+    MOMENT,
+    MOMENT_OR_DURATION,
+    QUEUE,
+    Session,
+    pass_session,
+    run,
+)
+from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict
+from taskd.errors import EnqueueError, StoreUnavailable, TaskdError
+
+if TYPE_CHECKING:
+    from taskd.client import Client
+
+
+@click.command()
+@click.argument("task")
+@PAIRS
+@click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
+@click.option("--queue", type=QUEUE, help="Where it goes; the task's own queue by default.")
+@click.option("--priority", type=int, help="Smaller runs first.  [default: 100]")
+@click.option("--in", "delay_s", type=DURATION, help="Not before so long from now: 5m.")
+@click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
+@click.option("--max-attempts", type=int, help="The task's own number by default.")
+@click.option(
+    "--timeout", "timeout_s", type=DURATION, help="Of one attempt; the task's own by default."
+)
+@click.option(
+    "--deadline",
+    type=MOMENT_OR_DURATION,
+    help="No attempt starts after this time, or so long from now: 2h.",
+)
+@click.option("--unique-key", metavar="KEY", help="At most one job of the task holds it.")
+@click.option(
+    "--no-key", is_flag=True, default=None, help="No unique key, although the task has one."
+)
+@click.option(
+    "--key-scope",
+    type=click.Choice([each.value for each in KeyScope]),
+    help="Until it is claimed, or until it has finished.  [default: live]",
+)
+@click.option("--key-for", "for_s", type=DURATION, help="The key is held at least so long: 1h.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice([each.value for each in OnConflict]),
+    help="When another job holds the key.  [default: skip]",
+)
+@click.option(
+    "--debounce-max", "debounce_max_s", type=DURATION, help="With debounce: put off at most so far."
+)
+@click.option("--version", type=int, help="Of what the job works on: newer wins, older is ignored.")
+@click.option("--ids", is_flag=True, help="With -: print the ids.")
+@pass_session
+def enqueue(
+    session: Session,
+    /,
+    task: str,
+    pairs: tuple[str, ...],
+    args_json: str | None,
+    ids: bool,
+    **options: Any,
+) -> None:
+    """Enqueue a job, or many from stdin.
+
+    Prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
+
+    With a unique key, the task's own or --unique-key, it may be that of another job, which holds
+    the key: stderr tells what happened to it then.
+
+    With - as the task, stdin holds one JSON object a line, of which only the task is needed:
+
+    \b
+    {"task": "send_report", "args": {"to": "ada@example.org"}, "queue": "email",
+     "priority": 10, "run_at": "2026-12-01T08:00:00Z", "delay_s": 300 (or "in": "5m"),
+     "deadline": "2026-12-01T09:00:00Z" (or "deadline_s": 3600),
+     "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
+     "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7, "no_key": true}
+
+    Options on the command line hold for the lines that do not say them. A thousand lines are
+    one transaction; the first line that is wrong ends it, and what was enqueued is said.
+    """  # noqa: D301 - click's mark for "do not wrap" is the character itself
+    if options["delay_s"] is not None and options["run_at"] is not None:
+        raise click.UsageError("give --in or --at, not both")
+    options["deadline"], options["deadline_s"] = _ends(options["deadline"])
+    if task == "-":
+        if pairs or args_json is not None:
+            raise click.UsageError("with -, the arguments stand in the lines")
+        _enqueue_lines(session, sys.stdin.buffer, options, ids)
+        return
+    args = arguments(pairs, args_json)
+    enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
+    if enqueued.outcome != "enqueued":
+        session.say(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
+    click.echo(enqueued)
+
+
+async def _enqueue_one(
+    session: Session, task: str, args: dict[str, Any], options: dict[str, Any]
+) -> Enqueued:
+    async with session.client() as client:
+        return await client.enqueue_named(task, args, **options)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _ends(deadline: datetime | float | None) -> tuple[datetime | None, float | None]:
+    """A deadline as a moment, or as seconds from now."""
+    if isinstance(deadline, datetime):
+        return deadline, None
+    return None, deadline
+
+
+def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:
+    """Enqueue what stdin says, a chunk at a time, and say how far it got."""
+    progress = Progress()
+    try:
+        _enqueue_chunks(session, source, _given(options), ids, progress)
+    except TaskdError as error:
+        why = str(error).removesuffix(".")
+        raise type(error)(progress.told(why, isinstance(error, StoreUnavailable))) from error
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        # Of --ids, as by `head`: the command ends silently, but not without saying how far it got.
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else "nobody reads the ids"
+        click.echo(f"taskd: {progress.told(why, doubtful=True)}", err=True)
+        raise
+    others = progress.jobs - progress.enqueued
+    held = f"; {count(others, 'line')} found a key that is held" if others else ""
+    session.say(f"{count(progress.enqueued, 'job')} enqueued{held}")
+
+
+def _enqueue_chunks(
+    session: Session, source: IO[bytes], defaults: dict[str, Any], ids: bool, progress: Progress
+) -> None:
+    # The loop runs only while a chunk is sent: a read that waits inside of it would keep Ctrl-C
+    # waiting as well.
+    stack = AsyncExitStack()
+    with asyncio.Runner() as runner:
+        client = runner.run(stack.enter_async_context(session.client()))
+        try:
+            with closing(Bar(source, session.quiet)) as bar:
+                for chunk in read_chunks(source, defaults):
+                    progress.sent = chunk
+                    enqueued = runner.run(_send(session, client, chunk))
+                    progress.committed(chunk, enqueued)
+                    bar.at(chunk.end_byte, progress.jobs)
+                    if ids:
+                        click.echo("\n".join(map(str, enqueued)))
+        finally:
+            runner.run(stack.aclose())
+
+
+async def _send(session: Session, client: Client, chunk: Chunk) -> list[Enqueued]:
+    try:
+        return await client.enqueue_many(chunk.jobs)
+    except EnqueueError as error:
+        line, why = await _blame(session, client, chunk, error)
+        raise LineError(f"line {line:,}: {why}") from error
+
+
+async def _blame(
+    session: Session, client: Client, chunk: Chunk, error: EnqueueError
+) -> tuple[int, EnqueueError]:
+    """The first line of a refused chunk that is to blame, and why.
+
+    Only the database knows everything that it refuses, so it is asked: the shortest beginning of
+    the chunk that it refuses ends with that line. What it accepts is rolled back.
+    """
+    good, bad = 0, len(chunk.jobs)
+    async with session.target() as target, target.database.connection("cli") as connection:
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                await client.enqueue_many(chunk.jobs[:middle], conn=connection)
+                good = middle
+            except EnqueueError as refusal:
+                bad, error = middle, refusal
+            finally:
+                await transaction.rollback()
+    return chunk.lines[bad - 1], error

@@ -1,0 +1,256 @@
+"""The stdin of `taskd enqueue -`: lines that become jobs, in chunks, and how far that got."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import click
+import msgspec
+
+from taskd.cli.shared.session import parse_moment
+from taskd.config import parse_duration_s
+from taskd.core.jobs.job import PAYLOAD_BYTES_MAX, NewJob
+from taskd.core.jobs.unique import Enqueued, Unique
+from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
+
+# What one statement takes, whichever comes first; so much is held in memory.
+CHUNK_JOBS = 1000
+CHUNK_BYTES = 4 * 1024 * 1024
+# A payload at its limit may take six times its size when every character is escaped.
+LINE_BYTES_MAX = 8 * PAYLOAD_BYTES_MAX
+
+
+# As they are called beside a job's other options, and in Unique.
+KEY_OPTIONS = {
+    "unique_key": "key",
+    "key_scope": "scope",
+    "for_s": "for_s",
+    "on_conflict": "on_conflict",
+    "debounce_max_s": "debounce_max_s",
+    "version": "version",
+}
+
+
+def with_unique(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a job with what they say of its unique key in one.
+
+    Raises:
+        InvalidJob: they are outside their limits, or rules for a key that is not given.
+    """
+    others = {name: value for name, value in options.items() if name not in KEY_OPTIONS}
+    rules = {KEY_OPTIONS[name]: value for name, value in options.items() if name in KEY_OPTIONS}
+    if not rules:
+        return others
+    if "key" not in rules:
+        given = ", ".join(sorted(set(options) & set(KEY_OPTIONS)))
+        raise InvalidJob(f"{given}: of which unique_key?")
+    return {**others, "unique": Unique(**rules)}
+
+
+class LineError(EnqueueError):
+    """A line of stdin is wrong."""
+
+
+class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One line of stdin. The arguments stay JSON text."""
+
+    task: str
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+    queue: str | None = None
+    priority: int | None = None
+    run_at: str | None = None
+    delay_s: float | None = None
+    in_: str | None = msgspec.field(default=None, name="in")
+    max_attempts: int | None = None
+    timeout_s: float | None = None
+    deadline: str | None = None
+    deadline_s: float | None = None
+    unique_key: str | None = None
+    key_scope: str | None = None
+    for_s: float | None = None
+    on_conflict: str | None = None
+    debounce_max_s: float | None = None
+    version: int | None = None
+    no_key: bool | None = None
+
+    def job(self, defaults: Mapping[str, Any]) -> NewJob:
+        """The job it asks for, with the command line's options where it is silent.
+
+        Raises:
+            EnqueueError, ValueError: a value is wrong.
+        """
+        names = ("queue", "priority", "max_attempts", "timeout_s", "no_key", *KEY_OPTIONS)
+        said = {name: getattr(self, name) for name in names}
+        own = {name: value for name, value in said.items() if value is not None}
+        if self.no_key or self.unique_key is not None:
+            other = KEY_OPTIONS if self.no_key else ("no_key",)
+            defaults = {name: value for name, value in defaults.items() if name not in other}
+        options = with_unique({**defaults, **own, **self._when(), **self._ends()})
+        return NewJob(self.task, self._args_text(), **options)
+
+    def _args_text(self) -> str:
+        # The text as it was written, whole numbers of any size included; spaces do not count.
+        text = msgspec.json.format(self.args, indent=-1)
+        if not bytes(text).startswith(b"{"):
+            raise InvalidArgs("args is not a JSON object")
+        return bytes(text).decode()
+
+    def _when(self) -> dict[str, Any]:
+        said = [name for name in ("run_at", "delay_s", "in_") if getattr(self, name) is not None]
+        if len(said) > 1:
+            raise InvalidJob("give one of run_at, delay_s and in")
+        if self.run_at is not None:
+            return {"run_at": parse_moment(self.run_at), "delay_s": None}
+        if said:
+            delay_s = self.delay_s if self.in_ is None else parse_duration_s(self.in_)
+            return {"delay_s": delay_s, "run_at": None}
+        return {}
+
+    def _ends(self) -> dict[str, Any]:
+        if self.deadline is not None and self.deadline_s is not None:
+            raise InvalidJob("give deadline or deadline_s, not both")
+        if self.deadline is not None:
+            return {"deadline": parse_moment(self.deadline), "deadline_s": None}
+        if self.deadline_s is not None:
+            return {"deadline_s": self.deadline_s, "deadline": None}
+        return {}
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """Jobs of one statement, and the lines they came from."""
+
+    first_line: int
+    jobs: list[NewJob]
+    lines: list[int]
+    end_line: int = 0
+    end_byte: int = 0
+
+
+def read_chunks(source: IO[bytes], defaults: Mapping[str, Any]) -> Iterator[Chunk]:
+    """The jobs of a stream of lines, so many at a time.
+
+    Raises:
+        LineError: a line is wrong; its chunk is not handed out.
+    """
+    chunk, held, position = Chunk(1, [], []), 0, 0
+    for number, line in _lines(source):
+        position += len(line)
+        if line.strip():
+            chunk.jobs.append(_job(number, line, defaults))
+            chunk.lines.append(number)
+            held += len(line)
+        chunk.end_line, chunk.end_byte = number, position
+        if len(chunk.jobs) == CHUNK_JOBS or held >= CHUNK_BYTES:
+            yield chunk
+            chunk, held = Chunk(number + 1, [], []), 0
+    if chunk.jobs:
+        yield chunk
+
+
+def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := source.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise LineError(f"line {number:,} is longer than {LINE_BYTES_MAX:,} bytes")
+        yield number, line
+
+
+_decode_line = msgspec.json.Decoder(Line).decode
+
+
+def _job(number: int, line: bytes, defaults: Mapping[str, Any]) -> NewJob:
+    try:
+        return _decode_line(line).job(defaults)
+    except msgspec.ValidationError as error:
+        raise LineError(f"line {number:,} is no job: {error}") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise LineError(f"line {number:,} is not JSON: {error}") from None
+    except (EnqueueError, ValueError) as error:
+        raise LineError(f"line {number:,}: {error}") from None
+
+
+class Progress:
+    """How far a bulk got.
+
+    Attributes:
+        jobs: how many are committed, or found a key that is held.
+        enqueued: how many of these are new jobs.
+        line: the last line of these.
+        sent: the chunk that is on its way.
+    """
+
+    def __init__(self) -> None:
+        self.jobs = self.enqueued = 0
+        self.line = 0
+        self.sent: Chunk | None = None
+
+    def committed(self, chunk: Chunk, told: Sequence[Enqueued]) -> None:
+        """The chunk is enqueued, or was told who holds its keys."""
+        self.jobs += len(chunk.jobs)
+        self.enqueued += sum(each.outcome == "enqueued" for each in told)
+        self.line = chunk.end_line
+        self.sent = None
+
+    def told(self, why: str, doubtful: bool) -> str:
+        """What is enqueued, why it ended, and what is not.
+
+        Args:
+            why: what ended it.
+            doubtful: a chunk that was on its way may have been written all the same.
+        """
+        begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
+        if doubtful and self.sent is not None:
+            rest = (
+                f"lines {self.line + 1:,} to {self.sent.end_line:,} may or may not have been "
+                "enqueued, all or none; see `taskd jobs list`"
+            )
+        elif self.jobs:
+            rest = f"nothing from line {self.line + 1:,} on was enqueued"
+        else:
+            rest = "nothing was enqueued"
+        return "; ".join(part for part in (begun, why, rest) if part)
+
+
+class Bar:
+    """On a terminal, a progress bar by the bytes of a file; for a pipe, a running count.
+
+    Elsewhere it shows nothing, nor for lines that are typed: they are on the terminal already.
+    """
+
+    def __init__(self, source: IO[bytes], quiet: bool) -> None:
+        shows = not quiet and sys.stderr.isatty() and not source.isatty()
+        size = _size(source) if shows else 0
+        self._counts = shows and not size
+        self._counted = False
+        self._bar: Any = None
+        if size:
+            self._bar = click.progressbar(length=size, label="enqueueing", file=sys.stderr)
+            self._bar.__enter__()
+
+    def at(self, position: int, jobs: int) -> None:
+        """So many bytes of the file, or so many jobs of the pipe, are done."""
+        if self._bar is not None:
+            self._bar.update(position - self._bar.pos)
+        elif self._counts:
+            click.echo(f"\r{jobs:,} enqueued", err=True, nl=False)
+            self._counted = True
+
+    def close(self) -> None:
+        """Leave the terminal to others."""
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+        elif self._counted:
+            click.echo(err=True)
+
+
+def _size(source: IO[bytes]) -> int:
+    try:
+        found = os.fstat(source.fileno())
+    except (OSError, ValueError):
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -1,0 +1,176 @@
+"""Jobs in bulk: those that a filter means, found and acted on a batch at a time.
+
+Each batch is a transaction of its own, so that hundreds of thousands of jobs lock nobody out. It
+may be interrupted at any time, and the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.shared.name_hints import ask_named
+from taskd.cli.shared.output import count, print_json
+from taskd.cli.shared.session import DURATION, QUEUE, Session
+from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job_changes import Filter
+
+if TYPE_CHECKING:
+    from taskd.client.bulk import Act
+    from taskd.store.connections.database import Lane
+
+# On a terminal, more than this is asked about first.
+ASK_ABOVE_JOBS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a bulk operation goes about it.
+
+    Attributes:
+        done: what has happened to a job: `retried`.
+        dry_run: say what would happen, and let nothing happen.
+        yes: do not ask.
+        limit: at most so many jobs; None: all.
+    """
+
+    done: str
+    dry_run: bool
+    yes: bool
+    limit: int | None
+    as_json: bool
+
+
+def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options that choose jobs, for a command that acts on jobs in these states."""
+    options = [
+        click.option("--task", help="In place of ids: jobs of this task."),
+        click.option("--queue", type=QUEUE, help="Jobs of this queue."),
+        click.option(
+            "--state",
+            "states",
+            type=click.Choice([state.value for state in states]),
+            multiple=True,
+            help="Jobs in this state; repeatable.",
+        ),
+        click.option(
+            "--error",
+            help="Jobs whose last error holds this text; * # … stand for any other text.",
+        ),
+        click.option(
+            "--older-than", "older_than_s", type=DURATION, help="Enqueued, or finished, longer ago."
+        ),
+        click.option(
+            "--since", "since_s", type=DURATION, help="Enqueued, or finished, that recently."
+        ),
+        click.option(
+            "--where-arg",
+            "where_args",
+            metavar="KEY=TEXT | KEY:=JSON",
+            multiple=True,
+            help="Jobs with this argument; repeatable.",
+        ),
+        click.option("--limit", type=click.IntRange(1), help="At most so many of them."),
+        click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask, however many they are."),
+    ]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
+    """The filter, when there are no ids.
+
+    Raises:
+        UsageError: there are both, or neither.
+    """
+    from taskd.cli.shared.arguments import arguments
+
+    given = {name: value for name, value in filters.items() if value}
+    if bool(ids) == bool(given):
+        raise click.UsageError(
+            "give ids, or options that choose jobs: --task, --queue, --state ..."
+        )
+    if ids:
+        return None
+    args = arguments(given.pop("where_args", ()), None)
+    states = tuple(JobState(state) for state in given.pop("states", ()))
+    return Filter(**given, states=states, args=args)
+
+
+def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
+    """Find the jobs and act on them; says how many."""
+    from taskd.client import bulk
+
+    asks = on_terminal() and not how.yes
+    if how.dry_run or asks:
+        found, sample = ask_named(
+            session,
+            lambda lane: bulk.look(lane, wanted, how.limit),
+            queue=wanted.queue,
+            task=wanted.task,
+            empty=lambda looked: not looked[0],
+        )
+        if how.dry_run:
+            _print_sample(session, found, sample, how)
+            return
+        if found > ASK_ABOVE_JOBS:
+            click.confirm(f"{count(found, 'job')} will be {how.done}. Go on?", abort=True, err=True)
+    ids = ask_named(
+        session,
+        lambda lane: _act(session, lane, wanted, act, how),
+        queue=wanted.queue,
+        task=wanted.task,
+    )
+    if how.as_json:
+        print_json({how.done: ids, "dry_run": False, "refused": []})
+    session.say(f"{count(len(ids), 'job')} {how.done}")
+
+
+def on_terminal() -> bool:
+    """Whether somebody is there to be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _print_sample(session: Session, found: int, sample: list[int], how: How) -> None:
+    if how.as_json:
+        print_json({"found": found, "sample": sample, "dry_run": True})
+        return
+    for job_id in sample:
+        click.echo(job_id)
+    more = f", of which the first {len(sample)} are shown" if found > len(sample) else ""
+    session.say(f"{count(found, 'job')} would be {how.done}{more}")
+
+
+async def _act(session: Session, lane: Lane, wanted: Filter, act: Act, how: How) -> list[int]:
+    from taskd.client import bulk
+
+    acted: list[int] = []
+    shows = sys.stderr.isatty() and not session.quiet
+    try:
+        async for ids in bulk.batches(lane, wanted, how.limit):
+            done = sorted(await act(lane, ids))
+            acted += done
+            if not how.as_json:
+                click.echo("".join(f"{job_id}\n" for job_id in done), nl=False)
+            if shows:
+                click.echo(f"\r{len(acted):,} {how.done}", err=True, nl=False)
+    except BaseException:
+        session.say(
+            f"{count(len(acted), 'job')} {how.done} so far; the others are as they were. "
+            "The same command goes on."
+        )
+        raise
+    finally:
+        if shows and acted:
+            click.echo(err=True)
+    return acted

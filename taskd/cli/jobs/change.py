@@ -1,0 +1,306 @@
+"""`taskd jobs retry|cancel|set`: change jobs, by id or by what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.jobs.bulk import How, chosen, filter_options, in_bulk
+from taskd.cli.shared.output import Row, count, print_json
+from taskd.cli.shared.session import (
+    DURATION,
+    JOB_ID,
+    MOMENT,
+    MOMENT_OR_DURATION,
+    QUEUE,
+    REASON,
+    Session,
+    json_option,
+    pass_session,
+)
+from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job_changes import Change, ChangeOutcome
+from taskd.errors import InvalidTransition, JobNotFound
+
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Lane
+    from taskd.store.connections.statements import Fetches
+
+RETRYABLE = (JobState.FAILED, JobState.CANCELLED)
+WAITING = (JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED)
+# Where a job is once it was cancelled: ended, or with a worker that is asked to stop it.
+CANCELLABLE = (JobState.CANCELLED, JobState.RUNNING)
+
+ids_argument = click.argument("ids", metavar="[ID]...", type=JOB_ID, nargs=-1)
+
+
+def _how(done: str, options: dict[str, Any], as_json: bool) -> How:
+    return How(done, options.pop("dry_run"), options.pop("yes"), options.pop("limit"), as_json)
+
+
+@click.command()
+@ids_argument
+@filter_options(*RETRYABLE)
+@click.option("--failed", is_flag=True, help="The same as --state failed.")
+@click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
+@click.option("--in", "delay_s", type=DURATION, help="Not before so long from now: 5m.")
+@json_option
+@pass_session
+def retry(
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    failed: bool,
+    run_at: datetime | None,
+    delay_s: float | None,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Bring failed and cancelled jobs back, by id or by what they are.
+
+    They keep their ids and get at least one more attempt. The ids go to stdout.
+
+    \b
+    taskd jobs retry --failed --task send_report --error 'timed out' --in 5m --dry-run
+    """  # noqa: D301 - click's mark for "do not wrap" is the character itself
+    if delay_s is not None and run_at is not None:
+        raise click.UsageError("give --in or --at, not both")
+    if failed:
+        filters["states"] = (*filters["states"], JobState.FAILED.value)
+    how = _how("retried", filters, as_json)
+    wanted = chosen(ids, filters)
+
+    async def bring_back(on: Fetches, batch: Sequence[int]) -> Collection[int]:
+        from taskd.store.jobs import jobs as store
+
+        return await store.retry(on, batch, run_at, delay_s)
+
+    if wanted is not None:
+        in_bulk(session, wanted, bring_back, how)
+        return
+
+    async def work(lane: Lane) -> tuple[list[int], dict[int, JobState]]:
+        from taskd.store.reading import reports
+
+        asked = list(dict.fromkeys(ids))
+        before = await reports.job_states(lane, asked)
+        if how.dry_run:
+            return [i for i in asked if before.get(i) in RETRYABLE], before
+        return list(await bring_back(lane, asked)), before
+
+    back, before = session.ask(work)
+    left = set(ids) - set(back)
+    if as_json:
+        print_json({"retried": back, "dry_run": how.dry_run, "refused": _refused(left, before)})
+    else:
+        for job_id in back:
+            click.echo(job_id)
+    if back:
+        session.say(f"{count(len(back), 'job')} {'would be ' if how.dry_run else ''}retried")
+    _answer_for(left, before, _not_retryable)
+
+
+@click.command()
+@ids_argument
+@filter_options(*WAITING, JobState.RUNNING)
+@click.option(
+    "--reason",
+    type=REASON,
+    default="cancelled by hand",
+    show_default=True,
+    help="Kept with the job.",
+)
+@json_option
+@pass_session
+def cancel(
+    session: Session, /, ids: tuple[int, ...], reason: str, as_json: bool, **filters: Any
+) -> None:
+    """Cancel jobs, by id or by what they are: waiting ones end now, running ones are asked to stop.
+
+    By id it prints one line per job: its id, and cancelled or running (its worker stops it at
+    once, or else within seconds); by filter the ids alone.
+    """
+    how = _how("cancelled", filters, as_json)
+    states = filters["states"]
+    wanted = chosen(ids, filters)
+
+    async def end(on: Fetches, batch: Sequence[int]) -> dict[int, JobState]:
+        from taskd.store.jobs import jobs as store
+
+        return await store.cancel(on, batch, reason, states)
+
+    if wanted is not None:
+        in_bulk(session, wanted, end, how)
+        return
+
+    async def work(lane: Lane) -> tuple[dict[int, JobState], dict[int, JobState]]:
+        from taskd.store.reading import reports
+
+        before = await reports.job_states(lane, ids)
+        if how.dry_run:
+            live = {i: s for i, s in before.items() if s in (*WAITING, JobState.RUNNING)}
+            return {i: JobState.CANCELLED if s in WAITING else s for i, s in live.items()}, before
+        return await end(lane, sorted(set(ids))), before
+
+    ended, before = session.ask(work)
+    left = set(ids) - set(ended)
+    if as_json:
+        by_state: dict[str, Any] = {
+            state: [job_id for job_id in sorted(ended) if ended[job_id] == state]
+            for state in CANCELLABLE
+        }
+        print_json(by_state | {"dry_run": how.dry_run, "refused": _refused(left, before)})
+    else:
+        for job_id, state in sorted(ended.items()):
+            click.echo(f"{job_id}\t{state}")
+    _answer_for(left, before, _not_cancellable)
+
+
+@click.command("set")
+@ids_argument
+@filter_options(*WAITING)
+@click.option("--priority", type=int, help="Smaller runs first.")
+@click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
+@click.option("--in", "delay_s", type=DURATION, help="Not before so long from now: 5m; 0s is now.")
+@click.option("--args", "args_json", metavar="OBJECT", help="All arguments, as a JSON object.")
+@click.option(
+    "--arg",
+    "pairs",
+    metavar="KEY=TEXT | KEY:=JSON",
+    multiple=True,
+    help="One argument; the others stay. Repeatable.",
+)
+@click.option("--move-to", metavar="QUEUE", type=QUEUE, help="Wait in this queue from now on.")
+@click.option("--max-attempts", type=int, help="1 to 1000.")
+@click.option("--timeout", "timeout_s", type=DURATION, help="Of one attempt.")
+@click.option(
+    "--deadline",
+    type=MOMENT_OR_DURATION,
+    help="No attempt starts after this time, or so long from now: 2h.",
+)
+@click.option("--no-deadline", is_flag=True, help="It need not start by any time.")
+@json_option
+@pass_session
+def set_(
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    args_json: str | None,
+    pairs: tuple[str, ...],
+    move_to: str | None,
+    deadline: datetime | float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Change jobs that wait, by id or by what they are; running ones are left as they are.
+
+    By id it prints one line per job: its id, and changed, running, finished or unknown; by filter
+    the ids of those that were changed.
+
+    \b
+    taskd jobs set 4711 --in 0s --priority 1     # now, and before the others
+    taskd jobs set --task send_report --state scheduled --in 1h
+    """  # noqa: D301 - click's mark for "do not wrap" is the character itself
+    from taskd.cli.shared.arguments import arguments
+
+    if args_json is not None and pairs:
+        raise click.UsageError("give --args or --arg, not both")
+    names = ("priority", "run_at", "delay_s", "max_attempts", "timeout_s", "no_deadline")
+    change = Change(
+        **{name: options.pop(name) for name in names},
+        args=None if args_json is None else arguments((), args_json),
+        update_args=arguments(pairs, None) if pairs else None,
+        queue=move_to,
+        deadline=deadline if isinstance(deadline, datetime) else None,
+        deadline_s=deadline if isinstance(deadline, float) else None,
+    )
+    if change.empty:
+        raise click.UsageError("say what to change: --priority, --at, --in, --arg ...")
+    how = _how("changed", options, as_json)
+    wanted = chosen(ids, options)
+
+    async def alter(on: Fetches, batch: Sequence[int]) -> dict[int, ChangeOutcome]:
+        from taskd.client.job_changes import change as changing
+
+        return await changing(on, batch, change)
+
+    async def altered(on: Fetches, batch: Sequence[int]) -> Collection[int]:
+        told = await alter(on, batch)
+        return [job_id for job_id, became in told.items() if became == ChangeOutcome.CHANGED]
+
+    if wanted is not None:
+        in_bulk(session, wanted, altered, how)
+        return
+    if how.dry_run:
+        raise click.UsageError("--dry-run goes with options that choose jobs, not with ids")
+    told = session.ask(lambda lane: alter(lane, list(dict.fromkeys(ids))))
+    by_outcome = {
+        str(became): [job_id for job_id in told if told[job_id] == became]
+        for became in ChangeOutcome
+    }
+    if as_json:
+        print_json(by_outcome)
+    else:
+        for job_id, became in told.items():
+            click.echo(f"{job_id}\t{became}")
+    _answer_for_unchanged(by_outcome)
+
+
+def _answer_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
+    """Say why jobs were left as they are.
+
+    Raises:
+        JobNotFound: nobody knows some of them.
+        InvalidTransition: they run, or have finished.
+    """
+    if unknown := by_outcome[ChangeOutcome.UNKNOWN]:
+        raise JobNotFound(unknown_jobs(unknown))
+    for became in (ChangeOutcome.RUNNING, ChangeOutcome.FINISHED):
+        if left := by_outcome[became]:
+            names = ", ".join(map(str, left))
+            raise InvalidTransition(f"{became}: {names}; only waiting jobs can be changed")
+
+
+def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
+    """Jobs that were left as they are, each with its state; null when nobody knows the job."""
+    return [{"id": job_id, "state": before.get(job_id)} for job_id in sorted(left)]
+
+
+def _not_retryable(job_id: int, state: JobState) -> str:
+    if state in RETRYABLE:
+        return (
+            f"job {job_id} stays {state}: a job that it needs has failed and was not retried, "
+            "another one holds its unique key, or it has had 1,000 attempts; see "
+            f"`taskd why {job_id}`"
+        )
+    return f"job {job_id} is {state}; only failed and cancelled jobs can be retried"
+
+
+def _not_cancellable(job_id: int, state: JobState) -> str:
+    return f"job {job_id} is {state} already; only live jobs can be cancelled"
+
+
+def _answer_for(
+    left: set[int], before: dict[int, JobState], why: Callable[[int, JobState], str]
+) -> None:
+    """Say why jobs were left as they are.
+
+    Raises:
+        JobNotFound: nobody knows some of them.
+        InvalidTransition: their state forbids it.
+    """
+    refused = [why(job_id, before[job_id]) for job_id in sorted(left) if job_id in before]
+    unknown = [job_id for job_id in sorted(left) if job_id not in before]
+    if unknown:
+        raise JobNotFound("; ".join([unknown_jobs(unknown), *refused]))
+    if refused:
+        raise InvalidTransition("; ".join(refused))
+
+
+def unknown_jobs(ids: Sequence[int]) -> str:
+    """What is said of ids that no job has."""
+    names = ", ".join(map(str, ids))
+    return f"no job has the id {names}: never enqueued, or its queue keeps it no longer"

@@ -1,0 +1,185 @@
+"""`taskd jobs`: look at jobs, bring them back, stop them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.jobs.change import cancel, retry, set_, unknown_jobs
+from taskd.cli.jobs.logs import print_attempt
+from taskd.cli.shared.name_hints import ask_named
+from taskd.cli.shared.output import (
+    Row,
+    count,
+    moment,
+    print_fields,
+    print_json,
+    print_rows,
+    printable,
+    span,
+    span_of,
+    text,
+    text_of,
+)
+from taskd.cli.shared.session import DURATION, JOB_ID, QUEUE, Session, json_option, pass_session
+from taskd.core.jobs.job import JobState
+from taskd.errors import JobNotFound
+
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Lane
+
+LIST_MAX = 10_000
+STATES = click.Choice([state.value for state in JobState])
+
+
+def _attempts(row: Row) -> str:
+    return f"{row['attempt']}/{row['max_attempts'] or '-'}"
+
+
+def _note(row: Row) -> str:
+    """What a reader wants to know next: why it failed, or when it is due."""
+    if row["state"] == JobState.SCHEDULED:
+        due = row["due_in_s"]
+        when = f"in {span(due)}" if due > 0 else "due"
+        return f"{when}: {row['last_error']}" if row["last_error"] else when
+    if row["state"] == JobState.DONE:
+        return ""
+    return row["reason"] or row["last_error"] or ""
+
+
+COLUMNS = {
+    "ID": text_of("id"),
+    "STATE": text_of("state"),
+    "QUEUE": text_of("queue"),
+    "TASK": text_of("task"),
+    "ATTEMPT": _attempts,
+    "AGE": span_of("age_s"),
+    "NOTE": _note,
+}
+
+
+@click.group()
+def jobs() -> None:
+    """List, show, retry, cancel and change jobs."""
+
+
+@jobs.command("list")
+@click.option("--queue", type=QUEUE, help="Only this queue.")
+@click.option("--task", help="Only this task.")
+@click.option("--state", "states", type=STATES, multiple=True, help="Only this state; repeatable.")
+@click.option("--since", "since_s", type=DURATION, help="Enqueued, or finished, that recently.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIST_MAX),
+    default=50,
+    show_default=True,
+    help="At most so many.",
+)
+@click.option("--ids", is_flag=True, help="Print ids alone, one a line, for pipes.")
+@json_option
+@pass_session
+def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None:
+    """List jobs, newest first.
+
+    The age is the time since a job finished, started, or was enqueued, whichever came last.
+    """
+    from taskd.store.reading import reports
+
+    rows = ask_named(
+        session,
+        lambda lane: reports.list_jobs(lane, **filters),
+        queue=filters["queue"],
+        task=filters["task"],
+    )
+    if ids:
+        for row in rows:
+            click.echo(row["id"])
+        return
+    print_rows(rows, COLUMNS, as_json=as_json)
+    if len(rows) == filters["limit"]:
+        session.say(f"the newest {count(len(rows), 'job')}; more with --limit")
+
+
+@jobs.command()
+@click.argument("job_id", metavar="ID", type=JOB_ID)
+@click.option("--unredacted", is_flag=True, help="Show the arguments that its task hides, too.")
+@click.option("--logs", is_flag=True, help="Show what its handler has logged, if that is kept.")
+@json_option
+@pass_session
+def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: bool) -> None:
+    """Show everything about a job: arguments, times, every error with its traceback.
+
+    Arguments that the task redacts are shown as ***. An attempt is running from its claim until
+    its outcome is written; the log's duration_ms is the handler's own time.
+    """
+    from taskd.store.jobs import logs as stored_logs
+    from taskd.store.reading import reports
+
+    async def ask(lane: Lane) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+        row = await reports.show_job(lane, job_id, unredacted=unredacted)
+        return row, await stored_logs.of_job(lane, job_id) if logs and row else []
+
+    row, attempts = session.ask(ask)
+    if row is None:
+        raise JobNotFound(unknown_jobs([job_id]))
+    if as_json:
+        print_json(row | {"logs": attempts} if logs else row)
+        return
+    _print_job(row)
+    for each in attempts:
+        print_attempt(each)
+    if logs and not attempts:
+        session.say("nothing is kept of what it has logged; see the setting keep_logs")
+
+
+def _print_job(row: dict[str, Any]) -> None:
+    import msgspec
+
+    errors = row.pop("errors")
+    shown = {}
+    for name, value in row.items():
+        if value is None:
+            continue
+        if name in ("args", "result", "metadata"):
+            shown[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
+        elif name == "progress":
+            shown[name] = _progress(value)
+        else:
+            shown[name] = text(value)
+    print_fields({name: printable(said) for name, said in shown.items()})
+    for error in errors:
+        _print_error(error)
+
+
+def _progress(told: Row) -> str:
+    """`37 of 120 (31 %): importing, 2s ago`."""
+    done, total, note = told["done"], told["total"], told["note"]
+    said = f"{done:,.10g}"
+    if total is not None:
+        said += f" of {total:,.10g}" + (f" ({done / total:.0%})" if total > 0 else "")
+    return f"{said}{f': {note}' if note else ''}, {span(told['told_s'])} ago"
+
+
+def _print_error(error: dict[str, Any]) -> None:
+    click.echo()
+    head = f"attempt {error.get('attempt')} on worker {error.get('worker')}"
+    began, ended = (_moment(error.get(name)) for name in ("started", "ended"))
+    if began is not None:
+        head += f", claimed {moment(began)}"
+    if began is not None and ended is not None:
+        head += f", running for {span((ended - began).total_seconds())}"
+    click.secho(head, bold=True)
+    click.echo(printable(f"{error.get('type')}: {error.get('message')}"))
+    if error.get("traceback"):
+        click.echo(printable(str(error["traceback"]).rstrip()))
+
+
+def _moment(written: str | None) -> datetime | None:
+    """A time as PostgreSQL writes it into JSON."""
+    return datetime.fromisoformat(written) if written else None
+
+
+for _command in (retry, cancel, set_):
+    jobs.add_command(_command)

@@ -1,0 +1,1 @@
+"""`taskd run`: the command, and `--reload`."""

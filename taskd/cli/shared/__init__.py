@@ -1,0 +1,4 @@
+"""What commands share: session, output, terminal, arguments, refreshing, name hints.
+
+Every command imports it; it imports no command.
+"""

@@ -1,0 +1,71 @@
+"""What a filter that finds nothing is told: a name that nobody knows looks like a quiet queue."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from taskd.cli.shared.output import printable
+from taskd.cli.shared.session import Session
+
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Lane
+
+T = TypeVar("T")
+
+NAMED_MAX = 10
+
+
+def ask_named(
+    session: Session,
+    work: Callable[[Lane], Awaitable[T]],
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+    empty: Callable[[T], bool] = operator.not_,
+) -> T:
+    """As Session.ask; when the answer is empty, say on stderr which of the names nobody knows.
+
+    Raises:
+        StoreUnavailable, ConfigError, SchemaError: as Session.ask.
+    """
+
+    async def ask(lane: Lane) -> T:
+        answer = await work(lane)
+        if empty(answer):
+            await tell_unknown(session, lane, queue=queue, task=task)
+        return answer
+
+    return session.ask(ask)
+
+
+async def tell_unknown(
+    session: Session, lane: Lane, *, queue: str | None = None, task: str | None = None
+) -> None:
+    """Say on stderr which of these names nobody knows, and which ones there are."""
+    from taskd.store.reading import reports
+
+    if session.quiet or (queue is None and task is None):
+        return
+    known = await reports.known_names(lane, queue, task)
+    if queue is not None and not known.queue_met and queue not in known.queues:
+        session.say(f"taskd: {unknown('queue', queue, known.queues)}")
+    if task is not None and not known.task_met and task not in known.tasks:
+        session.say(f"taskd: {unknown('task', task, known.tasks)}")
+
+
+def unknown(noun: str, name: str, names: Sequence[str]) -> str:
+    """`no queue 'emial' is known; did you mean 'email'? There are: email, reports`."""
+    near = difflib.get_close_matches(name, names, n=1)
+    said = f"no {noun} {name[:200]!r} is known"
+    if not names:
+        return f"{said}, nor any other"
+    first = [*near, *(each for each in names if each not in near)]
+    more = len(first) - NAMED_MAX
+    shown = ", ".join(map(printable, first[:NAMED_MAX])) + (
+        f" and {more:,} more" if more > 0 else ""
+    )
+    meant = f"; did you mean {near[0]!r}? There are: " if near else "; there are: "
+    return said + meant + shown

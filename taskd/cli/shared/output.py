@@ -1,0 +1,127 @@
+"""What commands print: tables for terminals, tab-separated lines for pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+from taskd.core.humanize import count, moment, printable, span
+
+Row = Mapping[str, Any]
+# Heading -> what the cell of a row says.
+Columns = Mapping[str, Callable[[Row], str]]
+
+CELL_MAX = 60
+GAP = "  "
+
+# Words of the core that commands write everywhere.
+__all__ = ["count", "moment", "printable", "span"]
+
+
+def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
+    """Print a list: an object a line, or a table."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    cells = [[cell(show(row)) for show in columns.values()] for row in rows]
+    headings = list(columns)
+    if sys.stdout.isatty():
+        _print_table(headings, cells)
+    else:
+        for line in (headings, *cells):
+            click.echo("\t".join(line))
+
+
+def print_json(value: object) -> None:
+    """One JSON value on one line; what JSON has no form for becomes text.
+
+    What steers terminals, or ends a line for some readers (U+009B, U+2028), is escaped.
+    """
+    written = msgspec.json.encode(value, enc_hook=str).decode()
+    if not written.isprintable():
+        written = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in written)
+    click.echo(written)
+
+
+def print_fields(row: Row) -> None:
+    """One row as `name: value` lines, the values aligned; without those that are None."""
+    shown = {name: text(value) for name, value in row.items() if value is not None}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        click.echo(f"{click.style(name, dim=True)}:{' ' * (width - len(name))} {value}")
+
+
+def _print_table(headings: list[str], cells: list[list[str]]) -> None:
+    # The last column may be as long as it likes: nothing stands behind it.
+    short = [[*map(_cut, line[:-1]), line[-1]] for line in cells]
+    columns = list(zip(*short, strict=True)) or [()] * len(headings)
+    padded = [_padded(h, column) for h, column in zip(headings, columns, strict=True)]
+    head, *body = (GAP.join(line).rstrip() for line in zip(*padded, strict=True))
+    click.secho(head, bold=True)
+    for line in body:
+        click.echo(line)
+
+
+def _padded(heading: str, column: Sequence[str]) -> list[str]:
+    """A column with its heading, as wide as its widest cell; numbers and spans to the right."""
+    width = max(map(len, (heading, *column)))
+    numbers = any(column) and all(cell[:1].isdigit() or not cell for cell in column)
+    pad = str.rjust if numbers else str.ljust
+    return [pad(cell, width) for cell in (heading, *column)]
+
+
+def _cut(cell: str) -> str:
+    return cell if len(cell) <= CELL_MAX else cell[: CELL_MAX - 1] + "…"
+
+
+def cell(text: str) -> str:
+    """Text that stays in its cell: names and messages come from anybody who can enqueue."""
+    return text if text.isprintable() else printable(text.replace("\n", " ").replace("\t", " "))
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a message; nothing for None."""
+    return next(iter((text or "").splitlines()), "")
+
+
+def text_of(name: str) -> Callable[[Row], str]:
+    """The cell of a column as it is; nothing when it is NULL."""
+    return lambda row: text(row[name])
+
+
+def span_of(name: str) -> Callable[[Row], str]:
+    """The cell of a column that holds seconds."""
+    return lambda row: span(row[name])
+
+
+def paused(row: Row) -> str:
+    """Whether a queue or a task is paused, until when, and why."""
+    if not row["paused"]:
+        return ""
+    until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
+    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+
+
+def paused_for(for_s: float | None) -> str:
+    """What a command says that has paused something."""
+    return "paused until resumed" if for_s is None else f"paused for {span(for_s)}"
+
+
+def text(value: Any) -> str:
+    """A value as people read it; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, datetime):
+        return moment(value)
+    return str(value)

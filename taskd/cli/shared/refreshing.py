@@ -1,0 +1,95 @@
+"""What `taskd top` and `taskd tail` share: how they ask again and again, and outlive outages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from taskd.cli.shared.output import span
+from taskd.cli.shared.session import Session
+from taskd.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Lane
+
+T = TypeVar("T")
+
+# A look waits so many times as long as it took: no more than a twentieth of one connection's time.
+REST = 20
+RETRY_S = (0.5, 5.0)
+ANSWER_S = 15.0
+
+
+@asynccontextmanager
+async def watching(session: Session, purpose: str) -> AsyncIterator[Lane]:
+    """A lane to a database whose schema fits; it is cut at the end, whatever it waits for.
+
+    Raises:
+        StoreUnavailable, ConfigError, SchemaError: it cannot be reached, or does not fit.
+    """
+    from taskd.store.connections.database import Database, Lane
+    from taskd.store.schema import migrations
+
+    async with session.target() as target:
+        database = Database(target.database.connect_args, statement_timeout_s=ANSWER_S)
+        await migrations.check(database)
+        lane = Lane(database, purpose)
+        try:
+            yield lane
+        finally:
+            await lane.close()
+
+
+class Asking:
+    """Asks, and asks again while there is no answer.
+
+    Args:
+        interval_s: seconds between two looks, or more where a look takes long.
+
+    Attributes:
+        error: why there is no answer now.
+        took_s: how long the last answer took.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.error: StoreUnavailable | None = None
+        self.took_s = 0.0
+        self._asked_at = time.monotonic()
+        self._good_at = self._asked_at
+        self._pending = False
+
+    async def __call__(self, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """The answer, or None after a wait: there was none, and `error` says why."""
+        self._asked_at, self._pending = time.monotonic(), True
+        try:
+            answer = await ask()
+        except StoreUnavailable as error:
+            first, self.error = self.error is None, error
+            down_s = self._asked_at - self._good_at
+            await asyncio.sleep(RETRY_S[0] if first else min(RETRY_S[1], max(1.0, down_s / 4)))
+            return None
+        finally:
+            self._pending = False
+        self._good_at = time.monotonic()
+        self.took_s, self.error = self._good_at - self._asked_at, None
+        return answer
+
+    def rest_s(self) -> float:
+        """How long to wait after the last answer."""
+        return max(self.interval_s, self.took_s * REST)
+
+    def status(self) -> tuple[str, str]:
+        """How the connection is, and the style of that."""
+        now = time.monotonic()
+        if self.error is not None:
+            return f"NO DATABASE for {span(round(now - self._good_at))}: {self.error}", "bad"
+        waits_s = now - self._asked_at
+        if self._pending and waits_s > 2:
+            return f"no answer for {span(round(waits_s))}", "odd"
+        slow = self.rest_s() > self.interval_s
+        took = f"answered in {max(1, round(self.took_s * 1000))} ms"
+        return (f"{took}, every {span(round(self.rest_s(), 1))}" if slow else took), "dim"

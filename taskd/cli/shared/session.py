@@ -1,0 +1,271 @@
+"""What every command needs: the settings, a way to the database, and types of options."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from taskd import config
+from taskd.cli import typed
+from taskd.core.jobs.failure import REASON_BYTES_MAX
+from taskd.core.jobs.job import check_queue
+from taskd.errors import ConfigError, InvalidJob
+
+if TYPE_CHECKING:
+    from taskd.client import Client, Target
+    from taskd.core.tasks.task import Task
+    from taskd.store.connections.database import Lane
+
+T = TypeVar("T")
+
+# A report may read a long history; a worker's statement never may.
+REPORT_TIMEOUT_S = 60.0
+# A hundred years: PostgreSQL can still add it to the time of day.
+DURATION_S_MAX = 36_500 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The options given before the command."""
+
+    dsn: str | None = None
+    dsn_file: Path | None = None
+    verbose: bool = False
+    quiet: bool = False
+
+    def load(self, **flags: Any) -> config.Loaded:
+        """The settings from all sources, with the command's own flags on top.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        level = "debug" if self.verbose else "error" if self.quiet else None
+        return config.load({"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags)
+
+    def say(self, message: str) -> None:
+        """A message for people, on stderr, unless they asked for quiet."""
+        if not self.quiet:
+            click.echo(typed(message), err=True)
+
+    def warn(self, loaded: config.Loaded) -> None:
+        """What is odd about the settings and yet no error."""
+        for sentence in loaded.ignored:
+            self.say(f"taskd: {sentence}")
+
+    def dsn_told(self) -> str:
+        """Where the DSN comes from, for somebody who must look at it."""
+        try:
+            source = self.load().sources["dsn"]
+        except ConfigError:
+            source = "default"
+        if source == "default":
+            return "No DSN is configured: this is taskd's own PostgreSQL, see `taskd db status`."
+        return f"The DSN comes from {source}; see `taskd config` and `taskd doctor`."
+
+    @asynccontextmanager
+    async def target(self) -> AsyncIterator[Target]:
+        """The database: the one that is configured, or the embedded one, started if need be."""
+        from taskd.client import open_target
+
+        target = await open_target(self.load().settings)
+        try:
+            if target.embedded is not None and target.embedded.started:
+                self.say(f"taskd: no DSN is configured; started {target.describe()}")
+            elif self.verbose:
+                self.say(f"taskd: using {target.describe()}")
+            yield target
+        finally:
+            target.close()
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """A client for this database, which knows the built-in tasks before any worker does."""
+        from taskd.client import Client
+
+        settings = self.load().settings
+        async with self.target(), Client(settings=settings, built_ins=_built_ins) as client:
+            yield client
+
+    def ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
+        """Run `work` with a connection to a database whose schema fits.
+
+        Raises:
+            StoreUnavailable, ConfigError, SchemaError: it cannot be reached, or does not fit.
+        """
+        return run(self._ask(work))
+
+    async def _ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
+        from taskd.store.connections.database import Database, Lane
+        from taskd.store.schema import migrations
+
+        async with self.target() as target:
+            database = Database(target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S)
+            await migrations.check(database)
+            lane = Lane(database, "cli")
+            try:
+                return await work(lane)
+            finally:
+                await lane.close()
+
+
+def _built_ins() -> list[Task[..., Any]]:
+    from taskd import tasks
+
+    return tasks.signatures()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; Ctrl-C cancels it."""
+    import asyncio
+
+    return asyncio.run(work)
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, written `30s`, `5m`, `2h`, `7d`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read it."""
+        if isinstance(value, float):
+            return value
+        try:
+            seconds = config.parse_duration_s(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds > DURATION_S_MAX:
+            self.fail(f"{value!r} is longer than 36500d", param, ctx)
+        return seconds
+
+
+class OfSetting(click.ParamType[Any]):
+    """A value that the setting of this name would take; a wrong one is a wrong command line."""
+
+    def __init__(self, setting: str) -> None:
+        [found] = [each for each in fields(config.Settings) if each.name == setting]
+        self.name = setting
+        self._parse: Callable[[Any], Any] = found.metadata["parse"]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it, within the setting's limits."""
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Moment(click.ParamType[datetime]):
+    """A point in time with its time zone, as ISO 8601 writes it."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        """Read it."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_moment(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def parse_moment(text: str) -> datetime:
+    """The point in time of `2026-12-01T08:00:00+01:00`.
+
+    Raises:
+        ValueError: it is none, or has no time zone.
+    """
+    example = "write it as 2026-12-01T08:00:00+01:00, or with Z for UTC"
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time; {example}") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; {example}")
+    return moment
+
+
+class MomentOrDuration(click.ParamType[Any]):
+    """A point in time, or a length of time from now, which is told apart by its form."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime | float:
+        """Read it."""
+        if isinstance(value, datetime | float):
+            return value
+        if "-" in str(value):
+            return MOMENT.convert(value, param, ctx)
+        return DURATION.convert(value, param, ctx)
+
+
+class QueueName(click.ParamType[str]):
+    """The name of a queue."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check it."""
+        try:
+            return check_queue(str(value))
+        except InvalidJob as error:
+            self.fail(str(error), param, ctx)
+
+
+class Reason(click.ParamType[str]):
+    """Text that is kept with what somebody did."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check it."""
+        try:
+            size = len(str(value).encode())
+        except UnicodeEncodeError:
+            self.fail("it is no UTF-8 text", param, ctx)
+        if size > REASON_BYTES_MAX:
+            self.fail(f"it takes {size:,} bytes; at most {REASON_BYTES_MAX}", param, ctx)
+        return str(value)
+
+
+class JobId(click.IntRange):
+    """The id of a job."""
+
+    name = "job id"
+
+
+DURATION = Duration()
+MOMENT = Moment()
+MOMENT_OR_DURATION = MomentOrDuration()
+QUEUE = QueueName()
+REASON = Reason()
+JOB_ID = JobId(1, 2**63 - 1)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+pass_session = click.make_pass_decorator(Session)
+
+
+def version_line() -> str:
+    """The versions of what takes part."""
+    import platform
+    from importlib.metadata import version
+
+    from taskd import __version__
+    from taskd.store.schema.migrations import all_migrations
+
+    parts = [f"taskd {__version__}", f"Python {platform.python_version()}"]
+    parts += [f"{name} {version(name)}" for name in ("asyncpg", "uvloop")]
+    return ", ".join([*parts, f"schema {all_migrations()[-1].number:04d}"])

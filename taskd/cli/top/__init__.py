@@ -1,0 +1,1 @@
+"""`taskd top`: the command, its screen and its tables."""

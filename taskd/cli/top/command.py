@@ -1,0 +1,269 @@
+"""`taskd top`: what goes on, live in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskd.cli.shared.name_hints import tell_unknown
+from taskd.cli.shared.output import print_json
+from taskd.cli.shared.refreshing import Asking, watching
+from taskd.cli.shared.session import QUEUE, Session, json_option, pass_session, run
+from taskd.cli.shared.terminal import STYLES, Terminal, can_show
+from taskd.cli.top.screen import SORTS, Ui, screen, sorted_queues
+from taskd.core.watching.top import LATE_S, Top, View
+
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Lane
+
+# Between the two looks that a rate takes.
+FIRST_S = 1.0
+# A late commit may still come a moment after its time.
+OVERLAP_S = 5.0
+TICK_S = 1.0
+# Of --once where there is no terminal.
+PLAIN_SIZE = (120, 60)
+
+
+class Interval(click.FloatRange):
+    """Seconds, or a duration."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        from taskd.cli.shared.session import DURATION
+
+        return super().convert(DURATION.convert(value, param, ctx), param, ctx)
+
+
+interval_option = click.option(
+    "--interval",
+    "interval_s",
+    type=Interval(0.2, 3600),
+    default="2s",
+    show_default=True,
+    help="How often to look.",
+)
+
+
+@click.command()
+@interval_option
+@click.option("--queue", type=QUEUE, help="Only this queue.")
+@click.option("--once", is_flag=True, help="Print one screen, and end.")
+@json_option
+@pass_session
+def top(session: Session, /, as_json: bool, **options: Any) -> None:
+    """See what goes on, live: queues, workers, running jobs, failing tasks, full limits.
+
+    Keys: q quits, h shows all of them. Rates are those of the last 10 s, waits and running times of
+    the jobs that ended within the last minute. Off a terminal it takes --once or --json, which
+    prints an object per interval. Reading is enough: a member of taskd_observer may do it.
+    """
+    if not (options["once"] or as_json or can_show()):
+        raise click.UsageError("stdout is no terminal that shows screens; use --once or --json")
+    with suppress(KeyboardInterrupt):
+        run(_top(session, as_json=as_json, **options))
+
+
+async def _top(
+    session: Session, interval_s: float, queue: str | None, once: bool, as_json: bool
+) -> None:
+    async with watching(session, "top") as lane:
+        await tell_unknown(session, lane, queue=queue)
+        looks = Looks(lane, interval_s)
+        await looks.look()  # what is wrong now ends the command, later it does not
+        if as_json:
+            await _print_views(session, looks, queue, once=once)
+        elif once:
+            await asyncio.sleep(min(FIRST_S, interval_s))
+            await looks.look()
+            _print_screen(looks, queue)
+        else:
+            await Live(looks, lane, queue).run()
+
+
+class Looks:
+    """Looks at the database, and what has been seen.
+
+    Attributes:
+        view: of all queues; None before the first answer.
+    """
+
+    def __init__(self, lane: Lane, interval_s: float) -> None:
+        self.asking = Asking(interval_s)
+        self.top = Top()
+        self._lane = lane
+        self._last_s: float | None = None
+
+    async def look(self) -> None:
+        """Look once: two statements.
+
+        Raises:
+            StoreUnavailable: there is no answer now.
+        """
+        from taskd.store.reading import watching as store
+
+        state = await store.state(self._lane, self.top.last_id)
+        since_s = LATE_S
+        if self._last_s is not None:
+            since_s = min(LATE_S, state.now_s - self._last_s + OVERLAP_S)
+        ended = await store.ended(self._lane, max(since_s, OVERLAP_S), self.top.seen_running())
+        self.top.add(state, ended)
+        self._last_s = state.now_s
+
+    async def __call__(self) -> bool:
+        """Look, and tell whether there was an answer; without one some time has passed."""
+
+        async def look() -> bool:
+            await self.look()
+            return True
+
+        return bool(await self.asking(look))
+
+    def view(self, queue: str | None) -> View:
+        """What is to be seen."""
+        return self.top.view(queue)
+
+
+async def _print_views(session: Session, looks: Looks, queue: str | None, *, once: bool) -> None:
+    """An object per interval; each has rates, so that the first one comes after the first."""
+    told = False
+    while True:
+        await asyncio.sleep(FIRST_S if once else looks.asking.rest_s())
+        if await looks():
+            told = False
+            print_json(looks.view(queue))
+            if once:
+                return
+        elif not told:
+            told = True
+            session.say(f"taskd: {looks.asking.error}; trying again")
+
+
+def _print_screen(looks: Looks, queue: str | None) -> None:
+    width, height = PLAIN_SIZE
+    if sys.stdout.isatty():
+        width, height = shutil.get_terminal_size()
+    ui = Ui(looks.asking.interval_s, only=queue)
+    lines = screen(looks.view(queue), ui, width, height)[:-1]
+    while lines and not lines[-1]:
+        lines.pop()
+    for line in lines:
+        parts = [_echoed(text, style) for text, style in line]
+        click.echo("".join(parts) if sys.stdout.isatty() else "".join(t for t, _ in line).rstrip())
+
+
+def _echoed(text: str, style: str) -> str:
+    look = STYLES[style]
+    return (
+        f"\x1b[{look}m{text}\x1b[0m"
+        if look and click.get_current_context().color is not False
+        else text
+    )
+
+
+class Live:
+    """The screen while somebody looks at it."""
+
+    def __init__(self, looks: Looks, lane: Lane, queue: str | None) -> None:
+        self._looks = looks
+        self._lane = lane
+        self._ui = Ui(looks.asking.interval_s, only=queue)
+        self._view: View | None = None
+        self._ended = asyncio.Event()
+        # Of the terminal: keys, and nothing for a screen that is to be drawn anew.
+        self._said: asyncio.Queue[str] = asyncio.Queue()
+        self._terminal: Terminal | None = None
+
+    async def run(self) -> None:
+        """Show it until somebody quits."""
+        said = self._said.put_nowait
+        with Terminal(said, lambda: said(""), self._ended.set) as self._terminal:
+            self._see()
+            tasks = [
+                asyncio.create_task(self._look(), name="top:look"),
+                asyncio.create_task(self._tick(), name="top:tick"),
+                asyncio.create_task(self._listen(), name="top:listen"),
+                asyncio.create_task(self._ended.wait(), name="top:end"),
+            ]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+            finally:
+                # A statement is awaited to its end, unless its connection is cut.
+                await self._lane.close()
+                for each in tasks:
+                    each.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        await asyncio.sleep(min(FIRST_S, self._ui.interval_s))
+        while True:
+            if await self._looks():
+                self._see()
+                await asyncio.sleep(self._looks.asking.rest_s())
+            self._draw()
+
+    async def _listen(self) -> None:
+        while True:
+            self._pressed(await self._said.get())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._draw()
+
+    def _see(self) -> None:
+        if not self._ui.held:
+            self._view = self._looks.view(self._ui.only)
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._terminal is not None:
+            width, height = self._terminal.size()
+            self._ui = self._ui._replace(status=self._looks.asking.status())
+            self._terminal.show(screen(self._view, self._ui, width, height))
+
+    def _pressed(self, key: str) -> None:
+        ui = self._ui
+        if key == "q":
+            self._ended.set()
+        elif key in ("h", "?") or (key and ui.help):
+            self._ui = ui._replace(help=not ui.help)
+        elif key == "space":
+            self._ui = ui._replace(held=not ui.held)
+        elif key == "s":
+            self._ui = ui._replace(sort=SORTS[(SORTS.index(ui.sort) + 1) % len(SORTS)])
+        elif key in ("up", "down", "k", "j"):
+            self._ui = ui._replace(chosen=self._neighbour(-1 if key in ("up", "k") else 1))
+        elif key == "enter":
+            self._ui = ui._replace(only=ui.chosen if ui.only is None else None)
+            self._look_anew()
+        elif key == "escape":
+            self._ui = ui._replace(only=None, chosen=None)
+            self._look_anew()
+        if key == "space":
+            self._see()
+        else:
+            self._draw()
+
+    def _look_anew(self) -> None:
+        """Another part of what has been seen; of a held screen too."""
+        self._view = self._looks.view(self._ui.only)
+
+    def _neighbour(self, step: int) -> str | None:
+        names = (
+            [each.queue for each in sorted_queues(self._view, self._ui.sort)] if self._view else []
+        )
+        if not names:
+            return None
+        if self._ui.chosen not in names:
+            return names[0 if step > 0 else -1]
+        return names[max(0, min(len(names) - 1, names.index(self._ui.chosen) + step))]

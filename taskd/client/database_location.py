@@ -1,0 +1,104 @@
+"""Where the database is: the one that the settings name, or the embedded one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taskd.config import Settings, check_dsn, hide_password
+from taskd.errors import ConfigError
+from taskd.store.connections.database import Database
+
+if TYPE_CHECKING:
+    from taskd.embedded import Server
+
+NO_DSN = (
+    "no DSN is configured, and the embedded PostgreSQL is switched off (TASKD_EMBEDDED=off). "
+    "Set TASKD_DSN or DATABASE_URL to postgresql://user@host/database, or give --dsn-file."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A database to work with.
+
+    Attributes:
+        database: how to connect to it.
+        dsn: the same for psql and other clients, password included: not for logs.
+        embedded: the embedded server that this target uses until close(), if it is one.
+    """
+
+    database: Database
+    dsn: str
+    embedded: Server | None = None
+
+    def describe(self) -> str:
+        """What people may read about it; a password is masked."""
+        if self.embedded is None:
+            return hide_password(self.dsn)
+        return f"the embedded PostgreSQL {self.embedded.major} in {self.embedded.home}"
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Leave the embedded server, which ends shortly after its last user; else nothing.
+
+        Args:
+            wait_s: seconds to wait until it is gone; blocks.
+        """
+        if self.embedded is not None:
+            self.embedded.close(wait_s)
+
+
+async def open_target(settings: Settings) -> Target:
+    """The database of these settings; without a DSN the embedded one, started and migrated.
+
+    A DSN is not connected to here.
+
+    Raises:
+        ConfigError: the DSN cannot be read; or there is none and the embedded one is off.
+        EmbeddedError: the embedded PostgreSQL cannot be started.
+        SchemaTooNew: newer code has migrated the embedded database.
+    """
+    if settings.dsn is not None:
+        return _remote(settings.dsn, settings)
+    if settings.embedded == "off":
+        raise ConfigError(NO_DSN)
+    return await _embedded(settings)
+
+
+def _remote(dsn: str, settings: Settings) -> Target:
+    try:
+        dsn = check_dsn(dsn)
+    except ValueError as error:
+        raise ConfigError(f"the DSN: {error}") from None
+    database = Database({"dsn": dsn}, statement_timeout_s=settings.statement_timeout_s)
+    return Target(database, dsn)
+
+
+async def _embedded(settings: Settings) -> Target:
+    # A producer with a DSN needs neither; structlog alone would double the time of `import taskd`.
+    from taskd import events
+    from taskd.store.schema import migrations
+
+    server = await asyncio.to_thread(_start, settings)
+    database = Database(
+        server.connect_args(),
+        statement_timeout_s=settings.statement_timeout_s,
+        # Killed, it is started again by whoever misses it first; the address stays the same.
+        revive=lambda: _start(settings).close(),
+    )
+    try:
+        if server.started:
+            events.embedded_started(str(server.home), server.major)
+        for migration in await migrations.migrate(database):
+            events.migration_applied(migration.number, migration.name)
+    except BaseException:
+        server.close()
+        raise
+    return Target(database, server.dsn(), server)
+
+
+def _start(settings: Settings) -> Server:
+    from taskd import embedded
+
+    return embedded.start(settings=settings)

@@ -1,0 +1,41 @@
+"""Changing jobs that wait: new arguments are checked as those of a new job are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from taskd.client.enqueueing import check_args
+from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.job_changes import Change, ChangeOutcome
+from taskd.errors import InvalidJob
+from taskd.store import tasks as stored_tasks
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import changes
+
+
+async def change(on: Fetches, ids: Sequence[int], wanted: Change) -> dict[int, ChangeOutcome]:
+    """Change those of these jobs that wait; what became of each.
+
+    Raises:
+        InvalidJob: nothing is to change, or PostgreSQL refuses a value.
+        InvalidArgs: the arguments do not fit the published task of one of them.
+    """
+    if wanted.empty:
+        raise InvalidJob("nothing is to change: give a priority, a time, arguments, or the like")
+    given = wanted.update_args if wanted.args is None else wanted.args
+    text = None if given is None else encode_args("of these jobs", given)
+    if text is not None:
+        published = await stored_tasks.find(on, await changes.tasks_of(on, ids))
+        for task in published.values():
+            schema = task.args_schema if wanted.args is not None else _parts(task.args_schema)
+            check_args(task.name, text, schema, task.redact)
+    return await changes.change(on, ids, wanted, text)
+
+
+def _parts(args_schema: str) -> str:
+    """The schema for some of the arguments: the others are there."""
+    schema: Mapping[str, Any] = msgspec.json.decode(args_schema)
+    return msgspec.json.encode({**schema, "required": []}).decode()

@@ -1,0 +1,149 @@
+"""Errors that differ in details only are one group: by numbers, ids, quoted text and paths.
+
+`pattern` makes `order # took #s` of `order 4711 took 3.2s`; `group` counts by task and pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from taskd.core.jobs.job import JobState
+
+PATTERN_CHARS_MAX = 200
+PASSES_MAX = 10
+# What stands for a number or an id, and for other text that changes.
+NUMBER, TEXT = "#", "…"
+
+# A quote that opens stands behind no letter, and one that closes before none: "can't" has neither.
+# Python writes a letter before the quotes of bytes.
+_QUOTED = re.compile(r"(?<!\w)[bru]?(['\"`])(?:(?!\1)[^\\]|\\.)*\1(?!\w)")
+_QUOTED_IN_PRINT = re.compile(r"([\u201c\u2018«])[^\u201d\u2019»]*([\u201d\u2019»])")
+_MAIL_ADDRESS = re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w-]+(?:\.[\w-]+)+")
+_PATH = re.compile(r"(?:/[^\s/:;,()<>\[\]'\"]+){2,}/?")
+_SEGMENT = re.compile(r"[^/]*\d[^/]*")
+_SUFFIX = re.compile(r"\.[A-Za-z]{1,5}$")
+_TIME = re.compile(
+    r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w-])"
+)
+_UUID = re.compile(
+    r"(?<![0-9A-Za-z])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9A-Za-z])",
+    re.IGNORECASE,
+)
+# Hexadecimal, or long; with a digit, or it would be a word, and with a letter, or it is a number.
+_ID = re.compile(
+    r"(?<![0-9a-z])(?:0x[0-9a-f]+|(?=[a-z]*\d)(?=\d*[a-z])(?:[0-9a-f]{8,}|[0-9a-z]{12,}))(?![0-9a-z])",
+    re.IGNORECASE,
+)
+# A digit behind a letter is part of a name, as in utf8.
+_NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
+
+
+def pattern(text: str) -> str:
+    """The first line of an error's text without what changes from job to job.
+
+    Numbers, times, UUIDs, hexadecimal and other long ids become `#`; quoted text becomes `'…'`;
+    mail addresses, and those parts of a path that hold a digit, become `…`. At most 200 characters.
+    """
+    lines = text.strip().splitlines() or [""]
+    line = " ".join(lines[0].split())
+    # What was replaced may leave something that can be: a quote behind a number that is `#` now.
+    for _ in range(PASSES_MAX):
+        before, line = line, _replaced(line)
+        if line == before:
+            break
+    return line
+
+
+def _replaced(line: str) -> str:
+    line = _QUOTED.sub(rf"\1{TEXT}\1", line)
+    line = _QUOTED_IN_PRINT.sub(rf"\1{TEXT}\2", line)
+    line = _MAIL_ADDRESS.sub(TEXT, line)
+    line = _PATH.sub(_path_pattern, line)
+    for each in (_TIME, _UUID, _ID, _NUMBER):
+        line = each.sub(NUMBER, line)
+    return line if len(line) <= PATTERN_CHARS_MAX else line[: PATTERN_CHARS_MAX - 1] + TEXT
+
+
+def _path_pattern(path: re.Match[str]) -> str:
+    return _SEGMENT.sub(lambda part: TEXT + "".join(_SUFFIX.findall(part[0])), path[0])
+
+
+class Failures(msgspec.Struct, frozen=True):
+    """Jobs of one task whose last errors have the same text.
+
+    Attributes:
+        state: `failed`; or `scheduled`, for those that will be tried again.
+        first_ago_s: seconds since the first of them failed, by the database's clock.
+        job_id: the one that failed last.
+    """
+
+    task: str
+    text: str
+    state: str
+    jobs: int
+    first_at: datetime
+    first_ago_s: float
+    last_at: datetime
+    last_ago_s: float
+    job_id: int
+
+
+class ErrorGroup(msgspec.Struct):
+    """Jobs of one task whose last errors have the same pattern; counted by what became of them."""
+
+    task: str
+    error: str
+    failed: int
+    retrying: int
+    first_at: datetime
+    first_ago_s: float
+    last_at: datetime
+    last_ago_s: float
+    job_id: int
+
+    @property
+    def jobs(self) -> int:
+        """How many they are."""
+        return self.failed + self.retrying
+
+
+def group(told: Iterable[Failures]) -> list[ErrorGroup]:
+    """One group per task and pattern, those of most jobs first, then the latest."""
+    groups: dict[tuple[str, str], ErrorGroup] = {}
+    for each in told:
+        key = (each.task, pattern(each.text))
+        found = groups.get(key)
+        if found is None:
+            groups[key] = _new(key[1], each)
+        else:
+            _add(found, each)
+    return sorted(groups.values(), key=lambda one: (-one.jobs, one.last_ago_s))
+
+
+def _new(error: str, told: Failures) -> ErrorGroup:
+    failed = told.jobs if told.state == JobState.FAILED else 0
+    return ErrorGroup(
+        task=told.task,
+        error=error,
+        failed=failed,
+        retrying=told.jobs - failed,
+        first_at=told.first_at,
+        first_ago_s=told.first_ago_s,
+        last_at=told.last_at,
+        last_ago_s=told.last_ago_s,
+        job_id=told.job_id,
+    )
+
+
+def _add(found: ErrorGroup, told: Failures) -> None:
+    failed = told.jobs if told.state == JobState.FAILED else 0
+    found.failed += failed
+    found.retrying += told.jobs - failed
+    if told.first_ago_s > found.first_ago_s:
+        found.first_at, found.first_ago_s = told.first_at, told.first_ago_s
+    if told.last_ago_s < found.last_ago_s:
+        found.last_at, found.last_ago_s, found.job_id = told.last_at, told.last_ago_s, told.job_id

@@ -1,0 +1,299 @@
+"""Why a job does not run: from what the database says to the reasons, the first to mend first.
+
+The words for people are those of core/explain/sentences.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from taskd.core.jobs.job import FINISHED, JobState
+
+# The jobs before a queued one are counted so far and no further.
+AHEAD_MAX = 10_000
+
+
+class Server(msgspec.Struct, frozen=True):
+    """A worker that serves the job's queue, or did.
+
+    Attributes:
+        state: `live`, `late` (its beat is), `draining` (it stops), `silent` (its lease has run out)
+            or `dead`.
+        knows: it has the job's task.
+        running: how many jobs it runs, of all queues.
+        died_ago_s: seconds since it ended or was buried.
+    """
+
+    id: str
+    host: str
+    pid: int
+    app: str
+    state: str
+    knows: bool
+    running: int
+    died_ago_s: float | None = None
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """A job that another one waits for.
+
+    Attributes:
+        node: its name in its workflow, if it has one.
+        state: its state, or `gone` when it is kept no longer.
+        on_failed: what happens to the other one when it fails.
+    """
+
+    id: int
+    node: str | None
+    task: str | None
+    state: str
+    on_failed: str
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the database says about a job, all of it by the database's clock.
+
+    Attributes:
+        max_attempts: its own or its task's; None when nobody has published the task.
+        claimed_before: a worker has had it already.
+        due_in_s: seconds until it is due, below zero since then.
+        timeout_s: of one attempt, its own or its task's; None: no limit, or nobody has published
+            the task.
+        error_type: of its last failed attempt, as `error_message`.
+        task_app: the app that has published its task.
+        schedule: what made it; None: somebody did. `tick`: the time that it was made for.
+        deadline: no attempt starts after it; None: it has none.
+        args_version: the form of its arguments.
+        task_args_version: that of the published task; None when nobody has published it.
+        key_holder: of a failed or cancelled job, the id of the one that holds its unique key now,
+            be it by a window or a newer version.
+        task_paused_at: since when its task is paused, None when it is not; the others as of the
+            queue's pause.
+        paused_at: since when its queue is paused, None when it is not.
+        paused_until: None: until somebody resumes it.
+        limit_name: the limit of its task; `limit_*` are what that allows.
+        limit_known: somebody has published it, or set it by hand.
+        gate: where it waits while its limit blocks it, `parked` or `next`; None: not yet looked at.
+        parked: it was put aside because its task was paused.
+        limit_holders: jobs that have the places of its key, some of them; while it is blocked.
+        limit_queued: how many of its key are admitted and have not begun, if that has a rate.
+        limit_opens_s: seconds until its limit looks at it again, if that is set.
+        queue_max_running: what an operator allows its queue, as `queue_rate`.
+        queue_running: how many of its queue run, while it queues and that is limited.
+        worker_state: of the worker that runs or ran it, as Server.state; None when it is not known.
+        worker_lease_s: for how long after a beat its claims are honoured; `worker_lease_until`: as
+            of its last one.
+        living: how many live workers there are, whatever they serve.
+        serving: how many of them serve the queue.
+        knowing: how many of those know the task.
+        ahead: how many jobs of its queue come before it, counted up to AHEAD_MAX + 1; of a suspect,
+            how many suspects; None when it does not queue.
+        servers: some of the workers that serve the queue or did, those that live first.
+        parents: some of the jobs that hold it up, and how many they are, `parents_left`.
+    """
+
+    id: int
+    queue: str
+    task: str
+    state: JobState
+    attempt: int
+    max_attempts: int | None
+    claimed_before: bool
+    crashes: int
+    cancel_asked: bool
+    run_at: datetime
+    due_in_s: float
+    started_at: datetime | None
+    started_ago_s: float | None
+    timeout_s: float | None
+    finished_at: datetime | None
+    finished_ago_s: float | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+    task_app: str | None
+    schedule: str | None
+    tick: datetime | None
+    deadline: datetime | None
+    expires_in_s: float | None
+    args_version: int
+    task_args_version: int | None
+    key_holder: int | None
+    task_paused_at: datetime | None
+    task_paused_ago_s: float | None
+    task_paused_until: datetime | None
+    task_resumes_in_s: float | None
+    task_pause_reason: str | None
+    paused_at: datetime | None
+    paused_ago_s: float | None
+    paused_until: datetime | None
+    resumes_in_s: float | None
+    pause_reason: str | None
+    limit_name: str | None
+    limit_known: bool | None
+    limit_concurrency: int | None
+    limit_in_all: int | None
+    limit_rate: float | None
+    gate: str | None
+    parked: bool
+    limit_holders: tuple[int, ...] | None
+    limit_burst: int | None
+    limit_queued: int | None
+    limit_opens_s: float | None
+    queue_max_running: int | None
+    queue_rate: float | None
+    queue_running: int | None
+    worker_id: str | None
+    worker_host: str | None
+    worker_pid: int | None
+    worker_state: str | None
+    worker_beat_ago_s: float | None
+    worker_lease_s: float | None
+    worker_lease_until: datetime | None
+    living: int
+    serving: int
+    knowing: int
+    ahead: int | None
+    servers: tuple[Server, ...]
+    parents: tuple[Parent, ...] = ()
+    parents_left: int = 0
+
+
+class Why(StrEnum):
+    """A reason why a job is not running now, or what it does instead."""
+
+    FINISHED = "finished"
+    RUNNING = "running"
+    # Running by its state, but its worker is silent, dead or forgotten.
+    WORKER_LOST = "worker_lost"
+    CANCEL_ASKED = "cancel_asked"
+    # Finished; and it cannot be retried, as another job holds its unique key now.
+    KEY_HELD = "key_held"
+    PAUSED = "paused"
+    TASK_PAUSED = "task_paused"
+    # Its arguments have a newer form than the published task knows.
+    ARGS_NEWER = "args_newer"
+    # It will expire, or should have.
+    DEADLINE = "deadline"
+    # No live worker serves its queue.
+    UNSERVED = "unserved"
+    # Live workers serve its queue, and none of them knows its task.
+    TASK_UNKNOWN = "task_unknown"
+    SUSPECT = "suspect"
+    SCHEDULED = "scheduled"
+    # Other jobs must end first.
+    WAITS_FOR_JOBS = "waits_for_jobs"
+    # One of them has failed, and it waits until that is retried.
+    WAITS_FOR_RETRY = "waits_for_retry"
+    # Scheduled, for another attempt.
+    RETRY = "retry"
+    # Its time has come, and no worker has moved it to the queued ones yet.
+    DUE = "due"
+    # As many jobs of its limit run, or have begun of late, as may.
+    LIMIT_FULL = "limit_full"
+    LIMIT_CLOSED = "limit_closed"
+    # Its limit was never published, so nobody knows what it allows.
+    LIMIT_UNKNOWN = "limit_unknown"
+    # An operator has limited its queue.
+    QUEUE_LIMITED = "queue_limited"
+    QUEUED = "queued"
+
+
+class Reason(NamedTuple):
+    """One reason; `mend`: it does not pass by itself, somebody must do something."""
+
+    why: Why
+    mend: bool = False
+
+
+def reasons(facts: Facts) -> list[Reason]:
+    """All reasons, at least one; those that somebody must mend come first."""
+    if facts.state in FINISHED:
+        held = [] if facts.key_holder is None else [Reason(Why.KEY_HELD)]
+        return [Reason(Why.FINISHED), *held]
+    found = _running(facts) if facts.state == JobState.RUNNING else _waiting(facts)
+    return sorted(found, key=lambda reason: not reason.mend)
+
+
+def _running(facts: Facts) -> Iterator[Reason]:
+    if facts.worker_state in ("live", "late", "draining"):
+        yield Reason(Why.RUNNING)
+    else:
+        # Any live worker takes it back, whatever it serves.
+        yield Reason(Why.WORKER_LOST, mend=not facts.living)
+    if facts.cancel_asked:
+        yield Reason(Why.CANCEL_ASKED)
+
+
+def _waiting(facts: Facts) -> Iterator[Reason]:
+    later = facts.state == JobState.SCHEDULED and facts.due_in_s > 0
+    if facts.paused_at is not None and not (later and _is_over_before_it_is_due(facts)):
+        yield Reason(Why.PAUSED, mend=facts.paused_until is None)
+    yield from _not_run(facts)
+    if facts.crashes:
+        yield Reason(Why.SUSPECT)
+    if facts.parents:
+        yield from _held_up(facts)
+    elif later:
+        yield from _later(facts)
+    elif facts.state == JobState.BLOCKED:
+        yield _blocked(facts)
+    elif facts.state == JobState.QUEUED:
+        full = facts.queue_max_running is not None and (
+            (facts.queue_running or 0) >= facts.queue_max_running
+        )
+        if full or facts.queue_rate is not None:
+            yield Reason(Why.QUEUE_LIMITED)
+        yield Reason(Why.QUEUED)
+    elif not facts.crashes:
+        yield Reason(Why.DUE)
+    if facts.deadline is not None:
+        yield Reason(Why.DEADLINE)
+
+
+def _later(facts: Facts) -> Iterator[Reason]:
+    if not facts.parked:
+        yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
+    elif facts.task_paused_at is None:
+        # It comes back with its task, whatever its time says.
+        yield Reason(Why.SCHEDULED)
+
+
+def _not_run(facts: Facts) -> Iterator[Reason]:
+    """Why no worker would run it, were it claimed."""
+    if not facts.serving:
+        yield Reason(Why.UNSERVED, mend=True)
+    elif not facts.knowing:
+        yield Reason(Why.TASK_UNKNOWN, mend=True)
+    if facts.task_paused_at is not None:
+        yield Reason(Why.TASK_PAUSED, mend=facts.task_paused_until is None)
+    if facts.args_version > (facts.task_args_version or facts.args_version):
+        yield Reason(Why.ARGS_NEWER, mend=True)
+
+
+def _held_up(facts: Facts) -> Iterator[Reason]:
+    if any(parent.state in (*FINISHED, "gone") for parent in facts.parents):
+        yield Reason(Why.WAITS_FOR_RETRY, mend=True)
+    else:
+        yield Reason(Why.WAITS_FOR_JOBS)
+
+
+def _is_over_before_it_is_due(facts: Facts) -> bool:
+    return facts.paused_until is not None and facts.paused_until <= facts.run_at
+
+
+def _blocked(facts: Facts) -> Reason:
+    if not facts.limit_known:
+        return Reason(Why.LIMIT_UNKNOWN, mend=True)
+    if facts.gate is None:
+        return Reason(Why.DUE)
+    # With a burst of them yet to begin, no token helps.
+    stalls = (facts.limit_queued or 0) >= (facts.limit_burst or 1)
+    if facts.limit_rate is not None and facts.limit_opens_s is not None and not stalls:
+        return Reason(Why.LIMIT_CLOSED)
+    return Reason(Why.LIMIT_FULL)

@@ -1,0 +1,389 @@
+"""Why a job does not run, in sentences with what to do next: for `taskd why` and pages."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import NamedTuple
+
+from taskd.core.explain.reasons import AHEAD_MAX, Facts, Reason, Server, Why, reasons
+from taskd.core.humanize import count, given_up, moment, rate_text, span
+from taskd.core.jobs.job import FINISHED, JobState
+from taskd.core.tasks.registry import BUILT_IN_APP
+
+SAID_CHARS_MAX = 200
+SERVERS_NAMED_MAX = 5
+# A timeout ends an attempt at once, unless its handler does not let it.
+HEED_S = 5.0
+# A sentence or two, and the commands to go on with.
+Words = tuple[str, list[str]]
+
+
+class Told(NamedTuple):
+    """A reason, a sentence or two about it, and the commands to go on with."""
+
+    reason: Reason
+    text: str
+    commands: list[str]
+
+
+def tell(facts: Facts) -> Iterator[Told]:
+    """All reasons in words, those that somebody must mend first."""
+    for reason in reasons(facts):
+        yield Told(reason, *TELL[reason.why](facts))
+
+
+def _finished(facts: Facts) -> Words:
+    ago = f"{_ago(facts.finished_ago_s)} ({moment(facts.finished_at)})"
+    show, retry = f"taskd jobs show {facts.id}", f"taskd jobs retry {facts.id}"
+    match facts.state:
+        case JobState.DONE:
+            return f"It was done {ago}, by attempt {facts.attempt}.", []
+        case JobState.CANCELLED:
+            return f"It was cancelled {ago}{_because(facts.reason)}", [retry]
+    cause = facts.reason or (_error(facts) if facts.error_type else None)
+    if cause == "expired":
+        deadline = moment(facts.deadline)
+        return f"It failed {ago}: its deadline, {deadline}, came before an attempt.", [retry]
+    if cause == "crashed":
+        cause = f"its worker died while it ran, {count(facts.crashes, 'time')}"
+    attempts = count(facts.attempt, "attempt")
+    return f"It failed {ago}, after {attempts}{_because(cause)}", [show, retry]
+
+
+def _running(facts: Facts) -> Words:
+    limit = f" of {facts.max_attempts}" if facts.max_attempts else ""
+    text = (
+        f"{_owner(facts)} has it since {moment(facts.started_at)}, "
+        f"for {span(facts.started_ago_s)}; attempt {facts.attempt}{limit}."
+    )
+    logs = f"taskd jobs show {facts.id} --logs"
+    if facts.worker_state == "late":
+        return f"{text} {_late(facts)}", ["taskd workers"]
+    if facts.worker_state == "draining":
+        return f"{text} The worker is stopping: what does not end in time is given back.", [logs]
+    over_s = (facts.started_ago_s or 0.0) - facts.timeout_s if facts.timeout_s else 0.0
+    if over_s > HEED_S:
+        text += (
+            f" Its timeout of {span(facts.timeout_s)} has been over for {span(over_s)}, and its "
+            "handler does not heed that."
+        )
+        return text, [logs, *([] if facts.cancel_asked else [f"taskd jobs cancel {facts.id}"])]
+    text += f" {_until(facts)} Its worker last beat {_ago(facts.worker_beat_ago_s)}."
+    if facts.cancel_asked:
+        return text, [logs]
+    return f"Nothing is wrong: {text}", [logs, f"taskd tail --job {facts.id}"]
+
+
+def _until(facts: Facts) -> str:
+    """How long an attempt may take; it begins a moment after its claim."""
+    if not facts.timeout_s or facts.started_at is None:
+        return "It has no timeout." if facts.task_app else "Nobody has published its timeout."
+    until = facts.started_at + timedelta(seconds=facts.timeout_s)
+    return f"It may run until about {moment(until)}, its timeout of {span(facts.timeout_s)}."
+
+
+def _late(facts: Facts) -> str:
+    said = given_up(facts.worker_beat_ago_s, facts.worker_lease_s, facts.worker_lease_until)
+    return (
+        f"But the worker is late: it {said}. It has died, hangs, or has no way to the database. "
+        "When it is given up, a live worker takes the job back."
+    )
+
+
+def _worker_lost(facts: Facts) -> Words:
+    what = {
+        "silent": f"has not beaten for {span(facts.worker_beat_ago_s)}, and its lease has run out",
+        "dead": f"is dead; it last beat {_ago(facts.worker_beat_ago_s)}",
+    }.get(facts.worker_state or "", "is not known any more")
+    text = f"It counts as running since {moment(facts.started_at)}, but {_owner(facts)} {what}."
+    if facts.living:
+        return f"{text} A live worker takes it back within seconds.", []
+    return f"{text} No worker lives that could take it back.", [_run(facts)]
+
+
+def _cancel_asked(facts: Facts) -> Words:
+    who = "Its worker" if facts.worker_state in ("live", "draining") else "Whoever takes it back"
+    text = (
+        f"Somebody asked to cancel it. {who} heeds that within seconds; "
+        "only a handler that ignores it goes on until its timeout."
+    )
+    return text, []
+
+
+def _paused(facts: Facts) -> Words:
+    since = f"since {moment(facts.paused_at)} ({_ago(facts.paused_ago_s)})"
+    until = (
+        f"until {moment(facts.paused_until)} (in {span(facts.resumes_in_s)})"
+        if facts.paused_until
+        else "until somebody resumes it"
+    )
+    return (
+        f"The queue {facts.queue} is paused, {since}, {until}{_because(facts.pause_reason)}",
+        [f"taskd queues resume {facts.queue}"],
+    )
+
+
+def _task_paused(facts: Facts) -> Words:
+    since = f"since {moment(facts.task_paused_at)} ({_ago(facts.task_paused_ago_s)})"
+    until = (
+        f"until {moment(facts.task_paused_until)} (in {span(facts.task_resumes_in_s)})"
+        if facts.task_paused_until
+        else "until somebody resumes it"
+    )
+    name = first_line(facts.task)
+    return (
+        f"The task {name} is paused, {since}, {until}{_because(facts.task_pause_reason)}",
+        [f"taskd tasks resume {shlex.quote(facts.task)}"],
+    )
+
+
+def _args_newer(facts: Facts) -> Words:
+    text = (
+        f"Its arguments have the form of version {facts.args_version}; the code of the workers "
+        f"knows version {facts.task_args_version}. It waits for workers with newer code."
+    )
+    return text, []
+
+
+def _deadline(facts: Facts) -> Words:
+    if (facts.expires_in_s or 0.0) <= 0:
+        return (
+            f"Its deadline, {moment(facts.deadline)}, is over: it is about to fail as expired.",
+            [],
+        )
+    text = f"It expires when no attempt has started by {moment(facts.deadline)}"
+    return f"{text}, in {span(facts.expires_in_s)}.", [f"taskd jobs set {facts.id} --no-deadline"]
+
+
+def _key_held(facts: Facts) -> Words:
+    text = (
+        f"Job {facts.key_holder} holds its unique key now, be it by a window or a newer version: "
+        "this one cannot be retried as long as that is so."
+    )
+    return text, [f"taskd jobs show {facts.key_holder}"]
+
+
+def _unserved(facts: Facts) -> Words:
+    text = f"No live worker serves the queue {facts.queue}."
+    for last in facts.servers[:1]:
+        became = {
+            "draining": "is stopping",
+            "silent": "is silent: its lease has run out",
+        }.get(last.state, f"ended {_ago(last.died_ago_s)}")
+        text += f" The last one, {_name(last.host, last.pid)}, {became}."
+    return text, [_run(facts)]
+
+
+def _task_unknown(facts: Facts) -> Words:
+    knows = "it does not know" if facts.serving == 1 else "but none of them knows"
+    text = f"{_servers(facts, _with_app)}; {knows} the task {first_line(facts.task)}."
+    if facts.task_app is None:
+        return f"{text} No worker has ever published a task of this name.", ["taskd tasks list"]
+    return f"{text} The app {first_line(facts.task_app)} has published it.", [_run(facts)]
+
+
+def _suspect(facts: Facts) -> Words:
+    text = (
+        f"Its worker died while it ran, {count(facts.crashes, 'time')}, so it may be what killed "
+        "it. It waits in the slow lane: a worker takes one such job at a time"
+    )
+    if facts.ahead:
+        text += f", and {_ahead(facts.ahead, 'suspect')}"
+    return f"{text}.", [f"taskd jobs show {facts.id}"]
+
+
+def _scheduled(facts: Facts) -> Words:
+    if not facts.claimed_before:
+        return f"It is scheduled for {_due(facts)}.", []
+    if facts.parked:
+        return "It was put aside while its task was paused; a worker brings it back in seconds.", []
+    asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
+    text = f"It was given back, and is due again {_due(facts)}: {asked}its worker did not know"
+    return f"{text} the task.", []
+
+
+def _waits_for_jobs(facts: Facts) -> Words:
+    many = count(facts.parents_left, "job")
+    first = [f"taskd why {parent.id}" for parent in facts.parents[:1]]
+    return f"It waits for {many} to end: {_parents(facts)}.", first
+
+
+def _waits_for_retry(facts: Facts) -> Words:
+    ended = [parent for parent in facts.parents if parent.state in (*FINISHED, "gone")]
+    text = f"It waits for {count(facts.parents_left, 'job')}: {_parents(facts)}. "
+    text += "It goes on when what has failed was retried, and is done."
+    return text, [f"taskd jobs retry {parent.id}" for parent in ended if parent.state != "gone"]
+
+
+def _parents(facts: Facts) -> str:
+    shown = facts.parents[:SERVERS_NAMED_MAX]
+    more = facts.parents_left - len(shown)
+    names = [
+        f"job {each.id} ({first_line(each.node or each.task)}), which is {each.state}"
+        for each in shown
+    ]
+    return ", ".join(names + ([f"{more:,} more"] if more else []))
+
+
+def _retry(facts: Facts) -> Words:
+    limit = f" of {facts.max_attempts}" if facts.max_attempts else ""
+    text = f"Attempt {facts.attempt}{limit} failed; the next one is due {_due(facts)}"
+    return text + _because(_error(facts)), [f"taskd jobs show {facts.id}"]
+
+
+def _is_due(facts: Facts) -> Words:
+    text = f"It has been due for {span(-facts.due_in_s)}. A worker has yet to queue it"
+    if facts.living:
+        return f"{text}, which any live one does within seconds.", []
+    return f"{text}, and none lives.", []
+
+
+def _queued(facts: Facts) -> Words:
+    place = _ahead(facts.ahead, "job") if facts.ahead else "it is the next of its queue"
+    text = f"It has been due for {span(max(-facts.due_in_s, 0.0))}, and {place}."
+    if not facts.knowing:
+        return text, []
+    text += f" {_servers(facts, _with_load)}."
+    if facts.knowing < facts.serving:
+        text += f" Only {facts.knowing:,} of them {_verb(facts.knowing, 'know')} its task."
+    return text, [] if facts.paused_at else ["taskd workers"]
+
+
+def _limit_full(facts: Facts) -> Words:
+    limit = first_line(facts.limit_name)
+    if facts.gate == "next":
+        text = f"The limit {limit} lets {facts.limit_in_all} jobs run in all, and they do."
+    elif facts.limit_burst is not None and (facts.limit_queued or 0) >= facts.limit_burst:
+        many = count(facts.limit_queued or 0, "job")
+        text = f"Of its key the limit {limit} has admitted {many} that no worker has begun yet."
+    elif facts.limit_concurrency is None:
+        text = f"The limit {limit} is full."
+    else:
+        many = count(facts.limit_concurrency, "job")
+        text = f"The limit {limit} lets {many} of its key run at a time."
+    holders = facts.limit_holders or ()
+    if holders:
+        text += f" The places have: {', '.join(map(str, holders[:SERVERS_NAMED_MAX]))}."
+    return text, [*(f"taskd why {each}" for each in holders[:1]), "taskd limits list"]
+
+
+def _limit_closed(facts: Facts) -> Words:
+    limit = first_line(facts.limit_name)
+    text = (
+        f"The limit {limit} lets {rate_text(facts.limit_rate)} of its key begin; "
+        f"the next one may in {span(max(facts.limit_opens_s or 0.0, 0.0))}."
+    )
+    return text, ["taskd limits list"]
+
+
+def _limit_unknown(facts: Facts) -> Words:
+    text = (
+        f"Nobody has published its limit {first_line(facts.limit_name)}, so it waits until a "
+        "worker does that knows the task."
+    )
+    return text, [_run(facts)]
+
+
+def _queue_limited(facts: Facts) -> Words:
+    said = []
+    if facts.queue_max_running is not None:
+        running = f"{facts.queue_running or 0:,} run"
+        said.append(f"{count(facts.queue_max_running, 'job')} to run at a time, and {running} now")
+    if facts.queue_rate is not None:
+        said.append(f"{rate_text(facts.queue_rate)} to begin")
+    text = f"The queue {facts.queue} is limited: it allows {'; and '.join(said)}."
+    return text, [f"taskd queues set {facts.queue} --help"]
+
+
+TELL: dict[Why, Callable[[Facts], Words]] = {
+    Why.FINISHED: _finished,
+    Why.RUNNING: _running,
+    Why.WORKER_LOST: _worker_lost,
+    Why.CANCEL_ASKED: _cancel_asked,
+    Why.PAUSED: _paused,
+    Why.KEY_HELD: _key_held,
+    Why.TASK_PAUSED: _task_paused,
+    Why.ARGS_NEWER: _args_newer,
+    Why.DEADLINE: _deadline,
+    Why.UNSERVED: _unserved,
+    Why.TASK_UNKNOWN: _task_unknown,
+    Why.SUSPECT: _suspect,
+    Why.SCHEDULED: _scheduled,
+    Why.RETRY: _retry,
+    Why.WAITS_FOR_JOBS: _waits_for_jobs,
+    Why.WAITS_FOR_RETRY: _waits_for_retry,
+    Why.DUE: _is_due,
+    Why.QUEUED: _queued,
+    Why.LIMIT_FULL: _limit_full,
+    Why.LIMIT_CLOSED: _limit_closed,
+    Why.LIMIT_UNKNOWN: _limit_unknown,
+    Why.QUEUE_LIMITED: _queue_limited,
+}
+
+
+def _servers(facts: Facts, name: Callable[[Server], str]) -> str:
+    """Who serves the queue: `2 live workers serve the queue email: ...`."""
+    live = [each for each in facts.servers if each.state in ("live", "late")][:SERVERS_NAMED_MAX]
+    more = facts.serving - len(live)
+    names = [name(each) for each in live] + ([f"{more:,} more"] if more else [])
+    many = f"{count(facts.serving, 'live worker')} {_verb(facts.serving, 'serve')}"
+    return f"{many} the queue {facts.queue}: {', '.join(names)}"
+
+
+def _with_app(server: Server) -> str:
+    return f"{_name(server.host, server.pid)} with the app {first_line(server.app)}"
+
+
+def _with_load(server: Server) -> str:
+    return f"{_name(server.host, server.pid)}, which runs {count(server.running, 'job')}"
+
+
+def _owner(facts: Facts) -> str:
+    if facts.worker_host is None:
+        return f"the worker {facts.worker_id}"
+    return _name(facts.worker_host, facts.worker_pid)
+
+
+def _name(host: str, pid: int | None) -> str:
+    return f"{first_line(host)} (pid {pid})"
+
+
+def _run(facts: Facts) -> str:
+    """The command that starts a worker for the job."""
+    app = "" if facts.task_app == BUILT_IN_APP else f" --app {shlex.quote(facts.task_app or 'APP')}"
+    return f"taskd run{app} --queue {facts.queue}"
+
+
+def _ahead(jobs: int, noun: str) -> str:
+    many = f"over {count(AHEAD_MAX, noun)}" if jobs > AHEAD_MAX else count(jobs, noun)
+    return f"{many} of its queue {_verb(jobs, 'come')} before it"
+
+
+def _verb(subjects: int, verb: str) -> str:
+    return f"{verb}s" if subjects == 1 else verb
+
+
+def _due(facts: Facts) -> str:
+    return f"{moment(facts.run_at)}, in {span(facts.due_in_s)}"
+
+
+def _because(text: str | None) -> str:
+    """The end of a sentence: what somebody wrote about it, or the full stop."""
+    return f": {first_line(text)}" if text else "."
+
+
+def _error(facts: Facts) -> str:
+    return f"{facts.error_type}: {facts.error_message}"
+
+
+def _ago(seconds: float | None) -> str:
+    return f"{span(seconds)} ago"
+
+
+def first_line(text: str | None) -> str:
+    """The first line of what somebody else wrote, not too long."""
+    lines = (text or "").strip().splitlines() or [""]
+    line = " ".join(lines[0].split())
+    return line if len(line) <= SAID_CHARS_MAX else line[: SAID_CHARS_MAX - 1] + "…"

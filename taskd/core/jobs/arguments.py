@@ -1,0 +1,42 @@
+"""Encode the arguments of a job as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from taskd.core.jobs.unique import plain
+from taskd.errors import InvalidArgs
+
+
+def encode_args(task: str, args: Mapping[str, Any]) -> str:
+    """The JSON text of arguments by name, for a task whose signature is not known here.
+
+    Raises:
+        InvalidArgs: they are no mapping of names, or cannot be written as JSON.
+    """
+    try:
+        payload = msgspec.json.encode(args, enc_hook=plain)
+        # msgspec writes NaN and infinities as null, which an optional argument would accept.
+        odd = b"null" in payload and _has_odd_float(msgspec.to_builtins(args, enc_hook=plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgs(f"task {task}: {error}") from None
+    if odd:
+        raise InvalidArgs(f"task {task}: NaN and infinities have no JSON form")
+    if not payload.startswith(b"{"):
+        kind = type(args).__name__
+        raise InvalidArgs(f"task {task}: the arguments are a mapping by name, not a {kind}")
+    return payload.decode()
+
+
+def _has_odd_float(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(_has_odd_float(v) for v in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(_has_odd_float(v) for v in value)
+    return False

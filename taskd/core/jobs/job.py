@@ -1,0 +1,306 @@
+"""Jobs as values: what a producer asks for, what a worker claims, and how states may change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Self
+
+import msgspec
+
+from taskd.core.jobs.limit import LimitOf
+from taskd.core.jobs.unique import Unique
+from taskd.core.validation import check_int, check_seconds, shown
+from taskd.errors import InvalidArgs, InvalidJob
+
+PAYLOAD_BYTES_MAX = 256 * 1024
+TASK_NAME_BYTES_MAX = 200
+MAX_ATTEMPTS_LIMIT = 1000
+TIMEOUT_S_MAX = 30 * 86400.0
+DELAY_S_MAX = 10 * 365 * 86400.0
+ARGS_VERSION_MAX = 32767
+METADATA_BYTES_MAX = 8 * 1024
+PRIORITY_DEFAULT = 100
+PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
+ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
+
+# A queue's name is part of its NOTIFY channel, which PostgreSQL cuts at 63 bytes.
+QUEUE_NAME = re.compile(r"[a-z0-9_.-]{1,48}")
+
+
+class JobState(StrEnum):
+    """Where a job is in its life. The first four are live, the others finished."""
+
+    BLOCKED = "blocked"
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
+FINISHED = frozenset(JobState) - LIVE
+
+# The only list of moves. `None` is where jobs come from. The statements in sql/queries say the
+# same on their `-- moves:` lines, and the documentation draws it; a test compares the three.
+TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
+    {
+        (None, JobState.QUEUED),  # enqueue
+        (None, JobState.SCHEDULED),
+        (None, JobState.BLOCKED),  # part of a workflow, or due and yet to be admitted by its limit
+        (JobState.BLOCKED, JobState.QUEUED),  # the last job that it waited for has ended; admitted
+        (JobState.BLOCKED, JobState.SCHEDULED),  # the same; a suspect that was admitted
+        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or with a job that it needs
+        (JobState.BLOCKED, JobState.FAILED),  # its deadline is over
+        (JobState.SCHEDULED, JobState.BLOCKED),  # due, and its limit has yet to admit it
+        (JobState.QUEUED, JobState.BLOCKED),  # new arguments or a new time, by hand or by key
+        (JobState.RUNNING, JobState.BLOCKED),  # release
+        (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time, by hand or by key
+        (JobState.QUEUED, JobState.SCHEDULED),
+        (JobState.QUEUED, JobState.RUNNING),  # claim
+        (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, in the slow lane
+        (JobState.RUNNING, JobState.DONE),  # ack
+        (JobState.RUNNING, JobState.FAILED),
+        (JobState.RUNNING, JobState.CANCELLED),
+        (JobState.RUNNING, JobState.SCHEDULED),  # retry, snooze, rescue
+        (JobState.RUNNING, JobState.QUEUED),  # release
+        (JobState.SCHEDULED, JobState.CANCELLED),  # cancel by hand
+        (JobState.QUEUED, JobState.CANCELLED),
+        (JobState.SCHEDULED, JobState.FAILED),  # its deadline is over
+        (JobState.QUEUED, JobState.FAILED),
+        (JobState.FAILED, JobState.QUEUED),  # retry by hand
+        (JobState.FAILED, JobState.SCHEDULED),
+        (JobState.CANCELLED, JobState.QUEUED),
+        (JobState.CANCELLED, JobState.SCHEDULED),
+        (JobState.FAILED, JobState.BLOCKED),  # to the gate of its limit
+        (JobState.CANCELLED, JobState.BLOCKED),  # or: it waits again for what comes back with it
+    }
+)
+
+
+def check_queue(name: str) -> str:
+    """Return the queue's name.
+
+    Raises:
+        InvalidJob: when it is not 1 to 48 characters of a-z 0-9 _ . -
+    """
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise InvalidJob(
+            f"queue {shown(name)} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
+        )
+    return name
+
+
+def check_task_name(name: str) -> str:
+    """Return the task's name.
+
+    Raises:
+        InvalidJob: when it is empty, longer than 200 bytes, or holds control characters.
+    """
+    try:
+        fits = isinstance(name, str) and 1 <= len(name.encode()) <= TASK_NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        fits = False
+    if not fits or not name.isprintable():
+        raise InvalidJob(f"task name {shown(name)}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes")
+    return name
+
+
+def check_payload(task: str, args: str) -> str:
+    """Return the JSON text of a task's arguments.
+
+    Raises:
+        InvalidArgs: when it is no text, over 256 KiB, or holds U+0000 or a lone surrogate, which
+            PostgreSQL cannot store.
+    """
+    if not isinstance(args, str):
+        raise InvalidArgs(
+            f"task {task}: args is the JSON text of an object, not a {type(args).__name__}"
+        )
+    try:
+        size = len(args.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgs(
+            f"task {task}: the arguments hold a lone surrogate, which is no character"
+        ) from None
+    if size > PAYLOAD_BYTES_MAX:
+        raise InvalidArgs(
+            f"task {task}: the arguments take {size:,} bytes; the limit is {PAYLOAD_BYTES_MAX:,}. "
+            "Store the data elsewhere and pass a reference to it."
+        )
+    # An odd run of backslashes before `u0000` is an escape; an even one is text.
+    if "\\u0000" in args and ESCAPED_NUL.search(args):
+        raise InvalidArgs(
+            f"task {task}: the arguments hold the character U+0000, which PostgreSQL cannot store"
+        )
+    return args
+
+
+def check_moment(name: str, moment: object, seconds: object, instead: str) -> None:
+    """Check a point in time, which is given in place of so many seconds from now.
+
+    Raises:
+        InvalidJob: both are given, it has no time zone, or PostgreSQL could not store it.
+    """
+    if seconds is not None:
+        raise InvalidJob(f"give {name} or {instead}, not both")
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise InvalidJob(
+            f"{name} {shown(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
+        )
+    # A year near datetime's own ends overflows when it is moved to UTC.
+    if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
+        raise InvalidJob(f"{name} {shown(moment)} is not between the years 2 and 8999")
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> str:
+    """The JSON text of what travels with a job beside its arguments.
+
+    Raises:
+        InvalidJob: it is no mapping of names, has no JSON form, takes over 8 KiB, or holds U+0000.
+    """
+    try:
+        payload = msgspec.json.encode(metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidJob(f"metadata: {error}") from None
+    if not payload.startswith(b"{"):
+        raise InvalidJob(f"metadata is a mapping by name, not a {type(metadata).__name__}")
+    # As PostgreSQL writes it, with a space behind each comma and colon.
+    if len(payload) + payload.count(b",") + payload.count(b":") > METADATA_BYTES_MAX:
+        raise InvalidJob(
+            f"metadata takes {len(payload):,} bytes; the limit is {METADATA_BYTES_MAX:,}. "
+            "What a handler works on belongs into the arguments."
+        )
+    if b"\\u0000" in payload and ESCAPED_NUL.search(payload.decode()):
+        raise InvalidJob("metadata holds the character U+0000, which PostgreSQL cannot store")
+    return payload.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to enqueue: a value, checked when made. `args` is the JSON text of its arguments.
+
+    Attributes:
+        task: the task's name.
+        queue: where it goes; None lets the published task decide.
+        args: JSON object as text, at most 256 KiB.
+        priority: smaller first, -32768 to 32767.
+        run_at: not before this moment (with a time zone); excludes `delay_s`.
+        delay_s: not before that many seconds after the enqueuing transaction began.
+        max_attempts: 1 to 1000; None leaves it to the running task's option.
+        timeout_s: seconds of one attempt; None leaves it to the running task's option.
+        checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
+            they are checked against the published task when they are enqueued.
+        unique: its unique key; None: it is one of any number, or, of arguments that are not
+            checked yet, the published task says.
+        no_key: it has none, although its task has one.
+        deadline: no attempt starts after this moment (with a time zone); a job that still waits
+            then fails as `expired`. Excludes `deadline_s`.
+        deadline_s: the same in seconds after the enqueuing transaction began.
+        args_version: the form of its arguments, as the task's option has it; None: the first one,
+            or, of arguments that are not checked yet, that of the published task.
+        limit: the limit that it counts for, and the values that make its key within it.
+        metadata: what travels with the job beside its arguments, by name: tags, the context of a
+            trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
+
+    Raises:
+        InvalidJob: an option is outside its limits.
+        InvalidArgs: the arguments are too large or hold U+0000.
+    """
+
+    task: str
+    args: str = "{}"
+    queue: str | None = None
+    priority: int = PRIORITY_DEFAULT
+    run_at: datetime | None = None
+    delay_s: float | None = None
+    max_attempts: int | None = None
+    timeout_s: float | None = None
+    checked: bool = False
+    unique: Unique | None = None
+    no_key: bool = False
+    deadline: datetime | None = None
+    deadline_s: float | None = None
+    args_version: int | None = None
+    limit: LimitOf | None = None
+    metadata: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_task_name(self.task)
+        check_payload(self.task, self.args)
+        if self.queue is not None:
+            check_queue(self.queue)
+        check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
+        if self.max_attempts is not None:
+            check_int("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT)
+        if self.timeout_s is not None:
+            check_seconds("timeout_s", self.timeout_s, 0.001, TIMEOUT_S_MAX)
+        if self.delay_s is not None:
+            check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
+        if self.run_at is not None:
+            check_moment("run_at", self.run_at, self.delay_s, "delay_s")
+        if self.deadline_s is not None:
+            check_seconds("deadline_s", self.deadline_s, 0.0, DELAY_S_MAX)
+        if self.deadline is not None:
+            check_moment("deadline", self.deadline, self.deadline_s, "deadline_s")
+        if self.args_version is not None:
+            check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
+        if self.metadata is not None:
+            check_metadata(self.metadata)
+        if self.unique is not None:
+            object.__setattr__(self, "unique", self._keyed(self.unique))
+
+    def _keyed(self, unique: Unique) -> Unique:
+        if not isinstance(unique, Unique):
+            raise InvalidJob(f"unique {shown(unique)} is no Unique(...)")
+        if self.no_key:
+            raise InvalidJob("give a unique key or no_key, not both")
+        return unique.of(self.args)
+
+    def at(self, run_at: datetime) -> Self:
+        """The same job, not before `run_at` (a datetime with a time zone)."""
+        return replace(self, run_at=run_at, delay_s=None)
+
+    def after(self, delay_s: float) -> Self:
+        """The same job, not before `delay_s` seconds from the enqueuing transaction's begin."""
+        return replace(self, delay_s=delay_s, run_at=None)
+
+
+class Job(msgspec.Struct, gc=False):
+    """A claimed job: the row as the claim returns it, column by column, and where it came from.
+
+    Attributes:
+        fence: this attempt's token; part of the guard of every write.
+        args: JSON text, decoded inside the attempt so that one odd row harms one job.
+        max_attempts: None: the task's option decides; the same for `timeout_s`.
+        wait_s: seconds from its due time to the claim, by the database's clock.
+        due_at_s: the due time in seconds since 1970, by the database's clock.
+        workflow_id: the workflow that it is part of, if it is.
+        args_version: the form of its arguments; None: the first.
+        late: its deadline was over when it was claimed; None: it has none.
+        metadata: JSON text; None: it has none.
+    """
+
+    id: int
+    fence: int
+    task: str
+    args: str
+    attempt: int
+    max_attempts: int | None
+    timeout_s: float | None
+    priority: int
+    crashes: int
+    wait_s: float
+    due_at_s: float
+    workflow_id: int | None = None
+    args_version: int | None = None
+    late: bool | None = None
+    metadata: str | None = None
+    queue: str = ""
+    worker_id: int = 0

@@ -1,0 +1,142 @@
+"""Limits: how many jobs of a kind run at the same time, and how many begin in a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from taskd.core.jobs.unique import decode_args
+from taskd.core.validation import check_int, check_seconds, shown
+from taskd.errors import InvalidJob
+
+CONCURRENCY_MAX = 10_000
+BURST_MAX = 10_000
+# One job in 31 years.
+RATE_MIN, RATE_MAX = 1e-9, 1_000_000.0
+PER_S_MAX = 30 * 86400.0
+# The promoter looks no more often than that (PROMOTE_AT_MOST_EVERY_S).
+HANDED_OUT_PER_S = 20
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+class LimitOf(NamedTuple):
+    """The limit of one job, and the values that make its key, a JSON array as text."""
+
+    name: str
+    values: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit of the jobs of a task, or of all tasks that name it; strict for all workers together.
+
+    An operator may change it at any time: `taskd limits set`.
+
+    Attributes:
+        concurrency: how many jobs of one key run at the same time, 1 to 10,000.
+        by: the argument whose value is the key, or several of them; none: all jobs are of one key.
+        concurrency_in_all: how many jobs of all keys run at the same time, 1 to 10,000.
+        rate: how many jobs of one key begin in `per_s` seconds.
+        per_s: the seconds of the rate, up to 30 days.
+        burst: how many of them may begin at once after a pause, 1 to 10,000; by default as many as
+            the rate allows in one second, and one at least.
+        name: by default the task's; tasks whose limits have one name share it.
+
+    Raises:
+        InvalidJob: a value is outside its limits, or nothing is limited.
+    """
+
+    concurrency: int | None = None
+    by: str | tuple[str, ...] = ()
+    concurrency_in_all: int | None = None
+    rate: float | None = None
+    per_s: float = 1.0
+    burst: int | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency is self.concurrency_in_all is self.rate is None:
+            raise InvalidJob("a Limit needs concurrency, concurrency_in_all or rate")
+        several = isinstance(self.by, str | tuple)
+        if not several or not all(isinstance(each, str) for each in self.arguments):
+            raise InvalidJob(f"by {shown(self.by)} is no argument's name, and no tuple of names")
+        for name in ("concurrency", "concurrency_in_all"):
+            value = getattr(self, name)
+            if value is not None:
+                check_int(name, value, 1, CONCURRENCY_MAX)
+        check_seconds("per_s", self.per_s, 0.001, PER_S_MAX)
+        if self.rate is not None and not (
+            RATE_MIN <= _per_second(self.rate, self.per_s) <= RATE_MAX
+        ):
+            raise InvalidJob(
+                f"rate {shown(self.rate)} per {self.per_s!r} s is not between 1e-9/s and 1e6/s"
+            )
+        if self.burst is not None:
+            check_int("burst", self.burst, 1, BURST_MAX)
+        check_burst(None if self.rate is None else self.rate / self.per_s, self.burst)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments that make the key."""
+        return (self.by,) if isinstance(self.by, str) else self.by
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None, float | None, int | None]:
+        """Concurrency, concurrency in all, rate in jobs per second, burst."""
+        if self.rate is None:
+            return self.concurrency, self.concurrency_in_all, None, None
+        rate = self.rate / self.per_s
+        return self.concurrency, self.concurrency_in_all, rate, self.burst or burst_of(rate)
+
+
+def _per_second(rate: object, per_s: float) -> float:
+    # One that is no number, or greater than any float, is as wrong as none.
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or rate > RATE_MAX * PER_S_MAX:
+        return math.nan
+    return rate / per_s
+
+
+def check_burst(rate: float | None, burst: int | None) -> None:
+    """Check that a rate, in jobs per second, can be kept up with that burst.
+
+    Raises:
+        InvalidJob: there is no rate, or the bucket would be full before tokens are handed out.
+    """
+    if burst is None:
+        return
+    if rate is None:
+        raise InvalidJob("burst goes with rate")
+    if burst < rate / HANDED_OUT_PER_S:
+        least = min(BURST_MAX, math.ceil(rate / HANDED_OUT_PER_S))
+        raise InvalidJob(
+            f"a burst of {burst} would make {burst * HANDED_OUT_PER_S} jobs per second of a rate "
+            f"of {rate:g}: tokens are handed out {HANDED_OUT_PER_S} times per second. "
+            f"Give a burst of {least} at least."
+        )
+
+
+def burst_of(rate: float) -> int:
+    """The burst of a rate, in jobs per second, that comes without one."""
+    return min(BURST_MAX, max(1, math.ceil(rate)))
+
+
+def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any]) -> LimitOf:
+    """The limit of a job with these arguments, a JSON object as text.
+
+    Raises:
+        InvalidJob: the arguments are no JSON object.
+    """
+    if not by:
+        return LimitOf(name, "[]")
+    try:
+        given = decode_args(args)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJob(
+            f"no key of the limit {name} can be made of the arguments: {error}"
+        ) from None
+    values = [given.get(each, defaults.get(each)) for each in by]
+    return LimitOf(name, _encode(values).decode())

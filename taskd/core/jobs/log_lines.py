@@ -1,0 +1,184 @@
+"""The lines that handlers log: what is kept of those of an attempt, and how much at most.
+
+A handler may log a million lines, or one of a gigabyte, with its arguments in it. So each line is
+made small and safe as it comes, by the rules for errors, and of many the first and the last stay.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from taskd.core.jobs.failure import clean
+
+FIRST_MAX, LAST_MAX = 50, 150
+FIRST_BYTES_MAX, LAST_BYTES_MAX = 16 * 1024, 48 * 1024
+LINE_BYTES_MAX = 4096
+TEXT_BYTES_MAX = 2000
+FIELDS_MAX = 20
+FIELD_BYTES_MAX = 200
+TRACEBACK_BYTES_MAX = 1500
+NAME_BYTES_MAX = 100
+
+
+class KeepLogs(StrEnum):
+    """Of which attempts the lines are kept."""
+
+    OFF = "off"
+    FAILED = "failed"
+    ALL = "all"
+
+
+def keep_logs_of(task: str, value: str | None) -> KeepLogs | None:
+    """What a task says about its lines; None: the setting decides.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    if value is None:
+        return None
+    try:
+        return KeepLogs(value)
+    except ValueError:
+        raise ValueError(
+            f"task {task}: keep_logs {value!r} is none of {', '.join(KeepLogs)}"
+        ) from None
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line, as it is kept.
+
+    Attributes:
+        at: when, by the clock of the worker's host.
+        level: `debug`, `info`, `warning` or `error`.
+        logger: who says it, if the logger has a name.
+        fields: what else was said, as text.
+        traceback: of the exception that was logged with it.
+    """
+
+    at: str
+    level: str
+    text: str
+    logger: str = ""
+    fields: dict[str, str] = {}
+    traceback: str = ""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a handler has logged, as it was said.
+
+    Attributes:
+        at_s: when, in seconds since 1970.
+        level: `debug`, `info`, `warning` or `error`.
+        logger: who says it, if the logger has a name.
+        fields: what else was said.
+        error: the exception that was logged with it.
+    """
+
+    at_s: float
+    level: str
+    text: object
+    logger: str = ""
+    fields: Mapping[str, Any] = {}
+    error: BaseException | None = None
+
+
+def line_of(said: Said, hide: Callable[[str], str]) -> bytes:
+    """A line as JSON, of at most 4 KiB; never raises.
+
+    Args:
+        hide: takes out what must not be shown, before anything is cut.
+    """
+    try:
+        fields = {
+            clean(str(name), NAME_BYTES_MAX): _shown(value, hide)
+            for name, value in list(said.fields.items())[:FIELDS_MAX]
+        }
+        trace = "" if said.error is None else _tail(hide(_trace(said.error)))
+        line = Line(
+            datetime.fromtimestamp(said.at_s, UTC).isoformat(timespec="milliseconds"),
+            said.level,
+            clean(hide(str(said.text)), TEXT_BYTES_MAX),
+            clean(said.logger, NAME_BYTES_MAX),
+            fields,
+            trace,
+        )
+        written = msgspec.json.encode(line)
+        if len(written) > LINE_BYTES_MAX:  # what JSON escapes takes more room
+            line = Line(line.at, said.level, clean(line.text, TEXT_BYTES_MAX // 6))
+            written = msgspec.json.encode(line)
+    except Exception:  # noqa: BLE001 - a text of any class may do anything when it is asked for
+        return msgspec.json.encode(Line("", said.level, "(this line could not be read)"))
+    return written
+
+
+def _shown(value: Any, hide: Callable[[str], str]) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return clean(hide(text), FIELD_BYTES_MAX)
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error, limit=-10))
+
+
+def _tail(text: str) -> str:
+    """The end of a traceback, which names the error."""
+    safe = clean(text, 1 << 20)
+    cut = safe.encode()[-TRACEBACK_BYTES_MAX:].decode("utf-8", "ignore")
+    return cut if len(cut) == len(safe) else "…" + cut
+
+
+class Lines:
+    """The lines of one attempt: the first and the last ones, and how many were left out between."""
+
+    __slots__ = ("_bytes", "_first", "_first_bytes", "_last", "left_out")
+
+    def __init__(self) -> None:
+        self._first: list[bytes] = []
+        # Most attempts never get so far, and an empty deque takes more than their few lines.
+        self._last: deque[bytes] | None = None
+        self._first_bytes = self._bytes = 0
+        self.left_out = 0
+
+    def add(self, line: bytes) -> None:
+        """Keep one more, in place of an older one if need be."""
+        size = len(line)
+        if (
+            self._last is None
+            and len(self._first) < FIRST_MAX
+            and self._first_bytes + size <= FIRST_BYTES_MAX
+        ):
+            self._first.append(line)
+            self._first_bytes += size
+            return
+        if self._last is None:
+            self._last = deque()
+        self._last.append(line)
+        self._bytes += size
+        while len(self._last) > LAST_MAX or self._bytes > LAST_BYTES_MAX:
+            self._bytes -= len(self._last.popleft())
+            self.left_out += 1
+
+    @property
+    def first(self) -> int:
+        """How many lines stand before those that were left out."""
+        return len(self._first)
+
+    @property
+    def size(self) -> int:
+        """How many bytes they take."""
+        return self._first_bytes + self._bytes
+
+    def each(self) -> list[str]:
+        """All of them, each as JSON."""
+        return [line.decode() for line in (*self._first, *(self._last or ()))]
+
+    def to_json(self) -> str:
+        """All of them, a JSON array."""
+        return "[" + b",".join((*self._first, *(self._last or ()))).decode() + "]"

@@ -1,0 +1,63 @@
+"""What the handler of a pipeline stage returns to choose the next stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from taskd.core.jobs.job import check_payload, check_task_name
+from taskd.core.validation import shown
+from taskd.errors import InvalidArgs, InvalidJob
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Returned by the handler of a stage: the stage that comes next, and its arguments.
+
+    Attributes:
+        stage: its name; any stage of the pipeline, also one that has run already.
+        args: its arguments by name.
+    """
+
+    stage: str
+    args: Mapping[str, Any]
+
+    def __init__(self, stage: str, /, **args: Any) -> None:
+        object.__setattr__(self, "stage", stage)
+        object.__setattr__(self, "args", args)
+
+    def to_json(self) -> str:
+        """What the ack carries.
+
+        Raises:
+            InvalidArgs: the arguments have no JSON form, or PostgreSQL cannot store them; or no
+                stage can have that name.
+        """
+        # The one that checks arguments knows verdicts, and verdicts are decided upon with these.
+        from taskd.core.jobs.arguments import encode_args
+
+        of = f"of the stage {shown(self.stage)}"
+        args = check_payload(of, encode_args(of, self.args))
+        try:
+            name = msgspec.json.encode(check_task_name(self.stage)).decode()
+        except InvalidJob:
+            raise InvalidArgs(f"Next: {shown(self.stage)} is the name of no stage") from None
+        return f'{{"stage":{name},"args":{args}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Returned by the handler of a stage: the run ends here, and well.
+
+    Attributes:
+        result: kept as the job's result.
+    """
+
+    result: Any = None
+
+    def to_json(self) -> str:
+        """What the ack carries."""
+        return '{"stop":true}'

@@ -1,0 +1,46 @@
+"""Verdicts: how a handler decides what happens to its job."""
+
+from __future__ import annotations
+
+from taskd.core.validation import shown
+
+
+class Verdict(Exception):
+    """Raised by a handler to decide what becomes of its job."""
+
+
+class Retry(Verdict):
+    """Try again after `delay_s` seconds (None: by the task's backoff). Counts as an attempt."""
+
+    def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
+        super().__init__(reason or "the handler asked for a retry")
+        self.delay_s = delay_s
+
+
+class Snooze(Verdict):
+    """Try again after `delay_s` seconds; the attempt does not count."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(f"snoozed for {delay_s} s")
+        self.delay_s = delay_s
+
+
+class Cancel(Verdict):
+    """End the job as `cancelled`."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = _reason(reason) or "the handler cancelled it"
+        super().__init__(self.reason)
+
+
+class Fail(Verdict):
+    """End the job as `failed`, without another attempt."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = _reason(reason) or "the handler gave up"
+        super().__init__(self.reason)
+
+
+def _reason(told: object) -> str:
+    """Whatever a handler gives as its reason must not keep it from saying how the job ends."""
+    return told if isinstance(told, str) else "" if told is None else shown(told)

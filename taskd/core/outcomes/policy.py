@@ -1,0 +1,258 @@
+"""What an attempt's end means: verdicts, what happened, and `decide`, the whole policy.
+
+A handler that returns is done; one that raises is tried again. A verdict, raised or returned
+by name from a rule, decides otherwise. `decide` turns what happened into an `Ack`, which the store
+writes; whether the row still belongs to this attempt is decided there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from taskd.core.jobs import backoff, failure
+from taskd.core.jobs.failure import clean_reason
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.jobs.pipeline_steps import Next, Stop
+from taskd.core.jobs.unique import Enqueued
+from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze, Verdict
+from taskd.core.outcomes import unknown_tasks
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import (
+    ArgsNewer,
+    AttemptEnd,
+    CancelRequested,
+    Expired,
+    IdTaken,
+    Interrupted,
+    NotStarted,
+    Raised,
+    Returned,
+    Settled,
+    StillRuns,
+    TaskPaused,
+    TaskUnknown,
+    TimedOut,
+)
+from taskd.core.tasks import argument_versions
+from taskd.errors import InvalidArgs
+
+if TYPE_CHECKING:
+    from taskd.core.tasks.task import Task
+
+RESULT_BYTES_MAX = 256 * 1024
+# Of a paused task. Whichever worker first sees that it was resumed brings them back at once; should
+# nobody do so, they are looked at again after this time.
+PARKED_S = 3600.0
+ABANDONED_DELAY_S = 5.0
+
+
+def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
+    """Decide what becomes of the job. `task` is None only for jobs that never started."""
+    match happened:
+        case Returned(value=value):
+            return _done(job, task, value)
+        case Raised(error=error):
+            return _raised(job, task, error)
+        case Settled(ack=ack):
+            # Claimed again while it ran, it has another fence by now.
+            return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
+    return _not_ended(job, task, happened)
+
+
+def _not_ended(
+    job: Job,
+    task: Task[..., Any] | None,
+    happened: TimedOut
+    | Interrupted
+    | CancelRequested
+    | NotStarted
+    | StillRuns
+    | IdTaken
+    | TaskUnknown
+    | ArgsNewer
+    | TaskPaused
+    | Expired,
+) -> Ack:
+    """What becomes of a job whose handler did not come to an end of its own."""
+    match happened:
+        case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
+            ignored = " and ignored its cancellation" if abandoned else ""
+            ignored = ", ignored that, and was killed" if killed else ignored
+            text = f"the attempt took longer than {timeout_s:g} s{ignored}"
+            return _again(job, task, failure.Failure("TimedOut", text))
+        case Interrupted(abandoned=True):
+            # It may still run here: the attempt counts, and waits until this process is gone.
+            return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
+        case Interrupted():
+            return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
+        case CancelRequested(reason=reason):
+            return _ack(job, JobState.CANCELLED, reason=reason)
+        case StillRuns():
+            # It counts: a handler that never ends must not bring its job back for ever.
+            text = "an earlier attempt of it was abandoned and still runs in this worker"
+            delay_s = max(
+                ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
+            )
+            return _again(job, task, failure.Failure("StillRuns", text), delay_s)
+        case _:
+            return _never_began(job, happened)
+
+
+def _never_began(
+    job: Job,
+    happened: NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken,
+) -> Ack:
+    """What was claimed and not begun does not count."""
+    match happened:
+        case TaskUnknown(delay_s) | ArgsNewer(delay_s):
+            return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True)
+        case TaskPaused():
+            return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
+        case Expired():
+            return _ack(job, JobState.FAILED, reason="expired", refund=True)
+        case IdTaken():
+            return _ack(job, JobState.SCHEDULED, delay_s=unknown_tasks.DELAY_S, refund=True)
+        case _:
+            return _ack(job, JobState.QUEUED, refund=True)
+
+
+def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
+    """The number of the job's last attempt.
+
+    Attempts that a crash of their worker ended come on top: crashes have a budget of their own
+    (rescue fails a job after three), and half of the jobs that a kill leaves behind never started.
+    """
+    return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
+
+
+def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
+    """Whether this attempt is beyond the job's last one, as the first never is."""
+    return job.attempt > 1 and job.attempt > attempts_limit(job, task)
+
+
+def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
+    if value is None:
+        return _ack(job, JobState.DONE)
+    if issubclass(type(value), Verdict):
+        # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, with one possible meaning.
+        return _raised(job, task, value)
+    if issubclass(type(value), Next | Stop):
+        return _stepped(job, task, value)
+    return _ack(job, JobState.DONE, result=_result_json(value))
+
+
+def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
+    try:
+        said = step.to_json()
+    except InvalidArgs as error:
+        return _raised(job, task, error)
+    value = step.result if isinstance(step, Stop) else None
+    result = None if value is None else _result_json(value)
+    return _ack(job, JobState.DONE, result=result, next=said)
+
+
+def _result_json(value: Any) -> str:
+    """The JSON of a return value; a value that cannot be stored is described instead.
+
+    The work is done: an odd return value must not make it run again.
+    """
+    try:
+        text = msgspec.json.encode(value, enc_hook=_in_json).decode()
+        if len(text.encode()) > RESULT_BYTES_MAX:
+            text = msgspec.json.encode({"unstored": f"result of {len(text)} bytes"}).decode()
+        if "\\u0000" in text:
+            # PostgreSQL cannot store it; after an odd run of backslashes only, else it is text.
+            text = re.sub(r"((?<!\\)(?:\\\\)*)\\u0000", r"\1\\u2400", text)
+    except BaseException as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
+        kind = failure.clean(failure.kind_of(value), 200)
+        return msgspec.json.encode({"unstored": f"{kind}: {failure.kind_of(error)}"}).decode()
+    return text
+
+
+def _in_json(value: Any) -> int | str:
+    return int(value) if isinstance(value, Enqueued) else str(value)
+
+
+def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
+    # By its type: what isinstance() asks as well, its __class__, is the handler's to answer.
+    said = issubclass(type(error), Verdict)
+    decision = error if said else _rule(job, task, error)
+    hide = hider([job], task)
+    described = failure.describe(error, hide)
+    match decision:
+        case Cancel(reason=reason):
+            return _ack(job, JobState.CANCELLED, reason=clean_reason(hide(reason)))
+        case Snooze(delay_s=delay_s):
+            return _ack(job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), refund=True)
+        case Fail(reason=reason):
+            if decision is not error:
+                reason = f"{described.type}: {described.message}"
+            reason = clean_reason(hide(reason))
+            return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
+        case Retry(delay_s=delay_s):
+            return _again(job, task, described, delay_s)
+        case _:
+            return _again(job, task, described)
+
+
+def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], str]:
+    """What takes out of a text, which is kept and logged, the values that the jobs' task hides."""
+    if task is None or not task.redact:
+        return str
+    found = {secret for job in jobs for secret in argument_versions.secrets(job.args, task.redact)}
+    secrets = sorted(found, key=len, reverse=True)
+    return lambda text: argument_versions.hide(text, secrets)
+
+
+def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
+    """What the task's rules say about an exception: the most specific class decides."""
+    if task is None:
+        return None
+    for kind in type(error).__mro__:
+        rule = task.on_error.get(kind)
+        if rule is None:
+            continue
+        if isinstance(rule, Verdict):
+            return rule
+        if isinstance(rule, type):
+            return rule()
+        return Retry(_backoff_s(job, rule))
+    return None
+
+
+def _again(
+    job: Job,
+    task: Task[..., Any] | None,
+    described: failure.Failure,
+    delay_s: float | None = None,
+) -> Ack:
+    if job.attempt >= attempts_limit(job, task):
+        reason = clean_reason(f"{described.type}: {described.message}")
+        return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
+    if delay_s is None:
+        delay_s = _backoff_s(job, task.backoff if task else backoff.DEFAULT)
+    return _ack(job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), error=described.to_json())
+
+
+def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
+    """The policy's delay; a custom policy that raises is replaced by the default."""
+    try:
+        return policy.delay_s(job.attempt)
+    except Exception:  # noqa: BLE001 - user code; its fault must not cost the job
+        return backoff.DEFAULT.delay_s(job.attempt)
+
+
+def _due_later_s(delay_s: object) -> float:
+    """The delay as seconds above zero: an attempt that ended is not queued again at once."""
+    try:
+        return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return backoff.DEFAULT.base_s
+
+
+def _ack(job: Job, state: JobState, **more: Any) -> Ack:
+    return Ack(job.id, job.worker_id, job.fence, state, **more)

@@ -1,0 +1,66 @@
+"""Batch handlers: the jobs they get as items, and the type of one job's arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from taskd.core.tasks.context import Context
+
+A = TypeVar("A")
+
+
+@dataclass(slots=True, eq=False)
+class Item(Generic[A]):
+    """One job of a batch.
+
+    Attributes:
+        args: its arguments.
+        ctx: its attempt, as other handlers get it.
+        cancel_asked: somebody asked to cancel this job while the batch ran: the handler may leave
+            it out. The other jobs of the batch go on.
+    """
+
+    args: A
+    ctx: Context
+    cancel_asked: bool = False
+
+
+def args_class(task: str, hint: Any) -> type:
+    """`A` of a handler's `list[Item[A]]`.
+
+    Raises:
+        TypeError: it is annotated otherwise, or A is no dataclass and no msgspec.Struct.
+    """
+    (of,) = typing.get_args(hint) if typing.get_origin(hint) is list else (None,)
+    if typing.get_origin(of) is not Item:
+        raise TypeError(
+            f"task {task}: a batch handler takes one parameter, annotated as list[Item[Arguments]]"
+        )
+    (found,) = typing.get_args(of)
+    known = isinstance(found, type) and (
+        dataclasses.is_dataclass(found) or issubclass(found, msgspec.Struct)
+    )
+    if not known:
+        raise TypeError(
+            f"task {task}: the arguments of one job are a dataclass or a msgspec.Struct, "
+            f"not {found!r}"
+        )
+    return typing.cast("type", found)
+
+
+def args_fields(of: type) -> list[tuple[str, Any, Any]]:
+    """Name, type and default of each argument, as msgspec.defstruct takes them."""
+    hints = typing.get_type_hints(of, include_extras=True)
+    described: Any = msgspec.inspect.type_info(of)
+    found: list[tuple[str, Any, Any]] = []
+    for field in described.fields:
+        default: Any = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = msgspec.field(default_factory=field.default_factory)
+        found.append((field.name, hints[field.name], default))
+    return found

@@ -1,0 +1,121 @@
+"""What a handler's signature says of its arguments: names, types, defaults and JSON Schema."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from taskd.core.jobs.unique import plain
+from taskd.core.tasks import batch as batches
+from taskd.core.tasks.handler_kind import Kind
+
+CONTEXT_PARAMETER = "ctx"
+RESERVED_PARAMETERS = frozenset({"conn"})
+
+
+def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
+    """The signature without `ctx`, and whether the handler wants `ctx`."""
+    parameters = list(inspect.signature(handler).parameters.values())
+    takes_context = bool(parameters) and parameters[0].name == CONTEXT_PARAMETER
+    if takes_context:
+        parameters = parameters[1:]
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"task {name}: name each argument; {parameter} cannot be checked")
+        if parameter.name in RESERVED_PARAMETERS or parameter.name == CONTEXT_PARAMETER:
+            raise TypeError(f"task {name}: the parameter name {parameter.name!r} is taken by taskd")
+    return inspect.Signature(parameters), takes_context
+
+
+def check_context(task: str, kind: Kind, *, takes_context: bool) -> None:
+    """Refuse a `ctx` where this kind of handler has none, and its absence where it needs one."""
+    if kind is Kind.PROCESS and takes_context:
+        raise TypeError(
+            f"task {task}: a handler with process=True has no ctx, which lives in its worker; "
+            "what it needs of the job goes into its arguments"
+        )
+    if kind is Kind.BATCH and takes_context:
+        raise TypeError(f"task {task}: each item of a batch has a ctx of its own; take the list")
+    if kind is Kind.TRANSACTION and not takes_context:
+        raise TypeError(f"task {task}: with transaction= its first parameter is ctx, for ctx.conn")
+
+
+def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> type:
+    """The class of the arguments of one job of a batch, which its handler takes a list of."""
+    hints = _hints(name, handler, signature)
+    if len(signature.parameters) != 1 or len(hints) != 1:
+        return batches.args_class(name, None)
+    (hint,) = hints.values()
+    return batches.args_class(name, hint)
+
+
+def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
+    # Only what is decoded: `ctx: Context` and the return type may be imported for checkers alone.
+    written = getattr(handler, "__annotations__", {})
+    wanted = SimpleNamespace(
+        __annotations__={k: v for k, v in written.items() if k in signature.parameters}
+    )
+    names = getattr(inspect.unwrap(handler), "__globals__", {})
+    try:
+        return typing.get_type_hints(wanted, names, include_extras=True)
+    except NameError as error:
+        raise TypeError(f"task {name}: its annotations cannot be read: {error}") from None
+
+
+def args_fields(
+    name: str, handler: Callable[..., Any], signature: inspect.Signature
+) -> list[tuple[str, Any, Any]]:
+    """Name, type and default of each argument, as msgspec wants the fields of a Struct."""
+    hints = _hints(name, handler, signature)
+    fields: list[tuple[str, Any, Any]] = []
+    for parameter in signature.parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if parameter.default is parameter.empty:
+            fields.append((parameter.name, hint, msgspec.NODEFAULT))
+        else:
+            fields.append((parameter.name, hint, _default(parameter.default)))
+    return fields
+
+
+def _default(value: Any) -> Any:
+    # The very object, as in any call: msgspec would copy or refuse some defaults.
+    return msgspec.field(default_factory=lambda: value)
+
+
+def args_schema_of(args_type: type[msgspec.Struct]) -> str:
+    """JSON Schema of the arguments, flat: a top-level object with what it needs in `$defs`."""
+    schema = msgspec.json.schema(args_type)
+    definitions = schema.pop("$defs", {})
+    top = definitions.pop(str(schema.pop("$ref", "")).rpartition("/")[2], None) or schema
+    top.pop("title", None)
+    top.setdefault("properties", {})
+    top.setdefault("required", [])
+    for field in top["properties"].values():
+        field.pop("default", None)
+    if definitions:
+        top["$defs"] = definitions
+    return msgspec.json.encode(top, order="sorted").decode()
+
+
+def defaults_of(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[str, Any]:
+    """The defaults of these arguments, as their JSON says them."""
+    fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
+    given = {each.name: _made(each) for each in fields if not each.required}
+    try:
+        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain)))
+    except TypeError as error:
+        raise TypeError(
+            f"task {args_type.__name__}: the default of an argument that makes a key has no JSON "
+            f"form: {error}"
+        ) from None
+
+
+def _made(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is msgspec.NODEFAULT:
+        return field.default
+    return field.default_factory()

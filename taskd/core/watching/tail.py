@@ -1,0 +1,317 @@
+"""What `taskd tail` makes of its looks: which jobs to read, and what their rows tell.
+
+A look is the set of ids that live, and those that run. What lived at the last look and lives no
+more has ended, in whatever order transactions commit. Only a job that came and went between two
+looks is found by its id, and such ids may be taken long before they are committed: an id that is
+missing is looked for until every transaction that was open has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+
+from taskd.core.jobs.job import FINISHED, JobState
+
+# Ids in one mask.
+BLOCK = 64
+FULL = (1 << BLOCK) - 1
+# Ids that nobody knows, which may still be committed; the newest are looked for.
+MISSING_MAX = 1000
+# A transaction draws an id a moment before it shows among those that are open.
+MISSING_FOR = timedelta(seconds=10)
+
+# Block -> a bit for each of its ids.
+Ids = Mapping[int, int]
+
+
+def ids_of(blocks: Sequence[int] | None, masks: Sequence[int] | None) -> dict[int, int]:
+    """A set of ids as the database tells it: masks are signed there."""
+    return {block: mask & FULL for block, mask in zip(blocks or (), masks or (), strict=True)}
+
+
+def each_id(ids: Ids) -> Iterator[int]:
+    """The ids of a set, the smallest of each block first."""
+    for block, mask in ids.items():
+        left = mask
+        while left:
+            lowest = left & -left
+            yield block * BLOCK + lowest.bit_length() - 1
+            left ^= lowest
+
+
+def _minus(these: Ids, those: Ids) -> set[int]:
+    return set(each_id({block: mask & ~those.get(block, 0) for block, mask in these.items()}))
+
+
+def _has(ids: Ids, one: int) -> bool:
+    return bool(ids.get(one // BLOCK, 0) >> one % BLOCK & 1)
+
+
+class Look(NamedTuple):
+    """What lives, and what has finished of those born after `after_id`; of one snapshot.
+
+    Attributes:
+        oldest_xid: every transaction before this one is over.
+        next_xid: every transaction that was open is before this one.
+    """
+
+    now: datetime
+    after_id: int
+    oldest_xid: int
+    next_xid: int
+    live: Ids
+    running: Ids
+    finished: Ids
+
+    def last_id(self) -> int:
+        """The newest id that is known."""
+        blocks = [(max(ids), ids[max(ids)]) for ids in (self.live, self.finished) if ids]
+        newest = [block * BLOCK + mask.bit_length() - 1 for block, mask in blocks]
+        return max(self.after_id, *newest, 0)
+
+
+class Changes(NamedTuple):
+    """Ids of jobs to which something has happened since the last look."""
+
+    born: set[int]
+    claimed: set[int]
+    stopped: set[int]
+    ended: set[int]
+
+    def all(self) -> list[int]:
+        """Each once, in the order of their births."""
+        return sorted(self.born | self.claimed | self.stopped | self.ended)
+
+
+class Watch:
+    """Compares each look with the one before.
+
+    Attributes:
+        after_id: what the next look is to tell the finished jobs after; None: it is the first.
+        missing: ids that no job has yet, each with the `next_xid` and the time of its look.
+    """
+
+    def __init__(self) -> None:
+        self.after_id: int | None = None
+        self.missing: dict[int, tuple[int, datetime]] = {}
+        self._last: Look | None = None
+
+    def compare(self, look: Look) -> tuple[Changes, Watch]:
+        """What has changed, and what the next look is to be compared with.
+
+        This one stays as it is: who cannot read the rows of the changes compares anew.
+        """
+        last, following = self._last, Watch()
+        born = _minus(look.live, last.live) if last else set()
+        finished = set(each_id(look.finished)) if last else set()
+        ended = _minus(last.live, look.live) if last else set()
+        claimed = _minus(look.running, last.running) if last else set()
+        stopped = _minus(last.running, look.running) if last else set()
+        following._last = look
+        following.after_id = look.last_id()
+        following.missing = self._still_missing(look, following.after_id)
+        return Changes(born | finished, claimed, stopped - ended, ended | finished), following
+
+    def _still_missing(self, look: Look, newest: int) -> dict[int, tuple[int, datetime]]:
+        new = range(max(look.after_id, newest - MISSING_MAX) + 1, newest + 1)
+        missing = self.missing | dict.fromkeys(new, (look.next_xid, look.now))
+        over = look.now - MISSING_FOR
+        kept = {
+            one: since
+            for one, since in missing.items()
+            if not _has(look.live, one)
+            and not _has(look.finished, one)
+            and (look.oldest_xid < since[0] or since[1] > over)
+        }
+        return dict(sorted(kept.items())[-MISSING_MAX:])
+
+
+class PastError(msgspec.Struct):
+    """The error of an attempt, as it is kept; what a row of an older form lacks is None."""
+
+    attempt: int | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    type: str | None = None
+    message: str | None = None
+
+    def text(self) -> str:
+        """Type and first line."""
+        lines = (self.message or "").splitlines()
+        return ": ".join(filter(None, (self.type, lines[0] if lines else "")))
+
+
+class JobRow(msgspec.Struct):
+    """A job with what tells its story."""
+
+    id: int
+    queue: str
+    task: str
+    state: JobState
+    attempt: int
+    max_attempts: int | None
+    enqueued_at: datetime
+    run_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    reason: str | None
+    host: str | None
+    pid: int | None
+    errors: list[PastError]
+
+
+class Event(msgspec.Struct, omit_defaults=True):
+    """Something that happened to a job; `state` is where it brought the job."""
+
+    at: datetime
+    event: str
+    job_id: int
+    queue: str | None = None
+    task: str | None = None
+    state: JobState | None = None
+    attempt: int | None = None
+    worker: str | None = None
+    wait_s: float | None = None
+    run_s: float | None = None
+    run_at: datetime | None = None
+    error: str | None = None
+
+
+def story(job: JobRow) -> list[Event]:
+    """All that a row tells of its job, in the order in which it happened."""
+    told = [_birth(job), *_attempts(job)]
+    if job.finished_at is not None:
+        told.append(_end(job, job.finished_at))
+    return sorted(told, key=lambda event: event.at)
+
+
+def _event(job: JobRow, at: datetime, event: str, state: JobState) -> Event:
+    return Event(at, event, job.id, job.queue, job.task, state)
+
+
+def _birth(job: JobRow) -> Event:
+    state, run_at = JobState.QUEUED, None
+    if job.state is JobState.BLOCKED:
+        state = JobState.BLOCKED
+    elif job.attempt == 0 and job.state is JobState.SCHEDULED:
+        state, run_at = JobState.SCHEDULED, job.run_at
+    born = _event(job, job.enqueued_at, "enqueued", state)
+    born.run_at = run_at
+    return born
+
+
+def _attempts(job: JobRow) -> Iterator[Event]:
+    for error in job.errors:
+        # Who began before is not told: the row keeps the worker of the last attempt alone.
+        if error.started is not None and error.started != job.started_at:
+            begun = _event(job, error.started, "claimed", JobState.RUNNING)
+            begun.attempt = error.attempt
+            yield begun
+        ends_the_job = job.finished_at is not None and error.attempt == job.attempt
+        if error.ended is not None and not ends_the_job:
+            yield _retry(job, error, error.ended)
+    if job.started_at is not None and job.attempt > 0:
+        begun = _event(job, job.started_at, "claimed", JobState.RUNNING)
+        begun.attempt = job.attempt
+        begun.worker = f"{job.host}:{job.pid}" if job.host is not None else None
+        # A retry is due anew when it runs again, and the row keeps the last due time.
+        begun.wait_s = max(0.0, (job.started_at - job.run_at).total_seconds())
+        if job.state is JobState.SCHEDULED:
+            begun.wait_s = None
+        yield begun
+
+
+def _retry(job: JobRow, error: PastError, ended: datetime) -> Event:
+    retried = _event(job, ended, "retried", JobState.SCHEDULED)
+    retried.attempt, retried.error = error.attempt, error.text() or None
+    if error is job.errors[-1] and job.state is JobState.SCHEDULED:
+        retried.run_at = job.run_at
+    if error.started is not None:
+        retried.run_s = (ended - error.started).total_seconds()
+    return retried
+
+
+def _end(job: JobRow, at: datetime) -> Event:
+    end = _event(job, at, job.state.value, job.state)
+    end.attempt = job.attempt
+    if job.started_at is not None:
+        end.run_s = max(0.0, (at - job.started_at).total_seconds())
+    if job.state is not JobState.DONE:
+        last = job.errors[-1].text() if job.errors else ""
+        end.error = job.reason or last or None
+    return end
+
+
+class Teller:
+    """Remembers what was told of which job, so that each event is told once.
+
+    Args:
+        start: what happened before is old.
+    """
+
+    def __init__(self, start: datetime) -> None:
+        self._start = start
+        # The time of the last event that was told of a job, and what to call the job by.
+        self._told: dict[int, tuple[datetime, str, str]] = {}
+        self._ended: set[int] = set()
+
+    def past(self, jobs: Iterable[JobRow]) -> list[Event]:
+        """What has happened to these since the start."""
+        events: list[Event] = []
+        for job in jobs:
+            told = [event for event in story(job) if event.at > self._start]
+            events += told
+            if job.state in FINISHED:
+                # It may have lived at the first look, which came before this.
+                self._ended.add(job.id)
+            else:
+                self._remember(job, told)
+        return _in_order(events)
+
+    def tell(self, jobs: Iterable[JobRow], changes: Changes, now: datetime) -> list[Event]:
+        """The events of a look.
+
+        Args:
+            jobs: the rows of those that changed; who is missing has ended and left no row.
+            now: the time of the look.
+        """
+        events: list[Event] = []
+        rows = {job.id: job for job in jobs}
+        for job in rows.values():
+            events += self._of(job, changes, now)
+        for one in changes.ended - rows.keys() - self._ended:
+            _, queue, task = self._told.pop(one, (None, None, None))
+            events.append(Event(now, "gone", one, queue, task))
+        self._ended -= changes.ended
+        return _in_order(events)
+
+    def _of(self, job: JobRow, changes: Changes, now: datetime) -> list[Event]:
+        known = self._told.get(job.id)
+        after = known[0] if known else self._start
+        forced = {"enqueued"} if job.id in changes.born and not known else set()
+        if job.id in self._ended and job.state in FINISHED:
+            return []
+        if job.id in changes.ended:
+            forced |= FINISHED
+        events = [each for each in story(job) if each.at > after or each.event in forced]
+        if job.id in changes.stopped and not events and job.state is not JobState.RUNNING:
+            released = _event(job, now, "released", job.state)
+            released.run_at = job.run_at if job.state is JobState.SCHEDULED else None
+            events.append(released)
+        if job.state in FINISHED:
+            self._told.pop(job.id, None)
+        else:
+            self._remember(job, events)
+        return events
+
+    def _remember(self, job: JobRow, events: Sequence[Event]) -> None:
+        if events:
+            self._told[job.id] = (events[-1].at, job.queue, job.task)
+
+
+def _in_order(events: Iterable[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: (event.at, event.job_id))

@@ -1,0 +1,273 @@
+"""What `taskd top` makes of its looks: rates from two of them, percentiles from what ended lately.
+
+What came in is counted by ids. What went out follows: what came in, less the growth of what lives.
+Nothing of that reads the history. Percentiles are those of the ended jobs that were found, which
+are not all when there are many: enough to see where the time goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from taskd.core.jobs.job import JobState
+
+RATE_S = 10.0
+LATE_S = 60.0
+# Of ended jobs so many are kept, the last ones.
+ENDED_MAX = 5000
+# So many newborn jobs are counted by queue at a look; of more their shares are known.
+BORN_MAX = 5000
+
+
+class Queue(msgspec.Struct):
+    """A queue; spans and rates in seconds."""
+
+    queue: str
+    queued: int
+    scheduled: int
+    blocked: int
+    running: int
+    oldest_due_s: float | None
+    workers: int
+    paused: bool
+    pause_reason: str | None
+    attended: bool
+    max_running: int | None
+    in_per_s: float | None = None
+    out_per_s: float | None = None
+    wait_p50_s: float | None = None
+    wait_p95_s: float | None = None
+    run_p50_s: float | None = None
+    run_p95_s: float | None = None
+
+    def live(self) -> int:
+        """Jobs that are not finished."""
+        return self.queued + self.scheduled + self.blocked + self.running
+
+
+class Worker(msgspec.Struct):
+    """A worker that has not died. `ended_per_s` is an estimate, by its share of what ended."""
+
+    id: str
+    host: str
+    pid: int
+    app: str
+    version: str
+    queues: list[str]
+    state: str
+    running: int
+    beat_ago_s: float
+    up_s: float
+    ended_per_s: float | None = None
+
+
+class Running(msgspec.Struct):
+    """A job that runs."""
+
+    id: int
+    queue: str
+    task: str
+    attempt: int
+    running_s: float
+    worker_id: str
+    done: float | None = None
+    total: float | None = None
+    note: str | None = None
+
+
+class FullLimit(msgspec.Struct):
+    """A key of a limit for which jobs wait in line."""
+
+    name: str
+    key: str
+    running: int
+    concurrency: int | None
+    in_all: int | None
+    rate: float | None
+    waiting: int
+
+
+class State(msgspec.Struct):
+    """All that lives."""
+
+    now_s: float
+    last_id: int
+    queues: list[Queue]
+    workers: list[Worker]
+    running: list[Running]
+    limits: list[FullLimit]
+    born: dict[str, int]
+
+
+class Ended(msgspec.Struct):
+    """An end of a job; with the state `scheduled` that of an attempt that is tried again."""
+
+    id: int
+    queue: str
+    task: str
+    state: JobState
+    attempt: int
+    ended_s: float
+    wait_s: float | None
+    run_s: float | None
+    worker_id: str | None
+    error: str | None
+
+
+class Task(msgspec.Struct):
+    """What became of a task's jobs within the last minute, as far as they were found."""
+
+    task: str
+    queue: str
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    cancelled: int = 0
+    run_p50_s: float | None = None
+    run_p95_s: float | None = None
+    last_error: str | None = None
+
+
+class View(msgspec.Struct):
+    """What is shown."""
+
+    now_s: float
+    queues: list[Queue]
+    workers: list[Worker]
+    running: list[Running]
+    tasks: list[Task]
+    limits: list[FullLimit]
+    in_per_s: float | None
+    out_per_s: float | None
+
+
+class _Count(msgspec.Struct):
+    """Of one look: what has come to each queue since the first, and what lives."""
+
+    at_s: float
+    came: Counter[str]
+    live: Counter[str]
+
+
+class Top:
+    """Gathers looks, and makes of them what is shown."""
+
+    def __init__(self) -> None:
+        self._state: State | None = None
+        self._counts: deque[_Count] = deque()
+        self._ended: dict[tuple[int, int, str], Ended] = {}
+
+    @property
+    def last_id(self) -> int | None:
+        """After which the newborn of the next look are counted; None: there was none yet."""
+        return self._state.last_id if self._state else None
+
+    def seen_running(self) -> list[int]:
+        """Jobs that ran at the last look, whose ends the next one is to look for."""
+        return [job.id for job in self._state.running] if self._state else []
+
+    def add(self, state: State, ended: Iterable[Ended]) -> None:
+        """A look."""
+        self._count(state)
+        for each in ended:
+            self._ended[each.id, each.attempt, each.state] = each
+        late = state.now_s - LATE_S
+        newest = sorted(
+            (each for each in self._ended.values() if each.ended_s > late),
+            key=lambda each: each.ended_s,
+        )[-ENDED_MAX:]
+        self._ended = {(each.id, each.attempt, each.state): each for each in newest}
+        self._state = state
+
+    def _count(self, state: State) -> None:
+        came: Counter[str] = Counter()
+        if self._state is not None and self._counts:
+            counted = sum(state.born.values())
+            scale = 1.0
+            if counted >= BORN_MAX:
+                scale = (state.last_id - self._state.last_id) / counted
+            came = Counter(self._counts[-1].came)
+            for queue, jobs in state.born.items():
+                came[queue] += round(jobs * scale)
+        live = Counter({each.queue: each.live() for each in state.queues})
+        self._counts.append(_Count(state.now_s, came, live))
+        while len(self._counts) > 2 and self._counts[1].at_s <= state.now_s - RATE_S:
+            self._counts.popleft()
+
+    def view(self, queue: str | None = None) -> View:
+        """What is to be seen now, of one queue or of all."""
+        state = self._state
+        assert state is not None
+        ended = [each for each in self._ended.values() if queue in (None, each.queue)]
+        queues = [self._queue(each, ended) for each in state.queues if queue in (None, each.queue)]
+        rates = [(each.in_per_s, each.out_per_s) for each in queues]
+        known = len(self._counts) > 1
+        out_per_s = sum(out or 0.0 for _, out in rates) if known else None
+        return View(
+            now_s=state.now_s,
+            queues=queues,
+            workers=[
+                self._worker(each, ended, out_per_s)
+                for each in state.workers
+                if queue is None or queue in each.queues
+            ],
+            running=[each for each in state.running if queue in (None, each.queue)],
+            tasks=_tasks(ended),
+            limits=state.limits,
+            in_per_s=sum(came or 0.0 for came, _ in rates) if known else None,
+            out_per_s=out_per_s,
+        )
+
+    def _queue(self, queue: Queue, ended: Sequence[Ended]) -> Queue:
+        mine = [each for each in ended if each.queue == queue.queue]
+        made = msgspec.structs.replace(queue)
+        first, last = self._counts[0], self._counts[-1]
+        past_s = last.at_s - first.at_s
+        if past_s > 0:
+            name = queue.queue
+            came = last.came[name] - first.came[name]
+            made.in_per_s = came / past_s
+            # A job that was brought back by hand came without a new id.
+            made.out_per_s = max(0, came - last.live[name] + first.live[name]) / past_s
+        made.wait_p50_s, made.wait_p95_s = _p50_p95(each.wait_s for each in mine)
+        made.run_p50_s, made.run_p95_s = _p50_p95(each.run_s for each in mine)
+        return made
+
+    def _worker(self, worker: Worker, ended: Sequence[Ended], out_per_s: float | None) -> Worker:
+        finished = [each for each in ended if each.worker_id is not None]
+        mine = sum(each.worker_id == worker.id for each in finished)
+        made = msgspec.structs.replace(worker)
+        if out_per_s is not None:
+            made.ended_per_s = out_per_s * mine / len(finished) if finished else 0.0
+        return made
+
+
+def _tasks(ended: Iterable[Ended]) -> list[Task]:
+    """By task and queue: those that fail first, then the slowest."""
+    grouped: dict[tuple[str, str], list[Ended]] = {}
+    for each in ended:
+        grouped.setdefault((each.task, each.queue), []).append(each)
+    tasks = []
+    for (name, queue), jobs in grouped.items():
+        states = Counter(each.state for each in jobs)
+        p50, p95 = _p50_p95(each.run_s for each in jobs)
+        errors = [each for each in jobs if each.error]
+        last = max(errors, key=lambda each: each.ended_s).error if errors else None
+        made = Task(name, queue, run_p50_s=p50, run_p95_s=p95, last_error=last)
+        made.done, made.failed = states[JobState.DONE], states[JobState.FAILED]
+        made.retried, made.cancelled = states[JobState.SCHEDULED], states[JobState.CANCELLED]
+        tasks.append(made)
+    return sorted(
+        tasks, key=lambda each: (-each.failed - each.retried, -(each.run_p95_s or 0.0), each.task)
+    )
+
+
+def _p50_p95(spans: Iterable[float | None]) -> tuple[float | None, float | None]:
+    known = sorted(each for each in spans if each is not None)
+    if not known:
+        return None, None
+    last = len(known) - 1
+    return known[round(last * 0.5)], known[round(last * 0.95)]

@@ -1,0 +1,70 @@
+"""Stages of pipelines: what their handlers may say about the next one, and the plan of a run."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from taskd.errors import InvalidWorkflow
+
+STAGES_MAX = 100
+# What a handler may be annotated to return that can never be the arguments of the next stage.
+PLAIN = (str, bytes, bool, int, float, list, tuple, set, frozenset)
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A stage as the plan of a run has it.
+
+    Attributes:
+        takes: the parameter that gets a result which is no dict; None: several are required.
+        required: the arguments that must be given; `accepted`: those that may be.
+    """
+
+    name: str
+    task: str
+    queue: str
+    takes: str | None
+    required: tuple[str, ...]
+    accepted: tuple[str, ...]
+    priority: int = 100
+    max_attempts: int | None = None
+    timeout_s: float | None = None
+    args_version: int | None = None
+
+
+def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> None:
+    """Check the plan of a pipeline.
+
+    Args:
+        returns: what the handler of each stage is annotated to return; None: nothing is known.
+
+    Raises:
+        InvalidWorkflow: there is no stage, or there are too many; a name is taken twice; a stage
+            returns what the next one cannot take.
+    """
+    if not 1 <= len(stages) <= STAGES_MAX:
+        raise InvalidWorkflow(f"pipeline {name}: {len(stages)} stages; it has 1 to {STAGES_MAX}")
+    names = [stage.name for stage in stages]
+    for each in names:
+        if names.count(each) > 1:
+            raise InvalidWorkflow(f"pipeline {name}: two stages are named {each!r}")
+    for before, after, kind in zip(stages, stages[1:], returns, strict=False):
+        if after.takes is None and _is_plain(kind):
+            wanted = " and ".join(after.required) or "no argument"
+            raise InvalidWorkflow(
+                f"pipeline {name}: the stage {after.name!r} takes {wanted}, but {before.name!r} "
+                f"returns {getattr(kind, '__name__', kind)}. Return a dict of its arguments, or "
+                "let it take one."
+            )
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a value of this annotation is no dict, nor anything that decides for itself."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        return all(_is_plain(each) for each in typing.get_args(kind))
+    kind = typing.get_origin(kind) or kind
+    return isinstance(kind, type) and issubclass(kind, PLAIN)

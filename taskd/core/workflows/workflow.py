@@ -1,0 +1,179 @@
+"""Workflows: jobs that wait for others, checked before anything of them is written."""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from taskd.core.jobs.job import NewJob
+from taskd.errors import InvalidWorkflow
+
+# One statement makes a whole workflow, so that all of it is there or nothing is.
+JOBS_MAX = 20_000
+DEPENDENCIES_MAX = 100_000
+ARGS_CHARACTERS_MAX = 16 * 1024 * 1024
+# What a job may read at once of what those before it have returned.
+RESULTS_BYTES_MAX = 8 * 1024 * 1024
+NAME_BYTES_MAX = 100
+# Brackets are for the members of groups: `send[17]`.
+NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+
+class OnFailed(StrEnum):
+    """What becomes of a job when one that it waits for has failed or was cancelled."""
+
+    # It is cancelled as well, with the reason `dependency`.
+    CANCEL = "cancel"
+    # It waits until that one is retried, and done.
+    WAIT = "wait"
+    # It goes on, as if that one were done.
+    CONTINUE = "continue"
+    # It begins then, and only then: when all are done, it is cancelled.
+    ONLY = "only"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A job of a workflow.
+
+    Attributes:
+        after: names of the nodes that it waits for, or ids of jobs that exist already.
+    """
+
+    name: str
+    job: NewJob
+    after: tuple[str | int, ...] = ()
+    on_failed: OnFailed = OnFailed.CANCEL
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A workflow ready to be written: jobs behind those that they wait for, and dependencies.
+
+    Attributes:
+        places: for each dependency the place of its job, from 1.
+        parent_places: that of its parent, or None for one that exists already.
+        parent_ids: the id of that.
+        stages: JSON text of a pipeline's stages; None: it is none.
+    """
+
+    name: str
+    kind: str
+    nodes: Sequence[Node]
+    places: list[int] = field(default_factory=list)
+    parent_places: list[int | None] = field(default_factory=list)
+    parent_ids: list[int | None] = field(default_factory=list)
+    on_failed: list[str] = field(default_factory=list)
+    stages: str | None = None
+
+
+def plan(name: str, nodes: Sequence[Node]) -> Plan:
+    """The workflow of these nodes, in the order in which their jobs are to be born.
+
+    Raises:
+        InvalidWorkflow: there is none, or too much of it; a name is taken twice or unknown; jobs
+            wait for each other in a circle; a job has a unique key.
+    """
+    check_name(name)
+    _check_size(name, nodes)
+    ordered = _ordered(name, nodes)
+    place = {node.name: n for n, node in enumerate(ordered, 1)}
+    made = Plan(name, "workflow", ordered)
+    for node in ordered:
+        for parent in node.after:
+            made.places.append(place[node.name])
+            made.parent_places.append(place[parent] if isinstance(parent, str) else None)
+            made.parent_ids.append(parent if isinstance(parent, int) else None)
+            made.on_failed.append(node.on_failed.value)
+    if len(made.places) > DEPENDENCIES_MAX:
+        raise InvalidWorkflow(
+            f"workflow {name}: {len(made.places):,} dependencies; at most {DEPENDENCIES_MAX:,}. "
+            "Let a job stand between those that each wait for all others."
+        )
+    return made
+
+
+def _check_size(name: str, nodes: Sequence[Node]) -> None:
+    if not nodes:
+        raise InvalidWorkflow(f"workflow {name}: there is no job in it")
+    if len(nodes) > JOBS_MAX:
+        raise InvalidWorkflow(
+            f"workflow {name}: {len(nodes):,} jobs; at most {JOBS_MAX:,}. Let each do more."
+        )
+    size = sum(len(node.job.args) for node in nodes)
+    if size > ARGS_CHARACTERS_MAX:
+        raise InvalidWorkflow(
+            f"workflow {name}: the arguments of its jobs take {size:,} characters; at most "
+            f"{ARGS_CHARACTERS_MAX:,}. Store the data elsewhere and pass references to it."
+        )
+    for node in nodes:
+        if node.job.unique is not None:
+            raise InvalidWorkflow(
+                f"workflow {name}: the job {node.name} of the task {node.job.task} has a unique "
+                "key. Another job might hold it, and the workflow would lack one. Give "
+                "task.options(no_key=True).job(...)."
+            )
+
+
+def _ordered(name: str, nodes: Sequence[Node]) -> list[Node]:
+    by_name = {node.name: node for node in nodes}
+    for node in nodes:
+        for parent in node.after:
+            if isinstance(parent, str) and parent not in by_name:
+                raise InvalidWorkflow(
+                    f"workflow {name}: {node.name} waits for {parent!r}, which is not part of it"
+                )
+    sorter = graphlib.TopologicalSorter(
+        {node.name: [one for one in node.after if isinstance(one, str)] for node in nodes}
+    )
+    try:
+        # In the order in which they were added, as far as that goes: so are the ids.
+        return [by_name[each] for each in sorter.static_order()]
+    except graphlib.CycleError as error:
+        circle = " -> ".join(reversed(error.args[1]))
+        raise InvalidWorkflow(f"workflow {name}: these wait for each other: {circle}") from None
+
+
+def check_name(name: object) -> str:
+    """Return the name of a workflow.
+
+    Raises:
+        InvalidWorkflow: it is no text of 1 to 100 printable bytes.
+    """
+    fits = isinstance(name, str) and name.isprintable()
+    if not fits or not 1 <= len(str(name).encode(errors="replace")) <= NAME_BYTES_MAX:
+        raise InvalidWorkflow(f"workflow {name!r}: use 1 to {NAME_BYTES_MAX} printable bytes")
+    return str(name)
+
+
+def check_node(name: object) -> str:
+    """Return the name of a node or a stage.
+
+    Raises:
+        InvalidWorkflow: it is not 1 to 80 of the characters A-Z a-z 0-9 _ . -
+    """
+    if not isinstance(name, str) or not NODE_NAME.fullmatch(name):
+        raise InvalidWorkflow(f"the name {name!r}: use 1 to 80 of the characters A-Z a-z 0-9 _ . -")
+    return name
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """The names, with a number behind each that was there before: `send`, `send-2`."""
+    seen: set[str] = set()
+    found: list[str] = []
+    for name in names:
+        number, one = 1, name
+        while one in seen:
+            number += 1
+            one = f"{name}-{number}"
+        seen.add(one)
+        found.append(one)
+    return found
+
+
+def node_name(task: str) -> str:
+    """A name for a job of this task."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", task)[:60] or "job"

@@ -1,0 +1,247 @@
+"""The caller's own connection, so that a job is enqueued in the caller's own transaction.
+
+It may be a driver's (asyncpg, psycopg, psycopg2), SQLAlchemy's or Django's. Statements run on it as
+they are: no transaction is begun, committed or rolled back here, beyond what driver or framework do
+at any statement (most begin one unless they are in autocommit). SQLAlchemy and Django are asked
+themselves and never bypassed: their drivers' connections may not be in the transaction yet that
+they will commit.
+
+What asyncpg raises is translated as everywhere. What the others raise stays theirs: it is what the
+caller's code and its transaction blocks expect. Only KeyHeld, which the caller has asked for, and
+QueueFull come from all of them.
+
+Nothing is imported for this: an object of a library is one only where that library is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from taskd.store.connections.error_translation import translated
+from taskd.store.connections.statements import PARAMETER, Fetches, statement
+
+T = TypeVar("T")
+
+ASYNC_ONES = (
+    "an asyncpg connection (also one that a pool lends), a psycopg.AsyncConnection, or "
+    "SQLAlchemy's AsyncConnection or AsyncSession"
+)
+SYNC_ONES = (
+    "a connection of psycopg or psycopg2, SQLAlchemy's Connection or Session, or "
+    "django.db.connection"
+)
+
+
+def fetches(conn: object) -> Fetches:
+    """What runs statements on a caller's connection that is used in an event loop.
+
+    Raises:
+        TypeError: it is none; the message says what is accepted.
+    """
+    if isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
+        return _Asyncpg(conn)
+    adapter = _adapter(conn, _ASYNC)
+    if adapter is not None:
+        return adapter(conn)
+    if _adapter(conn, _SYNC) is not None:
+        raise TypeError(
+            f"conn is a {_kind(conn)}, which would block the event loop: use the method that ends "
+            f"in _sync, or give {ASYNC_ONES}"
+        )
+    raise TypeError(f"conn is a {_kind(conn)}; taskd takes {ASYNC_ONES}")
+
+
+def fetches_sync(conn: object) -> Fetches:
+    """What runs statements on a caller's connection that blocks: its coroutines never suspend.
+
+    Raises:
+        TypeError: it is none; the message says what is accepted.
+    """
+    adapter = _adapter(conn, _SYNC)
+    if adapter is not None:
+        return adapter(conn)
+    if isinstance(conn, asyncpg.Connection | PoolConnectionProxy) or _adapter(conn, _ASYNC):
+        raise TypeError(
+            f"conn is a {_kind(conn)}, which needs an event loop: await the method without _sync, "
+            f"or give {SYNC_ONES}"
+        )
+    raise TypeError(f"conn is a {_kind(conn)}; taskd takes {SYNC_ONES}")
+
+
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never suspends, as over a connection that blocks."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a sync connection suspended")
+
+
+def _kind(conn: object) -> str:
+    return f"{type(conn).__module__}.{type(conn).__qualname__}"
+
+
+def _adapter(
+    conn: object, adapters: Mapping[tuple[str, str], Callable[[Any], Fetches]]
+) -> Callable[[Any], Fetches] | None:
+    for (module, name), adapter in adapters.items():
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and isinstance(conn, kind):
+            return adapter
+    return None
+
+
+@cache
+def _with_names(name: str) -> str:
+    """The statement for drivers that know `%(name)s` only: psycopg turns it into `$1` again."""
+    known = statement(name)
+    return PARAMETER.sub(
+        lambda found: f"%({known.parameters[int(found[1]) - 1]})s", known.text.replace("%", "%%")
+    )
+
+
+def _named(name: str, args: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
+    return _with_names(name), dict(zip(statement(name).parameters, args, strict=True))
+
+
+class _Asyncpg:
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        with translated(statement(name).roles):
+            # The caller's connection may have a record class of its own.
+            rows: list[Any] = await self._conn.fetch(
+                statement(name).text, *args, record_class=asyncpg.Record
+            )
+            return rows
+
+
+class _AsyncPsycopg:
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        from psycopg import AsyncRawCursor
+        from psycopg.rows import tuple_row
+
+        # The raw cursor leaves `$1` as it is; rows are tuples whatever the connection's factory.
+        async with AsyncRawCursor(self._conn, row_factory=tuple_row) as cursor:
+            await cursor.execute(statement(name).text, args)
+            return await cursor.fetchall()
+
+
+class _Psycopg:
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        from psycopg import RawCursor
+        from psycopg.rows import tuple_row
+
+        with RawCursor(self._conn, row_factory=tuple_row) as cursor:
+            cursor.execute(statement(name).text, args)
+            return cursor.fetchall()
+
+
+class _Psycopg2:
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        from psycopg2.extensions import cursor as plain
+
+        with self._conn.cursor(cursor_factory=plain) as cursor:
+            cursor.execute(*_named(name, args))
+            rows: list[Any] = cursor.fetchall()
+            return rows
+
+
+class _Django:
+    def __init__(self, conn: Any) -> None:
+        if conn.vendor != "postgresql":
+            raise TypeError(
+                f"conn is Django's connection {conn.alias!r} to {conn.vendor}; give the one to "
+                "PostgreSQL, as in django.db.connections['jobs']"
+            )
+        self._conn = conn
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        with self._conn.cursor() as cursor:
+            cursor.execute(*_named(name, args))
+            rows: list[Any] = cursor.fetchall()
+            return rows
+
+
+class _SqlAlchemy:
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        rows: list[Any] = self._conn.exec_driver_sql(*_spoken(self._conn, name, args)).fetchall()
+        return rows
+
+
+class _SqlAlchemySession:
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        # The session's transaction begins here, if this is the first that it hears of the database.
+        return await _SqlAlchemy(self._session.connection()).fetch(name, *args)
+
+
+class _AsyncSqlAlchemy:
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        result = await self._conn.exec_driver_sql(*_spoken(self._conn, name, args))
+        rows: list[Any] = result.fetchall()
+        return rows
+
+
+class _AsyncSqlAlchemySession:
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        return await _AsyncSqlAlchemy(await self._session.connection()).fetch(name, *args)
+
+
+def _spoken(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+    """Statement and arguments as the driver below SQLAlchemy takes them."""
+    dialect = conn.dialect
+    if dialect.driver in {"psycopg", "psycopg_async", "psycopg2"}:
+        return _named(name, args)
+    if dialect.driver == "asyncpg":
+        return statement(name).text, args
+    raise TypeError(
+        f"conn is SQLAlchemy's connection over {dialect.name}+{dialect.driver}; taskd takes those "
+        "over postgresql+psycopg, postgresql+psycopg2 and postgresql+asyncpg"
+    )
+
+
+# Where the class is, and what runs statements on its objects.
+_ASYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
+    ("psycopg", "AsyncConnection"): _AsyncPsycopg,
+    ("sqlalchemy.ext.asyncio", "AsyncConnection"): _AsyncSqlAlchemy,
+    ("sqlalchemy.ext.asyncio", "AsyncSession"): _AsyncSqlAlchemySession,
+    ("sqlalchemy.ext.asyncio", "async_scoped_session"): _AsyncSqlAlchemySession,
+}
+_SYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
+    ("psycopg", "Connection"): _Psycopg,
+    ("psycopg2.extensions", "connection"): _Psycopg2,
+    ("sqlalchemy.engine", "Connection"): _SqlAlchemy,
+    ("sqlalchemy.orm", "Session"): _SqlAlchemySession,
+    ("sqlalchemy.orm", "scoped_session"): _SqlAlchemySession,
+    ("django.db.backends.base.base", "BaseDatabaseWrapper"): _Django,
+    ("django.utils.connection", "ConnectionProxy"): _Django,
+}

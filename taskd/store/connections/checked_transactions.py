@@ -1,0 +1,127 @@
+"""Batches in transactions whose fate is known, also when the connection breaks at their COMMIT."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import asyncpg
+
+from taskd.errors import StoreUnavailable
+from taskd.store.connections import transaction_status
+from taskd.store.connections.database import Database, close
+from taskd.store.connections.error_translation import is_gone, translated
+from taskd.store.connections.statements import Fetches, statement
+
+T = TypeVar("T")
+
+
+class Unsure(StoreUnavailable, Generic[T]):
+    """The COMMIT was sent and not answered.
+
+    Attributes:
+        xid: by which its fate can be asked for.
+        made: what the transaction made, if it was committed.
+    """
+
+    def __init__(self, message: str, xid: str, made: T) -> None:
+        super().__init__(message)
+        self.xid = xid
+        self.made = made
+
+
+class CheckedWriter:
+    """One connection, made when needed; belongs to one coroutine.
+
+    Attributes:
+        committing: a COMMIT was sent, and its answer not seen: a cancellation came first.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: asyncpg.Connection | None = None
+        self.committing = False
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        """Run the named statement in the transaction that is open.
+
+        Raises:
+            StoreUnavailable, ValueRefused: as the server answers, or does not.
+        """
+        assert self._connection is not None
+        with translated(statement(name).roles):
+            rows: list[Any] = await self._connection.fetch(statement(name).text, *args)
+            return rows
+
+    async def write(self, work: Callable[[Fetches], Awaitable[T]]) -> T:
+        """Run statements in a transaction of their own; what they made.
+
+        Raises:
+            Unsure: it may have been committed; fate() says.
+            StoreUnavailable, EnqueueError: nothing was written.
+        """
+        connection = await self._ready()
+        try:
+            with translated():
+                await self._database.begin(connection)
+            xid = await transaction_status.own_xid(self)
+            made = await work(self)
+        except BaseException as error:
+            await self._back_out(error)
+            raise
+        self.committing = True
+        try:
+            with translated():
+                await self._database.commit(connection)
+        except StoreUnavailable as error:
+            self.drop()
+            self.committing = False
+            raise Unsure(str(error), xid, made) from error
+        except Exception:
+            self.drop()
+            self.committing = False
+            raise
+        self.committing = False
+        return made
+
+    async def fate(self, xid: str) -> str | None:
+        """`committed`, `aborted`, `in progress`; None: nobody knows any more.
+
+        Raises:
+            StoreUnavailable: ask again.
+        """
+        await self._ready()
+        try:
+            return await transaction_status.fate(self, xid)
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Throw the connection away at once."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+    async def _ready(self) -> asyncpg.Connection:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._database.connect("buffer")
+        return self._connection
+
+    async def _back_out(self, error: BaseException) -> None:
+        """Leave the transaction: by a ROLLBACK if the server still listens, else by leaving it."""
+        cause = error.__cause__ or error
+        connection = self._connection
+        if not isinstance(cause, Exception) or is_gone(cause) or connection is None:
+            self.drop()
+            return
+        try:
+            await self._database.roll_back(connection)
+        except Exception:  # noqa: BLE001 - it ends either way
+            self.drop()

@@ -1,0 +1,197 @@
+"""Why a database cannot be reached: where it was looked for, why that failed, and what to do next.
+
+The message says where and why, in one line, for logs and people. What to do next stands in the
+error's notes (PEP 678), which a traceback shows and the command line prints: a worker that tries
+again every second need not say it each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import asyncpg
+
+from taskd.config import DEFAULT_PORT
+from taskd.errors import ConfigError, PermissionDenied, StoreUnavailable, TaskdError
+from taskd.store.connections.error_translation import (
+    Down,
+    NoRoom,
+    Silence,
+    first_line,
+    is_refused,
+    translated,
+)
+
+CLOSED = "the connection was closed before it had answered"
+MEND_CLOSED = "See that it is PostgreSQL that listens there, and what its log says."
+# What asyncpg says of an answer that is none of PostgreSQL's, too.
+NO_SSL = "rejected SSL upgrade"
+ASKS_FOR_SSL = re.compile(r"sslmode=(require|verify-ca|verify-full)")
+NAME_UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+
+class Place(NamedTuple):
+    """Where a database is: never with a password.
+
+    Attributes:
+        where: host and port, all of them where there are several.
+        database: its name.
+        wants_ssl: a connection without SSL would be refused by us.
+    """
+
+    where: str
+    database: str
+    wants_ssl: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where}, database {self.database}"
+
+
+def place_of(connect_args: Mapping[str, Any]) -> Place:
+    """Where the driver's arguments lead to, with libpq's variables and defaults."""
+    dsn = str(connect_args.get("dsn") or "postgresql://")
+    parts = urlsplit(dsn)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    env = os.environ
+    user, at, hosts = parts.netloc.rpartition("@")
+    login = query.get("user") or unquote(user.partition(":")[0]) if at else query.get("user")
+    given = str(
+        connect_args.get("host") or unquote(hosts) or query.get("host") or env.get("PGHOST") or ""
+    )
+    ports = str(connect_args.get("port") or query.get("port") or env.get("PGPORT") or DEFAULT_PORT)
+    name = (
+        connect_args.get("database")
+        or unquote(parts.path.lstrip("/"))
+        or query.get("dbname")
+        or query.get("database")
+        or env.get("PGDATABASE")
+        or connect_args.get("user")
+        or login
+        or env.get("PGUSER")
+        or "of the user's name"
+    )
+    service = query.get("service") or env.get("PGSERVICE")
+    if service and not given:
+        return Place(f"the service {service}", str(name))
+    return Place(_hosts(given, ports), str(name), bool(ASKS_FOR_SSL.search(dsn)))
+
+
+def _hosts(given: str, ports: str) -> str:
+    if not given:
+        return f"the local socket or localhost, port {ports}"
+    hosts, each = given.split(","), ports.split(",")
+    fill = each[0] if len(each) == 1 else DEFAULT_PORT
+    each += [fill] * (len(hosts) - len(each))
+    told = []
+    for host, port in zip(hosts, each, strict=False):
+        if host.startswith(("/", "@")):
+            told.append(f"the socket in {host}, port {port}")
+            continue
+        found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d+))?", host)
+        name, own = (found[1], found[2]) if found else (host, None)
+        told.append(f"host {name or 'localhost'}, port {own or port}")
+    return " or ".join(told)
+
+
+@contextlib.contextmanager
+def reaching(place: Place, limit_s: float) -> Iterator[None]:
+    """Raise what keeps a connection from being made as an error that says where, why and what next.
+
+    Args:
+        limit_s: how long one host may take to answer.
+
+    Raises:
+        StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+    """
+    try:
+        with translated():
+            yield
+    except TaskdError as error:
+        told = _told(error, place, limit_s)
+        if told is None:
+            raise
+        raise told from error.__cause__
+
+
+def _told(error: TaskdError, place: Place, limit_s: float) -> TaskdError | None:
+    cause = error.__cause__
+    if cause is None:
+        return None  # it is none of the driver's, and says all itself
+    made: TaskdError
+    if isinstance(cause, asyncpg.InvalidCatalogNameError):
+        made = ConfigError(f"PostgreSQL at {place.where} has no database {place.database!r}")
+        made.add_note(
+            "Create it, or correct the DSN. A new one needs `taskd db migrate` before it is used."
+        )
+    elif isinstance(cause, asyncpg.InvalidAuthorizationSpecificationError):
+        made = PermissionDenied(f"PostgreSQL at {place} refuses the login: {first_line(cause)}")
+        made.add_note(_mend_login(cause))
+    elif isinstance(error, StoreUnavailable):
+        why, mend = _why(error, cause, place, limit_s)
+        made = type(error)(f"PostgreSQL cannot be reached at {place}: {why}")
+        made.add_note(mend)
+    else:
+        return None
+    return made
+
+
+def _mend_login(cause: BaseException) -> str:
+    if "pg_hba.conf" in str(cause):
+        return "Let this user come from this machine: a line in the server's pg_hba.conf does."
+    return "Correct user and password of the DSN, or give the user another password."
+
+
+RUNS = "See that PostgreSQL runs there, and that host and port of the DSN are right."
+
+
+def _why(
+    error: StoreUnavailable, cause: BaseException, place: Place, limit_s: float
+) -> tuple[str, str]:
+    """Why it cannot be reached, and what to do about it."""
+    if isinstance(error, Silence):
+        mend = "See that the machine is up, and that no firewall drops what is sent there."
+        return f"no answer within {limit_s:g} s", mend
+    if isinstance(error, NoRoom):
+        mend = "Let fewer processes connect, or raise max_connections, or use a pooler."
+        return first_line(cause), mend
+    if is_refused(cause):
+        return "connection refused", RUNS
+    if isinstance(cause, OSError) or NO_SSL in str(cause):
+        return _why_not_connected(cause, place)
+    if isinstance(cause, asyncpg.ConnectionDoesNotExistError):
+        return CLOSED, MEND_CLOSED
+    mend = "See that it is up and takes writes, and try again."
+    return first_line(cause), mend if isinstance(error, Down) else RUNS
+
+
+def _why_not_connected(cause: BaseException, place: Place) -> tuple[str, str]:
+    """What the system says, or the handshake before PostgreSQL has a word."""
+    if NO_SSL in str(cause):
+        return _no_ssl(place)
+    if isinstance(cause, ConnectionResetError):
+        return CLOSED, MEND_CLOSED
+    if isinstance(cause, ssl.SSLError):
+        mend = "Correct sslmode or sslrootcert of the DSN, or the server's certificate."
+        return f"SSL: {getattr(cause, 'verify_message', '') or cause.reason or cause}", mend
+    if isinstance(cause, socket.gaierror):
+        if cause.errno in NAME_UNKNOWN:
+            return "no such host", "Correct the host of the DSN, or what resolves names here."
+        return "its name cannot be looked up now", "See that this machine has a network."
+    if isinstance(cause, FileNotFoundError):
+        return "there is no such socket", RUNS
+    number = cause.errno if isinstance(cause, OSError) else None
+    return os.strerror(number).lower() if number else first_line(cause), RUNS
+
+
+def _no_ssl(place: Place) -> tuple[str, str]:
+    if place.wants_ssl:
+        mend = "Switch ssl on in the server, or take sslmode out of the DSN."
+        return "the DSN asks for SSL, and the server speaks none", mend
+    return "what answers there is no PostgreSQL", "Correct host and port of the DSN."

@@ -1,0 +1,390 @@
+"""Connections: how taskd reaches PostgreSQL, and lanes, which keep one connection for one purpose.
+
+asyncpg >= 0.32 with `command_timeout`: without it a half-open socket hangs a query, and the
+pool that owns it, for ever (measured: over 12 s and counting; with it 2.0 s).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
+
+import asyncpg
+
+from taskd.errors import StoreUnavailable
+from taskd.store.connections import dsn_hosts
+from taskd.store.connections.connect_errors import place_of, reaching
+from taskd.store.connections.error_translation import STRAYED, Down, is_gone, translate, translated
+from taskd.store.connections.prepared_statements import Connection
+from taskd.store.connections.shielded import to_its_end
+from taskd.store.connections.statements import statement
+
+CONNECT_TIMEOUT_S = 5.0
+# So long after the server should have ended a statement; its verdict usually arrives.
+SILENCE_AFTER_S = 2.0
+# A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
+TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+TCP_USER_TIMEOUT_MS = 20_000
+# A billion of the largest strides still fit a fence.
+STRIDE_MAX = 2**30
+
+
+class Database:
+    """Where the database is and how to connect to it; holds no connection itself.
+
+    Args:
+        connect_args: what asyncpg.connect takes (a `dsn`, or host, user, database ...).
+        statement_timeout_s: seconds that one statement may take on the server; the client gives
+            up a little later.
+        revive: brings a server of our own back when nobody answers at its address; blocking.
+
+    Attributes:
+        pooled: whether a pooler stands between that lends a session for each transaction, so
+            that nothing may rest on the session; None: nobody has connected yet.
+    """
+
+    def __init__(
+        self,
+        connect_args: Mapping[str, Any],
+        *,
+        statement_timeout_s: float = 5.0,
+        revive: Callable[[], None] | None = None,
+    ) -> None:
+        self.connect_args = dict(connect_args)
+        self.statement_timeout_s = statement_timeout_s
+        self.pooled: bool | None = None
+        self._revive = revive
+        self._addresses = dsn_hosts.addresses(connect_args)
+        self._place = place_of(connect_args)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without an answer after which the client gives up."""
+        return self.statement_timeout_s + SILENCE_AFTER_S
+
+    async def connect(
+        self, purpose: str, watched: bool = False, /, **settings: str
+    ) -> asyncpg.Connection:
+        """A new connection whose `application_name` is `taskd <purpose>`.
+
+        Args:
+            watched: whoever uses it sees to silence_s; through a pooler it is asyncpg all the same.
+            settings: server settings on top of the usual ones.
+
+        Raises:
+            StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+        """
+        with reaching(self._place, CONNECT_TIMEOUT_S):
+            try:
+                connection = await self._connect_directly_or_not(purpose, settings, watched)
+            except (ConnectionRefusedError, FileNotFoundError):
+                if self._revive is None:
+                    raise
+                await asyncio.to_thread(self._revive)
+                connection = await self._connect_directly_or_not(purpose, settings, watched)
+        _keep_alive(connection)
+        return connection
+
+    async def connect_plain(self, purpose: str) -> asyncpg.Connection:
+        """A new connection for statements of the app: the session is as its user would have it.
+
+        To be made after another one, which has found out whether a pooler stands between.
+
+        Raises:
+            StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+        """
+        # As in _connect_directly_or_not: nothing prepared, no question about the host.
+        pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
+        with reaching(self._place, CONNECT_TIMEOUT_S):
+            connection = await self._connect(
+                {"application_name": f"taskd {purpose}"},
+                command_timeout=None,
+                **(pooled if self.pooled else {}),
+            )
+        _keep_alive(connection)
+        return connection
+
+    def run(
+        self, connection: Connection, name: str, args: tuple[Any, ...], **settings: str
+    ) -> Coroutine[Any, Any, list[asyncpg.Record]]:
+        """Run the named statement on a connection that was made here with these settings.
+
+        What it raises is to be told to failed().
+        """
+        if not self.pooled:
+            return connection.run(name, args)
+        return self._run_pooled(connection, statement(name).text, args, settings)
+
+    def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
+        """A statement of this connection has failed: a pooler is known by the errors it causes."""
+        if isinstance(error, STRAYED):
+            self.pooled = True
+            connection.terminate()
+
+    async def _run_pooled(
+        self,
+        connection: asyncpg.Connection,
+        text: str,
+        args: tuple[Any, ...],
+        settings: dict[str, str],
+    ) -> list[asyncpg.Record]:
+        """In a transaction of its own."""
+        await self.begin(connection, **settings)
+        try:
+            rows: list[asyncpg.Record] = await connection.fetch(text, *args)
+        except TimeoutError:
+            raise  # what still runs there cannot be told to stop
+        except Exception as error:
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                # No question about the host was asked at connecting: another one is tried first.
+                self._addresses = [*self._addresses[1:], self._addresses[0]]
+            if not connection.is_closed():
+                await self.roll_back(connection)
+            raise
+        await self.commit(connection)
+        return rows
+
+    async def begin(self, connection: asyncpg.Connection, **settings: str) -> None:
+        """Begin a transaction; through a pooler one that says all that a session would remember."""
+        words = "".join(
+            f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
+        )
+        spoken = words if self.pooled else ""
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{spoken}")
+
+    async def commit(self, connection: asyncpg.Connection) -> None:
+        """Commit what was begun."""
+        await connection.execute("COMMIT")
+
+    async def roll_back(self, connection: asyncpg.Connection) -> None:
+        """Take back what was begun."""
+        await connection.execute("ROLLBACK")
+
+    def _settings(self, settings: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "statement_timeout": str(int(self.statement_timeout_s * 1000)),
+            "lock_timeout": str(int(self.statement_timeout_s * 400)),
+            "idle_in_transaction_session_timeout": "15000",
+            "jit": "off",
+            "client_min_messages": "error",
+            # Whoever may create functions or operators elsewhere could put better matches there.
+            "search_path": "pg_catalog",
+        } | dict(settings)
+
+    async def _connect_directly_or_not(
+        self, purpose: str, settings: Mapping[str, str], watched: bool
+    ) -> asyncpg.Connection:
+        """Connect with the settings; through a pooler, which cannot keep them, without."""
+        name = {"application_name": f"taskd {purpose}"}
+        if not self.pooled:
+            isolation = {"default_transaction_isolation": "read committed"}
+            unwatched: dict[str, Any] = {"command_timeout": None} if watched else {}
+            try:
+                connection = await self._connect(
+                    name | isolation | self._settings(settings), **unwatched
+                )
+            except asyncpg.ProtocolViolationError as error:
+                if "startup parameter" not in str(error):
+                    raise
+                self.pooled = True
+            else:
+                if self.pooled is None:
+                    self.pooled = await _is_pooled(connection)
+                if not self.pooled:
+                    return connection
+                connection.terminate()
+        # Nothing prepared under a name, and no question about the host before a transaction began.
+        return await self._connect(name, statement_cache_size=0, target_session_attrs="any")
+
+    async def _connect(self, server_settings: dict[str, str], **args: Any) -> asyncpg.Connection:
+        """Connect to the first host that will do, beginning with the one that did last."""
+        addresses = self._addresses
+        args = {"command_timeout": self.silence_s} | args
+        unsure: Exception | None = None
+        for number, address in enumerate(addresses, 1):
+            try:
+                connection = await asyncpg.connect(
+                    **({"target_session_attrs": "read-write"} | self.connect_args | address | args),
+                    timeout=CONNECT_TIMEOUT_S,
+                    server_settings=server_settings,
+                    connection_class=Connection,
+                )
+            except Exception as error:
+                said = translate(error)
+                if not isinstance(said, StoreUnavailable):
+                    raise
+                # One that is down proves nothing while another cannot be reached from here.
+                unsure = unsure or (None if isinstance(said, Down) else error)
+                if number == len(addresses):
+                    raise unsure or error from None
+            else:
+                # One assignment: the beat thread connects by the same list.
+                self._addresses = [address, *(each for each in addresses if each != address)]
+                return connection
+        raise AssertionError("there is at least one address")
+
+    @contextlib.asynccontextmanager
+    async def connection(self, purpose: str, **settings: str) -> AsyncIterator[asyncpg.Connection]:
+        """A connection for the length of a block."""
+        connection = await self.connect(purpose, **settings)
+        try:
+            with translated():
+                yield connection
+        finally:
+            await close(connection)
+
+
+async def _is_pooled(connection: asyncpg.Connection) -> bool:
+    """Whether who answers is not who was connected to: a pooler hands out keys of its own."""
+    try:
+        pid = await connection.fetchval("SELECT pg_backend_pid()")
+    except STRAYED:
+        return True
+    except BaseException:
+        connection.terminate()
+        raise
+    return bool(pid != connection.get_server_pid())
+
+
+async def close(connection: asyncpg.Connection) -> None:
+    """Close politely within a second, else drop the socket."""
+    try:
+        await connection.close(timeout=1.0)
+    except Exception:  # noqa: BLE001 - it is going away either way
+        connection.terminate()
+
+
+def _keep_alive(connection: asyncpg.Connection) -> None:
+    # asyncpg sets TCP_NODELAY and nothing else; its transport is private, and a test watches it.
+    transport = getattr(connection, "_transport", None)
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in TCP_KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+
+
+class Lane:
+    """One connection for one purpose, made when needed and re-made after it broke.
+
+    A statement that was sent is awaited to its end even when the caller is cancelled: a claim or
+    an ack whose fate nobody waits for would leave rows that nobody knows about. One statement at
+    a time; callers queue.
+
+    Attributes:
+        stride: by how much a claim through here lets fences grow: one, or, once a connection broke,
+            a number drawn anew each time. What answers then may be another server, which has not
+            heard of what was claimed before.
+    """
+
+    def __init__(self, database: Database, purpose: str, **settings: str) -> None:
+        self._database = database
+        self.stride = 1
+        self._purpose = purpose
+        self._settings = settings
+        self._connection: asyncpg.Connection | None = None
+        self._connecting: asyncio.Task[asyncpg.Connection] | None = None
+        self._lock = asyncio.Lock()
+        self._times_closed = 0
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        """Run the named statement; its rows.
+
+        Raises:
+            Silence: no answer in time; it may have run.
+            StoreUnavailable: the connection broke (it may have run), or the server is busy.
+            ValueRefused: a value was refused; nothing was written.
+            asyncio.CancelledError: the caller was cancelled, and the statement has ended; or the
+                lane was closed.
+        """
+        # A task for each statement, shielded, made the way of a claim 65 us longer, of 1.2 ms.
+        return await to_its_end(self._fetch(name, args))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a statement is under way."""
+        return self._lock.locked()
+
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """No statement is under way meanwhile; who has one waits."""
+        async with self._lock:
+            yield
+
+    async def _fetch(self, name: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:
+        times_closed = self._times_closed
+        async with self._lock:
+            self._check_open(times_closed)
+            connection = await self._ready()
+            try:
+                with translated(statement(name).roles):
+                    return await self._database.run(connection, name, args, **self._settings)
+            except StoreUnavailable as error:
+                self._database.failed(connection, error.__cause__ or error)
+                self._check_open(times_closed)
+                if connection.is_closed() or is_gone(error.__cause__ or error):
+                    self.drop()
+                elif self._database.pooled:
+                    self._draw_stride()
+                raise
+
+    def _check_open(self, times_closed: int) -> None:
+        if self._times_closed != times_closed:
+            raise asyncio.CancelledError(f"the connection for {self._purpose} was closed")
+
+    def _draw_stride(self) -> None:
+        self.stride = random.randrange(2, STRIDE_MAX)
+
+    async def _ready(self) -> asyncpg.Connection:
+        if self._connection is None or self._connection.is_closed():
+            if self._connection is not None:
+                self._draw_stride()
+            # A task of its own: asyncpg ends what takes too long by cancelling the task it is in.
+            self._connecting = asyncio.create_task(
+                self._database.connect(self._purpose, **self._settings),
+                name=f"connect:{self._purpose}",
+            )
+            times_closed = self._times_closed
+            try:
+                connection = await self._connecting
+            finally:
+                self._connecting = None
+            if self._times_closed != times_closed:
+                # It was just made when the lane was closed, and nobody else knows of it.
+                connection.terminate()
+                self._check_open(times_closed)
+            self._connection = connection
+        return self._connection
+
+    async def open(self) -> None:
+        """Connect now, so that a wrong DSN shows at the start."""
+        async with self._lock:
+            await self._ready()
+
+    def drop(self) -> None:
+        """Throw the connection away at once; the next statement makes a new one."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+            self._draw_stride()
+
+    async def close(self) -> None:
+        """Close politely; with a statement in flight at once, and whoever waits for it is told."""
+        connection, self._connection = self._connection, None
+        self._times_closed += 1
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if connection is None:
+            return
+        if self.busy:
+            connection.terminate()
+        else:
+            await close(connection)

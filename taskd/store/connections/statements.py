@@ -1,0 +1,117 @@
+"""Reads sql/queries/*.sql into Statements, checked when they are loaded.
+
+The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature:
+the text says `$1, $2, $3`, so it runs in psql as it stands; `-- moves: a -> b` says which states
+it changes, and `-- roles: worker, admin` whose members may run it (sql/roles.sql).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+HEADER = re.compile(r"^-- name: (\w+)\((.*)\)$")
+MOVES = re.compile(r"^-- moves: (.+)$")
+ROLES = re.compile(r"^-- roles: (.+)$")
+PARAMETER = re.compile(r"\$(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One named statement.
+
+    Attributes:
+        parameters: names in the order of `$1, $2, ...`.
+        types: their PostgreSQL types, in the same order.
+        moves: pairs of states as written; `-` stands for "not there before".
+        roles: of sql/roles.sql, without their prefix, whose members may run it; as its owner may.
+    """
+
+    name: str
+    text: str
+    parameters: tuple[str, ...]
+    types: tuple[str, ...]
+    moves: tuple[tuple[str, str], ...]
+    file: str
+    roles: tuple[str, ...] = ()
+
+
+def sql_root() -> Path:
+    """The sql/ folder: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parents[2]
+    installed = package / "sql"
+    return installed if installed.is_dir() else package.parent / "sql"
+
+
+@cache
+def load() -> dict[str, Statement]:
+    """All statements by name.
+
+    Raises:
+        ValueError: a header, a parameter or a name is wrong; this is a mistake of ours.
+    """
+    found: dict[str, Statement] = {}
+    for path in sorted((sql_root() / "queries").iterdir(), key=lambda each: each.name):
+        if path.name.endswith(".sql"):
+            for statement in _parse(path.name, path.read_text(encoding="utf-8")):
+                if statement.name in found:
+                    raise ValueError(f"{path.name}: a second statement {statement.name}")
+                found[statement.name] = statement
+    return found
+
+
+def statement(name: str) -> Statement:
+    """The statement of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return load()[name]
+
+
+def _parse(file: str, text: str) -> list[Statement]:
+    blocks: list[tuple[re.Match[str], list[str]]] = []
+    for line in text.splitlines():
+        header = HEADER.match(line)
+        if header:
+            blocks.append((header, []))
+        elif blocks:
+            blocks[-1][1].append(line)
+    return [_statement(file, header, lines) for header, lines in blocks]
+
+
+def _statement(file: str, header: re.Match[str], lines: list[str]) -> Statement:
+    name, signature = header[1], header[2]
+    pairs = [part.strip().split(" ", 1) for part in signature.split(",") if part.strip()]
+    moves: list[tuple[str, str]] = []
+    roles: tuple[str, ...] = ()
+    body: list[str] = []
+    for line in lines:
+        declared, permitted = MOVES.match(line), ROLES.match(line)
+        if permitted:
+            roles = tuple(permitted[1].split(", "))
+        elif declared:
+            for move in declared[1].split(","):
+                before, _, after = move.strip().partition(" -> ")
+                moves.append((before, after))
+        else:
+            body.append(line)
+    # Prose that stands between two statements belongs to the next one.
+    while body and (not body[-1].strip() or body[-1].startswith("--")):
+        body.pop()
+    text = "\n".join(body).strip().removesuffix(";")
+    used = {int(number) for number in PARAMETER.findall(text)}
+    if used != set(range(1, len(pairs) + 1)):
+        raise ValueError(f"{file}: {name} declares {len(pairs)} parameters and uses {sorted(used)}")
+    names, types = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+    return Statement(name, text, names, types, tuple(moves), file, roles)
+
+
+class Fetches(Protocol):
+    """Runs a named statement: a Lane, or a caller's connection in `store.connections`."""
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        """The rows of the statement."""

@@ -1,0 +1,169 @@
+"""Connections for handlers with transaction=: each is lent to one attempt, with a transaction open.
+
+They are apart from all others, and few: what a handler does on one may take long. They have the
+session that the DSN's user would have: taskd's own search path and time limits are not theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import asyncpg
+
+from taskd.core.tasks.handler_kind import Isolation
+from taskd.store.connections.database import Database, close
+from taskd.store.connections.error_translation import is_gone, translated
+
+# PostgreSQL's own limits for the session: a little after the attempt's, which is told first.
+MARGIN_S = 2.0
+CLEAN_S = 2.0
+CLOSE_S = 2.0
+# Serialization failure, deadlock: the same transaction may succeed the next time.
+CONFLICTS = frozenset({"40001", "40P01"})
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether it is no fault of the transaction but of others that ran beside it."""
+    return getattr(error, "sqlstate", None) in CONFLICTS
+
+
+class Transaction:
+    """An open transaction on a connection of its own.
+
+    Attributes:
+        conn: the asyncpg connection.
+    """
+
+    def __init__(self, owner: Transactions, conn: asyncpg.Connection, inner: Any) -> None:
+        self.conn = conn
+        self._owner, self._inner = owner, inner
+        self._ending = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been neither ended nor lost."""
+        return not self.conn.is_closed() and bool(self.conn.is_in_transaction())
+
+    async def commit(self) -> bool:
+        """Commit; False: the answer was lost, and nobody knows whether it has been committed.
+
+        Raises:
+            Exception: PostgreSQL refused, and has rolled it back.
+        """
+        self._ending = True
+        try:
+            async with asyncio.timeout(self._owner.statement_timeout_s):
+                await self._inner.commit()
+        except Exception as error:
+            if not is_gone(error):
+                raise
+            self.conn.terminate()
+            self._owner.take_back(self)
+            return False
+        self._owner.take_back(self)
+        return True
+
+    def roll_back(self) -> None:
+        """Roll back; nobody waits for it, and a connection that takes too long is dropped."""
+        self._owner.take_back(self)
+
+    async def clean(self, *, pooled: bool) -> None:
+        """Roll back what is open, and leave nothing of the session to the next one."""
+        if self.is_open:
+            await self._inner.rollback()
+        elif not self._ending:
+            self.conn.terminate()  # its handler has ended it, and who knows what else
+        # Through a pooler the session is somebody else's by now.
+        if not pooled and not self.conn.is_closed():
+            await self.conn.reset()
+
+
+class Transactions:
+    """The pool of these connections; belongs to the event loop that uses it.
+
+    Args:
+        size: so many transactions at most.
+    """
+
+    def __init__(self, database: Database, size: int) -> None:
+        self.statement_timeout_s = database.statement_timeout_s + 2.0
+        self._database = database
+        self._places = asyncio.Semaphore(size)
+        self._idle: list[asyncpg.Connection] = []
+        self._all: set[asyncpg.Connection] = set()
+        self._cleaning: set[asyncio.Task[None]] = set()
+
+    async def begin(self, isolation: Isolation, timeout_s: float | None) -> Transaction:
+        """Wait for a place, and begin one that may take `timeout_s` seconds; None: any time.
+
+        Raises:
+            StoreUnavailable, PermissionDenied, ConfigError: there is no connection.
+        """
+        await self._places.acquire()
+        try:
+            # Those that broke while they were idle have begun nothing: the next will do.
+            while self._idle:
+                conn = self._idle.pop()
+                with contextlib.suppress(Exception):
+                    return await self._begun(conn, isolation, timeout_s)
+            conn = await self._database.connect_plain("transaction")
+            self._all.add(conn)
+            with translated():
+                return await self._begun(conn, isolation, timeout_s)
+        except BaseException:
+            self._places.release()
+            raise
+
+    async def _begun(
+        self, conn: asyncpg.Connection, isolation: Isolation, timeout_s: float | None
+    ) -> Transaction:
+        limit_ms = 0 if timeout_s is None else int((timeout_s + MARGIN_S) * 1000)
+        inner = conn.transaction(isolation=isolation.value)
+        try:
+            async with asyncio.timeout(self.statement_timeout_s):
+                await inner.start()
+                await conn.execute(
+                    f"SET LOCAL statement_timeout = {limit_ms};"
+                    f" SET LOCAL idle_in_transaction_session_timeout = {limit_ms}"
+                )
+        except BaseException:
+            conn.terminate()
+            self._all.discard(conn)
+            raise
+        return Transaction(self, conn, inner)
+
+    def take_back(self, transaction: Transaction) -> None:
+        """Clean a connection, or drop it; its place is free after that."""
+        loop = asyncio.get_running_loop()
+        # Past the loop's task factory: it is no task of the handler that has just ended.
+        cleaning = asyncio.Task(self._clean(transaction), loop=loop, name="transaction-clean")
+        self._cleaning.add(cleaning)
+        cleaning.add_done_callback(self._cleaning.discard)
+
+    async def _clean(self, transaction: Transaction) -> None:
+        conn = transaction.conn
+        try:
+            async with asyncio.timeout(CLEAN_S):
+                await transaction.clean(pooled=bool(self._database.pooled))
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not lent again
+            conn.terminate()
+        if conn.is_closed():
+            self._all.discard(conn)
+        else:
+            self._idle.append(conn)
+        self._places.release()
+
+    async def close(self) -> None:
+        """Close them all; transactions that are still open are rolled back."""
+        if self._cleaning:
+            await asyncio.wait(self._cleaning, timeout=CLEAN_S)
+        closing = [
+            asyncio.create_task(close(each), name="transaction-close") for each in self._idle
+        ]
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_S)
+        for conn in self._all:
+            conn.terminate()
+        self._all.clear()

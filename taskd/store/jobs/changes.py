@@ -1,0 +1,80 @@
+"""Control: changing waiting jobs, finding jobs in bulk, parking, expiring."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from taskd.core.jobs.job import LIVE
+from taskd.core.jobs.job_changes import FINISHED_BADLY, Change, ChangeOutcome, Filter
+from taskd.store.connections.statements import Fetches
+
+# Rows that one statement reads: some 20 ms.
+READ_MAX = 5000
+
+
+async def change(
+    on: Fetches, ids: Sequence[int], wanted: Change, args: str | None = None
+) -> dict[int, ChangeOutcome]:
+    """Change those of these jobs that wait; what became of each.
+
+    Args:
+        args: the JSON text of `args`, or of `update_args`.
+    """
+    rows = await on.fetch(
+        "change_jobs",
+        list(ids),
+        wanted.priority,
+        wanted.run_at,
+        wanted.delay_s,
+        None if wanted.args is None else args,
+        None if wanted.update_args is None else args,
+        wanted.queue,
+        wanted.max_attempts,
+        wanted.timeout_s,
+        wanted.deadline,
+        wanted.deadline_s,
+        wanted.no_deadline,
+    )
+    return {row[0]: ChangeOutcome(row[1]) for row in rows}
+
+
+async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
+    """The tasks of those of these jobs that wait."""
+    return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
+
+
+async def find(on: Fetches, wanted: Filter) -> AsyncIterator[list[int]]:
+    """The ids of the jobs that a filter means, a batch at a time, each in order; some are empty.
+
+    What is enqueued or fails after the beginning is left out. Between two batches nothing is held:
+    whoever acts on a batch must look again at what it finds.
+    """
+    up_to_id, after, up_to = (await on.fetch("find_bounds", wanted.since_s, wanted.older_than_s))[0]
+    live = [state.value for state in wanted.states or LIVE if state in LIVE]
+    finished = [state.value for state in wanted.states or FINISHED_BADLY if state not in LIVE]
+    asked = (READ_MAX, wanted.queue, wanted.task)
+    filters = (wanted.error_pattern, wanted.args_json)
+    seen, last_id = READ_MAX if live else 0, 0
+    while seen == READ_MAX:
+        rows = await on.fetch(
+            "find_live_jobs", last_id, up_to_id, after, up_to, *asked, live, *filters
+        )
+        seen, last_id, ids = rows[0]
+        yield ids
+    seen, last_id, last_at = READ_MAX if finished else 0, 0, after
+    while seen == READ_MAX:
+        rows = await on.fetch(
+            "find_finished_jobs", last_at, last_id, up_to, *asked, finished, *filters
+        )
+        seen, last_id, last_at, ids = rows[0]
+        yield ids
+
+
+async def unpark(on: Fetches, tasks: Sequence[str], batch: int) -> dict[str, int]:
+    """Bring back jobs that were parked while these tasks were paused; how many, by queue."""
+    return {row[0]: row[1] for row in await on.fetch("unpark_jobs", list(tasks), batch)}
+
+
+async def expire(on: Fetches, batch: int) -> dict[str, int]:
+    """End waiting jobs whose deadline is over; how many, by task."""
+    return {row[0]: row[1] for row in await on.fetch("expire_jobs", batch)}

@@ -1,0 +1,314 @@
+"""Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry. All plural.
+
+Every function takes what runs the statement: a `Lane`, or (enqueue, complete) the caller's own
+connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict
+from taskd.core.outcomes.ack import Ack
+from taskd.store.connections.error_translation import refusals
+from taskd.store.connections.group_enqueue import Group
+from taskd.store.connections.pool import Pool
+from taskd.store.connections.statements import Fetches
+
+# priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
+URGENCY = itemgetter(7, 10, 0)
+
+
+# The first and the last of all priorities, and a time before all jobs.
+PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EVER = datetime(1, 1, 1, tzinfo=UTC)
+
+
+class Read(NamedTuple):
+    """The part of a queue that a claim reads, in the order of claims."""
+
+    after_priority: int = PRIORITY_MIN
+    after_run_at: datetime = _EVER
+    after_id: int = 0
+    up_to_priority: int = PRIORITY_MAX
+
+    @classmethod
+    def after(cls, job: Job) -> Read:
+        """What comes behind this job."""
+        # A float of seconds since 1970 is exact to a quarter of a microsecond until 2106.
+        due_at = _EPOCH + timedelta(microseconds=round(job.due_at_s * 1e6))
+        return cls(job.priority, due_at, job.id)
+
+    @classmethod
+    def urgent(cls, job: Job) -> Read:
+        """What is more urgent than this job."""
+        return cls(up_to_priority=job.priority - 1)
+
+    @property
+    def only_urgent(self) -> bool:
+        """Whether it leaves out what is behind."""
+        return self.up_to_priority < PRIORITY_MAX
+
+
+ALL = Read()
+
+
+class DueIn(NamedTuple):
+    """What next_due says: seconds until something is due; None: there is none.
+
+    Attributes:
+        job_s: the next scheduled job.
+        suspect_s: the next suspect.
+        gate_s: a look at the limits.
+        limited: the queues that an operator has limited; None: nobody has looked.
+    """
+
+    job_s: float | None
+    suspect_s: float | None
+    gate_s: float | None = None
+    limited: Sequence[str] | None = None
+
+
+def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
+    """The columns of `enqueue_jobs`; every job's queue is known by now."""
+    return (
+        [job.task for job in jobs],
+        [job.queue for job in jobs],
+        [job.args for job in jobs],
+        [job.priority for job in jobs],
+        _rare([job.run_at for job in jobs]),
+        _rare([_float(job.delay_s) for job in jobs]),
+        _rare([job.max_attempts for job in jobs]),
+        _rare([_float(job.timeout_s) for job in jobs]),
+        _rare([job.deadline for job in jobs]),
+        _rare([_float(job.deadline_s) for job in jobs]),
+        _rare([job.args_version for job in jobs]),
+        _rare([job.limit and job.limit.name for job in jobs]),
+        _rare([job.limit and job.limit.values for job in jobs]),
+        _rare([metadata_text(job) for job in jobs]),
+    )
+
+
+def _rare(column: list[Any]) -> list[Any]:
+    """The column of an option that few jobs have; empty when none has it: unnest() fills it up."""
+    return column if column.count(None) < len(column) else []
+
+
+def _once(column: list[Any]) -> list[Any]:
+    """The column of what mostly all jobs of a call have in common: one value, if they do."""
+    return column[:1] if column.count(column[0]) == len(column) else column
+
+
+# What a job may say beside its task, queue, arguments and priority; most say nothing of it.
+_OPTIONS = attrgetter(
+    "run_at", "delay_s", "max_attempts", "timeout_s", "deadline", "deadline_s", "args_version",
+    "limit", "metadata",
+)  # fmt: skip
+_NO_OPTIONS = (None,) * 9
+
+
+def _are_usual(jobs: Sequence[NewJob]) -> bool:
+    """Whether they say nothing but their arguments, and are alike in all else."""
+    alike = len({(job.task, job.queue, job.priority) for job in jobs}) == 1
+    return alike and all(_OPTIONS(job) == _NO_OPTIONS for job in jobs)
+
+
+def _option_args(job: NewJob) -> tuple[Any, ...]:
+    return (
+        job.run_at, _float(job.delay_s), job.max_attempts, _float(job.timeout_s), job.deadline,
+        _float(job.deadline_s), job.args_version, *(job.limit or (None, None)), metadata_text(job),
+    )  # fmt: skip
+
+
+def metadata_text(job: NewJob) -> str | None:
+    """What travels with a job, as JSON."""
+    return None if job.metadata is None else msgspec.json.encode(job.metadata).decode()
+
+
+def _float(seconds: float | None) -> float | None:
+    # psycopg refuses a list that mixes ints and floats.
+    return None if seconds is None else float(seconds)
+
+
+async def enqueue(
+    on: Fetches, jobs: Sequence[NewJob], *, collected: bool = False
+) -> list[Enqueued]:
+    """Insert jobs; their ids, or those of the jobs that hold their keys, in the order of the jobs.
+
+    Args:
+        collected: they wait for no others; else a single job does, as Group says.
+
+    Raises:
+        KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
+        QueueFull: a queue has no room for them; nothing was written.
+    """
+    if len(jobs) == 1 and jobs[0].unique is None:
+        return [await enqueue_one(on, jobs[0], collected=collected)]
+    with refusals():
+        if any(job.unique is not None for job in jobs):
+            # Over the client's own connections nothing else is in the transaction.
+            columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
+            told = await on.fetch("enqueue_unique_jobs", *columns)
+            return [
+                Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
+                for _, job_id, outcome in sorted(tuple(row) for row in told)
+            ]
+        if not jobs:
+            return []
+        if _are_usual(jobs):
+            first, args = jobs[0], [job.args for job in jobs]
+            usual = (first.task, first.queue, args, first.priority)
+            ids: list[int] = (await on.fetch("enqueue_usual_jobs", *usual))[0][0]
+        else:
+            tasks, queues, args, priorities, *options = enqueue_args(jobs)
+            columns = (_once(tasks), _once(queues), args, _once(priorities), *options)
+            ids = (await on.fetch("enqueue_jobs", *columns))[0][0]
+    # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
+    return list(map(Enqueued, sorted(ids)))
+
+
+async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
+    """As enqueue(), of a job that holds no unique key."""
+    group = None if collected or not isinstance(on, Pool) else on.group or _make_group(on)
+    began = None if group is None else group.begin()
+    if group is not None and began is None:
+        return await group.enqueue(job)
+    name, args = "enqueue_usual_job", (job.task, job.queue, job.args, job.priority)
+    if _OPTIONS(job) != _NO_OPTIONS:
+        name, args = "enqueue_job", (*args, *_option_args(job))
+    try:
+        return Enqueued((await on.fetch(name, *args))[0][0])
+    except Exception:
+        with refusals():
+            raise
+    finally:
+        if group is not None:
+            group.ended(began)
+
+
+def _make_group(pool: Pool) -> Group:
+    pool.group = Group(partial(enqueue, pool, collected=True), pool.size_max)
+    return pool.group
+
+
+def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
+    uniques = [job.unique for job in jobs]
+    return (
+        [each and each.key for each in uniques],
+        [each and KeyScope(each.scope).value for each in uniques],
+        [each and _float(each.for_s) for each in uniques],
+        [each and OnConflict(each.on_conflict).value for each in uniques],
+        [each and _float(each.debounce_max_s) for each in uniques],
+        [each and each.version for each in uniques],
+    )
+
+
+async def claim(
+    on: Fetches, worker_id: int, queue: str, batch: int, read: Read = ALL, stride: int = 1
+) -> list[Job]:
+    """Claim up to `batch` queued jobs, most urgent first, of what is to be read.
+
+    Their fences grow by `stride`: see Lane.stride.
+    """
+    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride)
+    rows.sort(key=URGENCY)
+    return [Job(*(*row, queue, worker_id)) for row in rows]
+
+
+async def claim_suspect(
+    on: Fetches, worker_id: int, queues: Sequence[str], tasks: Sequence[str], stride: int = 1
+) -> Job | None:
+    """Claim one suspect of these queues and tasks; `stride` as in claim."""
+    rows = await on.fetch("claim_suspect", worker_id, list(queues), list(tasks), stride)
+    return Job(*(*rows[0], worker_id)) if rows else None
+
+
+async def scout(on: Fetches, queues: Iterable[str]) -> set[str]:
+    """Which of these queues have a queued job and are not paused."""
+    return {row[0] for row in await on.fetch("scout_queues", list(queues))}
+
+
+async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:
+    """Write plain successes, ids sorted; how many rows were still this worker's."""
+    rows = await on.fetch("ack_done", worker_id, ids, fences)
+    written: int = rows[0][0]
+    return written
+
+
+async def ack_settled(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[int, JobState]:
+    """Write any other outcomes, sorted by id; where each job that was still ours went."""
+    rows = await on.fetch(
+        "ack_settled",
+        worker_id,
+        [ack.id for ack in acks],
+        [ack.fence for ack in acks],
+        [ack.state.value for ack in acks],
+        [ack.delay_s for ack in acks],
+        [ack.refund for ack in acks],
+        [ack.interrupted for ack in acks],
+        [ack.reason for ack in acks],
+        [ack.error for ack in acks],
+        [ack.result for ack in acks],
+        _rare([ack.next for ack in acks]),
+        _rare([ack.parked or None for ack in acks]),
+    )
+    return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def check_acks(
+    on: Fetches, worker_id: int, ids: list[int], fences: list[int]
+) -> dict[int, str]:
+    """What became of acks that matched no row: `running`, `acked`, `absent` or `lost`."""
+    return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
+
+
+async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
+    """Which of these jobs' rows somebody else's transaction has locked."""
+    return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
+
+
+async def promote(on: Fetches, batch: int) -> dict[str, int]:
+    """Move due jobs to `queued`; how many, by queue."""
+    return {row[0]: row[1] for row in await on.fetch("promote_jobs", batch)}
+
+
+async def next_due(on: Fetches) -> DueIn:
+    """When the next promotion and the next suspect are due."""
+    return DueIn(*(await on.fetch("next_due"))[0])
+
+
+async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobState]:
+    """Take back jobs that no live worker owns; where each went."""
+    rows = await on.fetch("rescue_jobs", batch, max_crashes)
+    return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def cancel(
+    on: Fetches, ids: Sequence[int], reason: str, states: Sequence[str] = ()
+) -> dict[int, JobState]:
+    """Cancel waiting jobs, ask for running ones; others are missing in the answer.
+
+    Args:
+        states: only jobs that are in one of these; none: in any.
+    """
+    rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None)
+    return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def retry(
+    on: Fetches,
+    ids: Sequence[int],
+    run_at: datetime | None = None,
+    delay_s: float | None = None,
+) -> list[int]:
+    """Bring failed and cancelled jobs back, now or at a later time; the ids of those that came."""
+    rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
+    return sorted(row[0] for row in rows)

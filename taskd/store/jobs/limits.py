@@ -1,0 +1,176 @@
+"""Limits in the database: publish, admit, set, clear, list; and limited queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.limit import Limit, check_burst
+from taskd.core.tasks.registry import Registry
+from taskd.errors import AppError, InvalidJob
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import busy_marks
+from taskd.store.jobs.jobs import URGENCY
+
+ROWS_MAX = 1000
+
+
+class Admitted(NamedTuple):
+    """What a look at the gates has brought.
+
+    Attributes:
+        looked: how many arrivals and openings were looked at.
+        queues: how many jobs were admitted, by queue.
+    """
+
+    looked: int
+    queues: Counter[str]
+
+
+class Claimed(NamedTuple):
+    """Jobs of a limited queue, most urgent first.
+
+    Attributes:
+        opens_s: seconds until there is a token, when that is what is missing.
+    """
+
+    jobs: list[Job]
+    opens_s: float | None
+
+
+async def publish(on: Fetches, app: str, registry: Registry) -> None:
+    """Publish the limits of the registry's tasks, and which task has which.
+
+    Raises:
+        AppError: two tasks give one limit different bounds.
+    """
+    limits = _limits(app, registry)
+    bounds = [limit.bounds for limit in limits.values()]
+    # By its former names a task has the same limit.
+    tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
+    await on.fetch(
+        "publish_limits",
+        app,
+        list(limits),
+        *([each[column] for each in bounds] for column in range(4)),
+        [name for name, _ in tasks],
+        [task.limit_name for _, task in tasks],
+        [_json(task.limit.arguments if task.limit else ()) for _, task in tasks],
+        [_json(task.limit_defaults) for _, task in tasks],
+    )
+
+
+def _limits(app: str, registry: Registry) -> dict[str, Limit]:
+    found: dict[str, Limit] = {}
+    for task in registry:
+        if task.limit is not None and task.limit_name is not None:
+            first = found.setdefault(task.limit_name, task.limit)
+            if first.bounds != task.limit.bounds:
+                raise AppError(
+                    f"app {app!r}: the limit {task.limit_name!r} of the task {task.name} has other "
+                    "bounds than that of another task. Share one Limit, or give it another name."
+                )
+    return dict(sorted(found.items()))
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+async def admit(on: Fetches, batch: int) -> Admitted:
+    """Look at the jobs that came to the gates, and at openings."""
+    looked, queues = (await on.fetch("admit_jobs", batch))[0]
+    return Admitted(looked, Counter(queues))
+
+
+async def claim(on: Fetches, worker_id: int, queue: str, batch: int, stride: int = 1) -> Claimed:
+    """Claim up to `batch` jobs of a limited queue, as many as it has room for."""
+    rows = await on.fetch("claim_limited_jobs", worker_id, queue, batch, stride)
+    claimed = sorted((row for row in rows if row[0] is not None), key=URGENCY)
+    opens_s = next((row[-1] for row in rows if row[0] is None), None)
+    return Claimed([Job(*(*tuple(row)[:-1], queue, worker_id)) for row in claimed], opens_s)
+
+
+async def count_depths(on: Fetches) -> None:
+    """Count what waits in the queues whose depth has a limit."""
+    await on.fetch("count_depths")
+
+
+async def prune_buckets(on: Fetches) -> None:
+    """Forget buckets that are full of tokens."""
+    await on.fetch("prune_buckets")
+
+
+async def set_limit(
+    on: Fetches,
+    name: str,
+    concurrency: int | None,
+    concurrency_in_all: int | None,
+    rate: float | None,
+    burst: int | None,
+    without: Sequence[str],
+) -> dict[str, Any]:
+    """Change a limit by hand; None leaves a bound as it is, `without` takes it away.
+
+    Raises:
+        InvalidJob: it has no rate that the burst could go with, or the burst is too small for it.
+    """
+    if rate is not None:
+        check_burst(rate, burst)
+    rows = await on.fetch(
+        "set_limit", name, concurrency, concurrency_in_all, rate, burst, list(without)
+    )
+    return _changed(rows, f"the limit {name}")
+
+
+async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
+    """Take back what was set by hand; the names of the limits that had something."""
+    return [row[0] for row in await on.fetch("clear_limits", list(names))]
+
+
+async def list_limits(on: Fetches) -> list[dict[str, Any]]:
+    """All limits, with what runs and what is blocked."""
+    return [dict(row) for row in await on.fetch("list_limits", ROWS_MAX)]
+
+
+async def list_keys(on: Fetches, name: str, keys_max: int) -> list[dict[str, Any]]:
+    """The keys of a limit that have jobs, the longest lines first."""
+    return [dict(row) for row in await on.fetch("list_limit_keys", name, keys_max)]
+
+
+async def limit_queue(
+    on: Fetches,
+    name: str,
+    *,
+    concurrency: int | None = None,
+    max_running: int | None = None,
+    max_depth: int | None = None,
+    rate: float | None = None,
+    burst: int | None = None,
+    without: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Change what a queue may, as set_limit.
+
+    Args:
+        concurrency: attempts of each worker process; without it: as its settings say.
+
+    Raises:
+        InvalidJob: it has no rate that the burst could go with.
+    """
+    rows = await on.fetch(
+        "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
+    )
+    if max_depth is not None:
+        # A mark that was written before says that nobody need look for room.
+        await busy_marks.withdraw(on, name, None)
+    return _changed(rows, f"the queue {name}")
+
+
+def _changed(rows: Sequence[Any], what: str) -> dict[str, Any]:
+    if not rows:
+        raise InvalidJob(f"{what} has no rate that a burst could go with: give the rate as well")
+    return dict(rows[0])

@@ -1,0 +1,191 @@
+"""Reports: what the command line shows. A row's columns are the keys of the `--json` output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from taskd.core.explain.error_groups import Failures
+from taskd.core.explain.reasons import AHEAD_MAX, Facts
+from taskd.core.jobs.job import JobState
+from taskd.store import workflows
+from taskd.store.connections.statements import Fetches
+from taskd.store.workers import Incarnation
+
+Row = dict[str, Any]
+ROWS_MAX = 1000
+# The workers that an answer about one job names.
+SERVERS_MAX = 20
+PARENTS_MAX = 20
+
+
+class Errors(NamedTuple):
+    """What went wrong, and whether that was all.
+
+    Attributes:
+        failed_back_s: seconds since the oldest failed job that was read, when there may be more;
+            None when all were read.
+        all_scheduled: whether every scheduled job was read.
+    """
+
+    told: list[Failures]
+    failed_back_s: float | None
+    all_scheduled: bool
+
+
+async def list_jobs(
+    on: Fetches,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+    states: Sequence[str] = (),
+    since_s: float | None = None,
+    limit: int = 50,
+) -> list[Row]:
+    """Jobs, newest first; no `states` means all."""
+    return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
+
+
+async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
+    """Everything about one job, its JSON decoded; None when nobody knows it.
+
+    Args:
+        unredacted: show the arguments that its task hides, too.
+    """
+    for row in _rows(await on.fetch("show_job", job_id, unredacted)):
+        decoded = {
+            name: msgspec.json.decode(row[name]) if row[name] is not None else None
+            for name in ("args", "errors", "result", "progress", "metadata")
+        }
+        for error in decoded["errors"] or ():
+            error |= {name: _in_utc(error[name]) for name in ("started", "ended") if name in error}
+        return row | decoded
+    return None
+
+
+def _in_utc(written: str | None) -> str | None:
+    """A time that stands in JSON in the zone of whoever wrote it, as `--json` has all others."""
+    if written is None:
+        return None
+    return datetime.fromisoformat(written).astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+async def why_job(on: Fetches, job_id: int) -> Facts | None:
+    """What decides whether a job runs; None when nobody knows it."""
+    for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
+        more: Row = {"servers": msgspec.json.decode(row["servers"] or "[]")}
+        if row["state"] == JobState.BLOCKED:
+            parents = await workflows.held_up_by(on, job_id, PARENTS_MAX)
+            more["parents"] = parents
+            more["parents_left"] = parents[0]["parents"] if parents else 0
+        return msgspec.convert(row | more, Facts)
+    return None
+
+
+async def job_states(on: Fetches, ids: Sequence[int]) -> dict[int, JobState]:
+    """Where jobs are; those that nobody knows are missing in the answer."""
+    return {row[0]: JobState(row[1]) for row in await on.fetch("job_states", list(ids))}
+
+
+async def list_queues(on: Fetches) -> list[Row]:
+    """Queues with what waits in them, who serves them, and whether they are paused."""
+    return _rows(await on.fetch("list_queues", ROWS_MAX))
+
+
+async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int | None) -> Row:
+    """Set how long a queue keeps finished jobs (None: as it is); what holds now."""
+    return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
+
+
+async def queues_in_need(on: Fetches) -> dict[str, int]:
+    """Live workers by queue, for each queue that has due jobs and is not paused."""
+    return {row[0]: row[1] for row in await on.fetch("queues_in_need")}
+
+
+async def count_serving(on: Fetches, queue: str) -> int:
+    """How many live workers serve a queue."""
+    count: int = (await on.fetch("count_serving", queue))[0][0]
+    return count
+
+
+async def list_workers(on: Fetches, dead_s: float) -> list[Row]:
+    """Workers that live, and those that died within the last `dead_s` seconds."""
+    return _rows(await on.fetch("list_workers", dead_s, ROWS_MAX))
+
+
+async def list_workers_here(on: Fetches, me: Incarnation) -> list[Row]:
+    """Workers with the host, boot and pid namespace of this process, the newest first."""
+    return _rows(
+        await on.fetch("list_workers_here", me.host, me.boot_id, me.pid_namespace, ROWS_MAX)
+    )
+
+
+class Names(NamedTuple):
+    """Names that there are, and whether jobs bear the ones that were asked about."""
+
+    queues: list[str]
+    tasks: list[str]
+    queue_met: bool
+    task_met: bool
+
+
+async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names:
+    """The queues and tasks that there are."""
+    return Names(*(await on.fetch("known_names", queue, task, ROWS_MAX))[0])
+
+
+async def list_tasks(on: Fetches) -> list[Row]:
+    """What workers have published, each with the JSON Schema of its arguments."""
+    rows = _rows(await on.fetch("list_tasks", ROWS_MAX))
+    return [row | {"args_schema": msgspec.json.decode(row["args_schema"])} for row in rows]
+
+
+async def stats(
+    on: Fetches,
+    *,
+    since_s: float,
+    queue: str | None = None,
+    task: str | None = None,
+    by_hour: bool = False,
+) -> list[Row]:
+    """What finished in the last `since_s` seconds, by queue and task."""
+    rows = _rows(await on.fetch("stats", since_s, queue, task, by_hour, ROWS_MAX))
+    return [_flat(row, by_hour) for row in rows]
+
+
+async def stats_errors(
+    on: Fetches,
+    *,
+    since_s: float,
+    queue: str | None = None,
+    task: str | None = None,
+    read_max: int,
+) -> Errors:
+    """The last errors of jobs, when they are of the last `since_s` seconds.
+
+    Args:
+        read_max: how many failed jobs, and how many scheduled ones, are read at most.
+    """
+    rows = _rows(await on.fetch("stats_errors", since_s, queue, task, read_max))
+    return Errors(
+        [msgspec.convert(row, Failures) for row in rows if row["task"] is not None],
+        rows[0]["failed_back_s"] if rows[0]["failed_read"] >= read_max else None,
+        rows[0]["scheduled_read"] < read_max,
+    )
+
+
+def _flat(row: Row, by_hour: bool) -> Row:
+    """A row whose pairs of percentiles have names of their own."""
+    spans = {name: row.pop(name) or (None, None) for name in ("wait_s", "run_s")}
+    if not by_hour:
+        del row["hour"]
+    for name, (p50, p95) in spans.items():
+        row[f"{name[:-2]}_p50_s"], row[f"{name[:-2]}_p95_s"] = p50, p95
+    return row
+
+
+def _rows(records: Iterable[Any]) -> list[Row]:
+    return [dict(record) for record in records]

@@ -1,0 +1,75 @@
+"""Watching: what `taskd top` and `taskd tail` look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from taskd.core.watching.tail import JobRow, Look, PastError, ids_of
+from taskd.core.watching.top import BORN_MAX, Ended, State
+from taskd.store.connections.statements import Fetches
+
+# Rows of one statement, which bounds what an answer takes.
+ROWS_MAX = 1000
+# Workers, queues and running jobs of one look.
+PARTS_MAX = 200
+ENDED_MAX = 500
+
+_errors = msgspec.json.Decoder(list[PastError], strict=False)
+
+
+async def look(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Look:
+    """Which jobs live and run, and which of the newest have finished.
+
+    Args:
+        after_id: finished jobs born after this one; None: after one a little before the newest.
+        missing: and these.
+    """
+    [row] = await on.fetch("watch_ids", after_id, list(missing))
+    live, running, finished = (
+        ids_of(row[f"{which}_blocks"], row[f"{which}_masks"])
+        for which in ("live", "running", "finished")
+    )
+    xids = (row["oldest_xid"], row["next_xid"])
+    return Look(row["now"], row["after_id"], *xids, live, running, finished)
+
+
+async def jobs(on: Fetches, ids: Sequence[int]) -> list[JobRow]:
+    """The rows of these jobs, live or finished; those that nobody knows are missing."""
+    found: list[JobRow] = []
+    for chunk in _chunks(ids):
+        for record in await on.fetch("watch_jobs", chunk):
+            row: dict[str, Any] = dict(record)
+            row["errors"] = _errors.decode(row["errors"]) if row["errors"] else []
+            found.append(msgspec.convert(row, JobRow))
+    return found
+
+
+async def since(
+    on: Fetches, since_s: float, queue: str | None, task: str | None, batch: int
+) -> list[int]:
+    """The ids of the jobs to which something has happened lately, the latest first."""
+    return [row[0] for row in await on.fetch("watch_since", since_s, queue, task, batch)]
+
+
+async def state(on: Fetches, after_id: int | None) -> State:
+    """All that lives, and how many came to each queue after that id."""
+    [row] = await on.fetch("watch_state", after_id, BORN_MAX, PARTS_MAX)
+    made: dict[str, Any] = dict(row)
+    for part in ("queues", "workers", "running", "limits"):
+        made[part] = msgspec.json.decode(made[part] or "[]")
+    made["born"] = msgspec.json.decode(made["born"] or "{}")
+    return msgspec.convert(made, State)
+
+
+async def ended(on: Fetches, since_s: float, running: Sequence[int]) -> list[Ended]:
+    """Jobs that ended lately, as far as they are found; `running` were seen running."""
+    rows = await on.fetch("watch_ended", since_s, list(running), ENDED_MAX)
+    return [msgspec.convert(dict(row), Ended) for row in rows]
+
+
+def _chunks(ids: Sequence[int]) -> Iterator[list[int]]:
+    for start in range(0, len(ids), ROWS_MAX):
+        yield list(ids[start : start + ROWS_MAX])

@@ -1,0 +1,89 @@
+"""The ledger of migrations, and who is in the way of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from taskd.core.migration import Entry, Migration
+from taskd.errors import SchemaEdited, SchemaError
+
+if TYPE_CHECKING:
+    from taskd.store.connections.statements import Fetches
+
+HOLDERS_MAX = 5
+UNDEFINED_COLUMN = "42703"
+OTHER_LEDGER = (
+    "the table taskd.migration has other columns than this taskd gives it: the schema was made "
+    "before the first release, from which nothing leads here, or was changed by hand. Use the "
+    "taskd that has made it. Without jobs that matter, begin anew: DROP SCHEMA taskd CASCADE."
+)
+
+
+class OldWorker(NamedTuple):
+    """A living worker whose code is too old for a migration."""
+
+    id: int
+    host: str
+    pid: int
+    version: str
+    schema_newest: int
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.pid} (taskd {self.version})"
+
+
+class Holder(NamedTuple):
+    """A session that holds up a migration."""
+
+    pid: int
+    username: str
+    application: str
+    state: str
+    xact_age_s: float
+
+    def __str__(self) -> str:
+        who = self.application or self.username or "a session"
+        return f"pid {self.pid} ({who}, {self.state or 'hidden'}, for {self.xact_age_s:.1f} s)"
+
+
+async def entries(on: Fetches) -> list[Entry]:
+    """What was applied and what is announced, by number.
+
+    Raises:
+        SchemaMissing: there is no schema taskd.
+        SchemaEdited: its ledger is of a taskd before the first release, or was changed by hand.
+    """
+    try:
+        return [Entry(*row) for row in await on.fetch("list_migrations")]
+    except SchemaError as error:
+        if getattr(error.__cause__, "sqlstate", "") != UNDEFINED_COLUMN:
+            raise
+        raise SchemaEdited(OTHER_LEDGER) from error
+
+
+async def record(on: Fetches, migration: Migration, *, is_applied: bool) -> None:
+    """Write down that it was applied, or that it is about to be."""
+    await on.fetch(
+        "record_migration",
+        migration.number,
+        migration.name,
+        migration.digest,
+        migration.works_with,
+        is_applied,
+    )
+
+
+async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
+    """The living workers with code older than that."""
+    return [OldWorker(*row) for row in await on.fetch("outgrown_workers", works_with)]
+
+
+async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
+    """Who holds locks on these tables; without tables, who holds an old snapshot."""
+    return [Holder(*row) for row in await on.fetch("lock_holders", list(tables), HOLDERS_MAX)]
+
+
+async def is_invalid(on: Fetches, index: str) -> bool:
+    """Whether that index was made in part only."""
+    return bool((await on.fetch("is_index_invalid", index))[0][0])

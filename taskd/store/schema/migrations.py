@@ -1,0 +1,110 @@
+"""Migrations: the files of sql/migrations, and whether a database fits them, or shall."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+from taskd.core.migration import CodeRange, Entry, Migration, code_range, misfit, version
+from taskd.errors import SchemaMissing
+from taskd.store.connections.statements import sql_root
+from taskd.store.schema import migration_history
+
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Database
+
+LOCK_WAIT_S = 60.0
+WORKERS_WAIT_S = 120.0
+FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+
+
+@cache
+def all_migrations() -> tuple[Migration, ...]:
+    """The migrations that this code brings, in order."""
+    found = []
+    for path in (sql_root() / "migrations").iterdir():
+        match = FILE_NAME.fullmatch(path.name)
+        if match:
+            found.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
+    return tuple(sorted(found, key=lambda each: each.number))
+
+
+def of_this_code() -> CodeRange:
+    """The schemas that this code was written for."""
+    return code_range(all_migrations())
+
+
+async def check(database: Database) -> int:
+    """Make sure that this code works with the schema; the number of its newest migration.
+
+    Raises:
+        SchemaMissing, SchemaOutdated, SchemaTooNew, SchemaEdited: it does not; the message says
+            what to do.
+    """
+    found = await entries(database)
+    if not any(entry.is_applied for entry in found):
+        from taskd.store.connections.error_translation import NO_SCHEMA
+
+        raise SchemaMissing(NO_SCHEMA)
+    error = misfit(all_migrations(), found)
+    if error is not None:
+        raise error
+    return version(found)
+
+
+async def entries(database: Database) -> list[Entry]:
+    """What was applied and what is announced; empty when the schema is missing."""
+    # Whoever asks for the version alone needs no driver.
+    from taskd.store.connections.database import Lane
+
+    lane = Lane(database, "check")
+    try:
+        with suppress(SchemaMissing):
+            return await migration_history.entries(lane)
+        return []
+    finally:
+        await lane.close()
+
+
+async def migrate(
+    database: Database,
+    known: Sequence[Migration] | None = None,
+    *,
+    drain: bool = False,
+    lock_wait_s: float = LOCK_WAIT_S,
+    workers_wait_s: float = WORKERS_WAIT_S,
+) -> list[Migration]:
+    """Apply what is missing; returns it. Safe to repeat, from anywhere, and while jobs run.
+
+    What this code works without waits until no older worker runs; so some may be missing still.
+
+    Args:
+        known: the migrations, if not those of this code.
+        drain: whether workers that are too old for a migration are told to drain, and waited for.
+        lock_wait_s: seconds to try for the locks of a migration, in tries of a tenth of a second.
+        workers_wait_s: seconds to wait for those workers.
+
+    Raises:
+        MigrationFailed: one could not be applied; it changed nothing, or says what is left.
+        SchemaTooNew, SchemaEdited: the database does not fit this code.
+        StoreUnavailable, PermissionDenied: as the server answers.
+    """
+    # It brings structlog along, which commands that only check can do without.
+    from taskd.store.schema.migrate import Runner
+
+    known = known or all_migrations()
+    applied: list[Migration] = []
+    settings = {"statement_timeout": "0", "lock_timeout": "0"}
+    async with database.connection("migrate", **settings) as connection:
+        runner = Runner(database, connection, known, lock_wait_s)
+        for migration in known:
+            if not await runner.is_missing(migration):
+                continue
+            if not await runner.has_outgrown_nobody(migration, drain, workers_wait_s):
+                break
+            if await runner.apply(migration):
+                applied.append(migration)
+    return applied

@@ -1,0 +1,57 @@
+"""The SQL that mends what `taskd doctor` finds: sql/mends.sql, with its values. It is printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from taskd.store.connections.statements import sql_root
+
+HEADER = re.compile(r"^-- mend: (\w+)\n", re.MULTILINE)
+PLACE = re.compile(r'(?<![:\w]):(?:"(\w+)"|\'(\w+)\'|(\w+):(?!:)|(\w+))')
+
+
+@cache
+def load() -> dict[str, str]:
+    """The texts by their names."""
+    parts = HEADER.split((sql_root() / "mends.sql").read_text(encoding="utf-8"))[1:]
+    return {name: _bare(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _bare(text: str) -> str:
+    """Without the prose of the next one."""
+    lines = text.rstrip().splitlines()
+    while lines and (not lines[-1] or lines[-1].startswith("-- ")):
+        lines.pop()
+    return "\n".join(lines)
+
+
+def render(name: str, args: Mapping[str, Any]) -> str:
+    """The SQL, to be pasted into psql.
+
+    Raises:
+        KeyError: there is no such text, or no such value.
+    """
+
+    def put(found: re.Match[str]) -> str:
+        identifier, text, part, number = found.groups()
+        if identifier:
+            return quote_identifier(str(args[identifier]))
+        if text:
+            return quote_literal(str(args[text]))
+        return str(args[part]) if part else str(int(args[number]))
+
+    return PLACE.sub(put, load()[name])
+
+
+def quote_identifier(name: str) -> str:
+    """As format('%I') would, but always in quotes."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """As format('%L') would."""
+    quoted = "'" + text.replace("'", "''") + "'"
+    return "E" + quoted.replace("\\", "\\\\") if "\\" in text else quoted

@@ -1,0 +1,74 @@
+"""Migrations as one script for psql: for databases whose owner lets no program change them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from taskd.core.migration import Migration, Step
+from taskd.store.schema.migrate import LEDGER, LOCK_TIMEOUT_MS, drop_text, lock_text
+
+HEAD = f"""\
+-- taskd's schema; run it as the role that is to own it:  psql -X -v ON_ERROR_STOP=1 -f this-file
+-- Each migration records itself in taskd.migration, so that taskd knows of it. A lock that is not
+-- free within {LOCK_TIMEOUT_MS} ms ends the script; its transaction leaves nothing: run it again.
+SET lock_timeout = '{LOCK_TIMEOUT_MS}ms';
+SET client_min_messages = 'warning';
+"""
+
+
+def script(migrations: Sequence[Migration]) -> str:
+    """The SQL that applies these migrations, in order, and records them.
+
+    In one transaction, but for what cannot run in one.
+    """
+    parts = [HEAD]
+    for in_transaction, group in groupby(migrations, lambda each: each.in_transaction):
+        made = list(group)
+        if in_transaction:
+            parts += ["BEGIN;\n", *(_in_transaction(each) for each in made), "COMMIT;\n"]
+        else:
+            parts += [_apart(each) for each in made]
+    return "\n".join(parts)
+
+
+def _in_transaction(migration: Migration) -> str:
+    locks = "".join(f"{lock_text(each)};\n" for each in migration.locks)
+    return f"{_title(migration)}{locks}{migration.text.rstrip()}\n{_record(migration)}"
+
+
+def _apart(migration: Migration) -> str:
+    # What it waits for is the end of older transactions, and nobody waits for it.
+    steps = "".join(_step(each) for each in migration.steps)
+    return (
+        f"{_title(migration)}SET lock_timeout = 0;\n{steps}"
+        f"SET lock_timeout = '{LOCK_TIMEOUT_MS}ms';\n{_record(migration)}"
+    )
+
+
+def _step(step: Step) -> str:
+    again = (
+        f"SELECT '{drop_text(step.made)}' FROM pg_index\n"  # noqa: S608 - our own names
+        f"WHERE indexrelid = to_regclass('{step.made}') AND NOT indisvalid \\gexec\n"
+        if step.made
+        else ""
+    )
+    return f"{again}{step.text};\n"
+
+
+def _title(migration: Migration) -> str:
+    works_with = f"workers of code before {migration.works_with:04d} drain once it is committed"
+    return f"-- {migration.label}: {works_with}.\n"
+
+
+def _record(migration: Migration) -> str:
+    # Name and digest come from a file's name and a hash: no quote can be in them.
+    row = (
+        f"({migration.number}, '{migration.name}', '{migration.digest}', {migration.works_with}, "
+        "clock_timestamp())"
+    )
+    return (
+        f"{LEDGER.strip()};\n"
+        "INSERT INTO taskd.migration (number, name, digest, works_with, applied_at)\n"
+        f"VALUES {row}\nON CONFLICT (number) DO UPDATE SET applied_at = excluded.applied_at;\n"
+    )

@@ -1,0 +1,146 @@
+"""A program of its own, between a worker and a command: it sees that nothing of it stays behind.
+
+    python -I -S subprocess_guard.py LIFELINE GRACE_S ARGV...
+
+LIFELINE is the reading end of a pipe that the worker holds open while the command may run. At its
+end, when the worker closes it and when the worker is killed, the command's process group gets a
+SIGTERM and, GRACE_S later, a SIGKILL. When the command has ended, whatever it has left is killed,
+also what has left its process group: orphans below this process become its children. It ends as the
+command did. Nothing of taskd is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+STRAYS_S = 2.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start(argv: list[str], asked: int) -> int:
+    """Start the command in a process group of its own; its pid."""
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setpgid(0, 0)
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(1)
+        os.close(asked)
+        # Python ignores these, and what is ignored stays so in the command.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(argv[0], argv)  # noqa: S606
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="replace"))
+    os._exit(NOT_FOUND if not os.path.exists(argv[0]) else NOT_EXECUTABLE)  # noqa: PTH110
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal to the command's process group, if it is there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def reap(pid: int) -> int | None:
+    """Bury children that have ended; the status of the command, if it was among them."""
+    status = None
+    while True:
+        try:
+            found, how = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if not found:
+            return status
+        if found == pid:
+            status = how
+
+
+def keep(pid: int, lifeline: int, woken: int, grace_s: float) -> int:
+    """Wait until the command has ended, and end it when the lifeline does; its status."""
+    watched = [lifeline, woken]
+    kill_at: float | None = None
+    while True:
+        left_s = None if kill_at is None else max(0.0, kill_at - time.monotonic())
+        ready, _, _ = select.select(watched, [], [], left_s)
+        signals = os.read(woken, 512) if woken in ready else b""
+        status = reap(pid)
+        if status is not None:
+            return status
+        if lifeline in ready:
+            watched.remove(lifeline)
+        if kill_at is None and (lifeline in ready or signal.SIGTERM in signals):
+            kill(pid, signal.SIGTERM)
+            kill_at = time.monotonic() + grace_s
+        elif kill_at is not None and time.monotonic() >= kill_at:
+            kill(pid, signal.SIGKILL)
+            kill_at = time.monotonic() + STRAYS_S
+
+
+def sweep(pid: int) -> None:
+    """Kill what the command has left behind, wherever it went."""
+    kill(pid, signal.SIGKILL)
+    ends = time.monotonic() + STRAYS_S
+    while time.monotonic() < ends:
+        reap(pid)
+        try:
+            with open("/proc/thread-self/children", encoding="ascii") as file:  # noqa: PTH123
+                strays = file.read().split()
+        except OSError:
+            return
+        if not strays:
+            return
+        for stray in strays:
+            try:
+                os.kill(int(stray), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.005)
+
+
+def end_as(status: int) -> None:
+    """End this process as the command has ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if code != -signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+
+
+def main() -> None:
+    """Keep one command."""
+    lifeline, grace_s, argv = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    os.set_inheritable(lifeline, False)
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    woken, asked = os.pipe()
+    os.set_blocking(asked, False)
+    signal.set_wakeup_fd(asked, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # a handler, and not SIG_IGN: that is inherited
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    pid = start(argv, asked)
+    # The command alone has them: a worker that writes to a command that has ended must learn it.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    status = keep(pid, lifeline, woken, grace_s)
+    sweep(pid)
+    end_as(status)
+
+
+if __name__ == "__main__":
+    main()

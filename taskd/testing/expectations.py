@@ -1,0 +1,120 @@
+"""What a test wants to have been enqueued, and in which argument the jobs that wait differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from taskd.core.tasks.task import Task
+from taskd.errors import InvalidArgs
+from taskd.testing.rows import JobRow, called, shown
+
+NEAREST_MAX = 5
+NOT_COMMITTED = "One that was enqueued with conn= is seen once its transaction has committed."
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "not given"
+
+
+ABSENT = _Absent()
+
+
+class Wanted:
+    """A task, and some of a job's arguments.
+
+    Args:
+        task: the task; or the name of one that is not imported, whose defaults are not known then.
+        args: arguments by name; those that are not named may be anything.
+
+    Raises:
+        TypeError: it is no task, or has no argument of that name.
+    """
+
+    def __init__(self, task: Task[..., Any] | str, args: Mapping[str, Any]) -> None:
+        __tracebackhide__ = True
+        if not isinstance(task, Task | str):
+            raise TypeError(f"{task!r} is no task: give what @task has made, or a task's name")
+        self._task = None if isinstance(task, str) else task
+        self.name = task if isinstance(task, str) else task.name
+        if self._task is not None:
+            known = self._task.args_type.__struct_fields__
+            for name in args:
+                if name not in known:
+                    has = ", ".join(known) or "none"
+                    raise TypeError(f"task {self.name} has no argument {name!r}; it has {has}")
+        self._args = dict(args)
+
+    def __str__(self) -> str:
+        return called(self.name, self._args) if self._args else self.name
+
+    def fits(self, row: JobRow) -> bool:
+        """Whether a job is of this task, with these arguments."""
+        return row.task == self.name and not self.differences(row)
+
+    def differences(self, row: JobRow) -> dict[str, tuple[Any, Any]]:
+        """What is wanted and what is there, for each argument in which a job differs."""
+        there = self._arguments(row)
+        return {
+            name: (wanted, there.get(name, ABSENT))
+            for name, wanted in self._args.items()
+            if name not in there or _plain(wanted) != _plain(there[name])
+        }
+
+    def _arguments(self, row: JobRow) -> Mapping[str, Any]:
+        """All arguments, with the defaults, as the handler would get them."""
+        if self._task is None:
+            return row.args
+        try:
+            return self._task.decode(msgspec.json.encode(row.args).decode())
+        except InvalidArgs:  # enqueued by SQL: a worker will refuse it
+            return row.args
+
+    # What is said when it is not so.
+
+    def missing(self, rows: Sequence[JobRow]) -> str:
+        """Why no job that waits is the wanted one: what was enqueued instead."""
+        waiting = [row for row in rows if row.waits]
+        return "\n".join(self._missing(waiting, [row for row in rows if not row.waits]))
+
+    def _missing(self, waiting: list[JobRow], others: list[JobRow]) -> Iterator[str]:
+        yield f"{self} is not enqueued."
+        for row in filter(self.fits, others[-NEAREST_MAX:]):
+            yield f"It was, and does not wait any more: {row}"
+        if not waiting:
+            yield f"No job waits. {NOT_COMMITTED}"
+            return
+        same = [row for row in waiting if row.task == self.name]
+        if same:
+            yield f"{_count(len(same), 'job')} of {self.name} waiting, with other arguments:"
+        nearest = sorted(same, key=lambda row: len(self.differences(row)))
+        for row in nearest[:NEAREST_MAX]:
+            yield f"  job {row.id} {called(row.task, row.args)}"
+            for name, (wanted, there) in self.differences(row).items():
+                yield f"      {name}: wanted {shown(wanted)}, is {shown(there)}"
+        if len(same) > NEAREST_MAX:
+            yield f"  and {len(same) - NEAREST_MAX} that differ as much or more"
+        besides = Counter(row.task for row in waiting if row.task != self.name)
+        if besides:
+            told = ", ".join(f"{task} ({_count(n, 'job')})" for task, n in besides.most_common())
+            yield f"Waiting {'besides' if same else 'instead'}: {told}."
+
+    def unwanted(self, rows: Iterable[JobRow]) -> str:
+        """Which jobs wait although none should."""
+        return "\n".join([f"{self} is enqueued, and should not be:", *(f"  {row}" for row in rows)])
+
+
+def _plain(value: object) -> object:
+    """As JSON has it, so that a date equals its text and a tuple a list."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError):
+        return value
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

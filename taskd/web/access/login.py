@@ -1,0 +1,245 @@
+"""Who may act: passwords, sessions, and how often somebody may guess."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from taskd.config import Settings
+from taskd.errors import ConfigError
+from taskd.web.access.login_limits import network_of
+
+PASSWORD_CHARS_MIN = 8
+PASSWORD_BYTES_MAX = 1024
+# 32 MiB and some 80 ms for each guess.
+SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**15, 8, 1
+SCRYPT_MEMORY_MAX = 64 * 2**20
+HASH = re.compile(r"scrypt:([A-Za-z0-9+/=]{16,64}):([A-Za-z0-9+/=]{40,100})")
+NAMED = re.compile(r"([A-Za-z0-9_.@-]{1,64}):(scrypt:\S+)")
+# Who is not known takes as long as who is.
+NOBODY = f"scrypt:{base64.b64encode(bytes(16)).decode()}:{base64.b64encode(bytes(32)).decode()}"
+# Who logs in with the one password.
+SOMEBODY = "admin"
+
+SESSIONS_MAX = 100
+SESSION_S = 24 * 3600.0
+IDLE_S = 8 * 3600.0
+# From one address; a good one clears them.
+FAILURES_MAX = 5
+FAILURES_S = 60.0
+# From all of them: then only those from which somebody has logged in before are heard.
+FAILURES_IN_ALL_MAX = 50
+ADDRESSES_MAX = 1000
+# Guesses that are hashed or wait for it, from all addresses.
+GUESSES_MAX = 8
+
+
+def hashed(password: str, salt: bytes | None = None) -> str:
+    """The hash of a password, for the settings."""
+    salt = salt or secrets.token_bytes(16)
+    key = hashlib.scrypt(
+        password.encode()[: PASSWORD_BYTES_MAX + 1],
+        salt=salt,
+        n=SCRYPT_N,
+        r=SCRYPT_R,
+        p=SCRYPT_P,
+        maxmem=SCRYPT_MEMORY_MAX,
+        dklen=32,
+    )
+    return f"scrypt:{base64.b64encode(salt).decode()}:{base64.b64encode(key).decode()}"
+
+
+def _is_right(password: str, known: str) -> bool:
+    match = HASH.fullmatch(known)
+    if match is None:
+        return hmac.compare_digest(password.encode(), known.encode())
+    return hmac.compare_digest(hashed(password, base64.b64decode(match[1])), known)
+
+
+def read_passwords(settings: Settings) -> dict[str, str]:
+    """Passwords or their hashes by name, `admin` for the one without; empty: nobody may act.
+
+    Raises:
+        ConfigError: the file cannot be read, or a password is too short.
+    """
+    given, source = settings.web_password, "web_password"
+    if settings.web_password_file is not None:
+        source = str(settings.web_password_file)
+        try:
+            given = settings.web_password_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"web_password_file: {source} cannot be read: {error}") from None
+    if given is None:
+        return {}
+    lines = given.splitlines()
+    named = [NAMED.fullmatch(line.strip()) for line in lines if line.strip()]
+    if named and all(named):
+        return _checked({match[1]: match[2] for match in named if match}, source)
+    if len(lines) > 1:
+        raise ConfigError(
+            f"{source}: write one password, or one line `name:scrypt:...` for each who may log in; "
+            "`taskd web --hash-password` makes them"
+        )
+    return _checked({SOMEBODY: given.strip()}, source)
+
+
+def _checked(passwords: dict[str, str], source: str) -> dict[str, str]:
+    for known in passwords.values():
+        if known.startswith("scrypt:") and not HASH.fullmatch(known):
+            raise ConfigError(f"{source}: the hash is none of `taskd web --hash-password`")
+        if len(known) < PASSWORD_CHARS_MIN:
+            raise ConfigError(f"{source}: use at least {PASSWORD_CHARS_MIN} characters")
+    return passwords
+
+
+class TooMany(Exception):
+    """Too many guesses; `wait_s` until the next may be made."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"too many attempts; wait {wait_s:.0f} s")
+        self.wait_s = wait_s
+
+
+class Logins:
+    """Checks passwords, a bounded number of times.
+
+    Who guesses from one address waits alone. Who guesses from many makes strangers wait, and nobody
+    whose address somebody has logged in from since the process started.
+    """
+
+    def __init__(self, passwords: Mapping[str, str]) -> None:
+        self._passwords = dict(passwords)
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._in_all: deque[float] = deque(maxlen=FAILURES_IN_ALL_MAX)
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._waiting = 0
+        self._one = asyncio.Lock()
+
+    @property
+    def names_needed(self) -> bool:
+        """Whether a name must be given, too."""
+        return set(self._passwords) != {SOMEBODY}
+
+    async def check(self, name: str, password: str, address: str) -> str | None:
+        """Who it is; None: wrong.
+
+        Raises:
+            TooMany: this address, or all of them, have guessed too often.
+        """
+        network = network_of(address)
+        failures = self._recent(network)
+        _limit(failures, FAILURES_MAX)
+        if network not in self._known:
+            _limit(self._in_all, FAILURES_IN_ALL_MAX)
+        if self._waiting >= GUESSES_MAX:
+            raise TooMany(1.0)
+        # Counted before it is checked, or several at once would be checked as the first.
+        now = time.monotonic()
+        failures.append(now)
+        self._in_all.append(now)
+        name = name if self.names_needed else SOMEBODY
+        self._waiting += 1
+        try:
+            async with self._one:
+                known = self._passwords.get(name)
+                right = await asyncio.to_thread(_is_right, password, known or NOBODY)
+        finally:
+            self._waiting -= 1
+        if not right or known is None:
+            return None
+        self._failures.pop(network, None)
+        with contextlib.suppress(ValueError):
+            self._in_all.remove(now)
+        _remember(self._known, network, None)
+        return name
+
+    def _recent(self, network: str) -> deque[float]:
+        failures = self._failures.get(network, deque())
+        _remember(self._failures, network, failures)
+        while failures and failures[0] < time.monotonic() - FAILURES_S:
+            failures.popleft()
+        return failures
+
+
+def _limit(failures: Sequence[float], most: int) -> None:
+    """Raise TooMany, while the earliest of so many failures is younger than FAILURES_S."""
+    left_s = failures[0] + FAILURES_S - time.monotonic() if len(failures) >= most else 0.0
+    if left_s > 0:
+        raise TooMany(max(1.0, left_s))
+
+
+def _remember(kept: OrderedDict[str, Any], key: str, value: Any) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > ADDRESSES_MAX:
+        kept.popitem(last=False)
+
+
+@dataclass(slots=True)
+class Session:
+    """Somebody who has logged in.
+
+    Attributes:
+        csrf: what each form that changes something must bring.
+        notes: what to tell on the next page.
+    """
+
+    who: str
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    notes: list[str] = field(default_factory=list)
+    born: float = field(default_factory=time.monotonic)
+    seen: float = field(default_factory=time.monotonic)
+
+
+class Sessions:
+    """Those who have logged in, in memory: a restart logs everybody out."""
+
+    def __init__(self) -> None:
+        self._by_digest: OrderedDict[bytes, Session] = OrderedDict()
+
+    def begin(self, who: str) -> tuple[str, Session]:
+        """A new session and its token; of too many, the one that idled longest ends."""
+        token, session = secrets.token_urlsafe(32), Session(who)
+        self._by_digest[_digest(token)] = session
+        while len(self._by_digest) > SESSIONS_MAX:
+            self._by_digest.popitem(last=False)
+        return token, session
+
+    def find(self, token: str | None, *, looks: bool = False) -> Session | None:
+        """The session of this token, unless it is over.
+
+        Args:
+            looks: a page that is open asks, and not somebody who does something.
+        """
+        key = _digest(token or "")
+        session = self._by_digest.get(key)
+        if session is None:
+            return None
+        now = time.monotonic()
+        if now - session.born > SESSION_S or now - session.seen > IDLE_S:
+            del self._by_digest[key]
+            return None
+        if not looks:
+            session.seen = now
+            self._by_digest.move_to_end(key)
+        return session
+
+    def end(self, token: str | None) -> None:
+        """Log out."""
+        self._by_digest.pop(_digest(token or ""), None)
+
+
+def _digest(token: str) -> bytes:
+    # The tokens themselves are nowhere, so that a dump of the memory is no key; and looking one up
+    # tells nothing about others by the time it takes.
+    return hashlib.sha256(token.encode()).digest()

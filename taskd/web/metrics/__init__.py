@@ -1,0 +1,1 @@
+"""`/metrics`: names, exposition, the Grafana dashboard and the alert rules."""

@@ -1,0 +1,70 @@
+"""What the database says, read at most once in a few seconds and never waited for for long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import NamedTuple
+
+from taskd import events
+from taskd.store.connections.database import Database, Lane
+from taskd.store.reading import metrics
+from taskd.store.reading.metrics import Value
+
+# Two servers that scrape one worker ask the database once.
+CACHE_S = 5.0
+WAIT_S = 2.0
+
+
+class Reading(NamedTuple):
+    """What was read.
+
+    Attributes:
+        values: none, when the database did not answer in time.
+        took_s: how long the statement took.
+    """
+
+    up: bool
+    values: list[Value]
+    took_s: float
+
+
+NOTHING = Reading(up=False, values=[], took_s=0.0)
+
+
+class Figures:
+    """Reads, with a connection of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._lane = Lane(database, "metrics", statement_timeout=str(int(WAIT_S * 1000)))
+        self._read: asyncio.Task[Reading] | None = None
+        self._last = NOTHING
+        self._until = 0.0
+
+    async def read(self) -> Reading:
+        """The numbers, not older than CACHE_S; whoever asks meanwhile waits for the same."""
+        if time.monotonic() < self._until:
+            return self._last
+        if self._read is None:
+            self._read = asyncio.create_task(self._read_now(), name="figures")
+        # A statement that takes longer goes on, and the next scrape finds what it has read.
+        await asyncio.wait({self._read}, timeout=WAIT_S)
+        return self._last if time.monotonic() < self._until else NOTHING
+
+    async def _read_now(self) -> Reading:
+        began = time.monotonic()
+        try:
+            values = await metrics.read(self._lane)
+            self._last = Reading(True, values, time.monotonic() - began)
+        except Exception as error:  # noqa: BLE001 - not now, or not permitted: the rest is told
+            if self._last.up or not self._until:
+                events.figures_delayed(f"{type(error).__name__}: {error}")
+            self._last = NOTHING
+        finally:
+            self._read = None
+        self._until = time.monotonic() + CACHE_S
+        return self._last
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._lane.close()

@@ -1,0 +1,252 @@
+"""What somebody who is logged in may do: by the same functions of the store as the command line.
+
+Each action is an event with who did it, and ends on a page that says what came of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from taskd import events
+from taskd.client import bulk
+from taskd.config import parse_duration_s
+from taskd.core.humanize import count, span
+from taskd.core.jobs.failure import REASON_BYTES_MAX
+from taskd.core.jobs.job import LIVE, JobState, check_queue
+from taskd.core.jobs.job_changes import FINISHED_BADLY, Filter
+from taskd.errors import ScheduleNotFound
+from taskd.store import queues, schedules
+from taskd.store.connections.statements import Fetches
+from taskd.store.jobs import jobs
+from taskd.store.reading import reports
+from taskd.web.access.login import Session
+from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
+from taskd.web.pages.views import wanted_of
+
+# Of one click; the next one goes on.
+BULK_JOBS_MAX = 10_000
+PAUSE_S_MAX = 365 * 86400.0
+JOB_ACTIONS = ("retry", "cancel")
+
+
+async def retry_job(board: Dashboard, request: Request) -> Response:
+    """Bring one job back."""
+    session, _ = await board.acting(request)
+    job_id = job_id_of(request)
+    back = await jobs.retry(board.on, [job_id])
+    said = f"job {job_id} was retried" if back else ""
+    return await _told_of_job(board, session, job_id, "retry", said)
+
+
+async def cancel_job(board: Dashboard, request: Request) -> Response:
+    """End one job that waits, or ask the worker of one that runs."""
+    session, form = await board.acting(request)
+    job_id = job_id_of(request)
+    ended = await jobs.cancel(board.on, [job_id], reason_of(form, session))
+    said = {
+        JobState.CANCELLED: f"job {job_id} was cancelled",
+        JobState.RUNNING: f"the worker of job {job_id} was asked to stop it",
+    }.get(ended.get(job_id, JobState.DONE), "")
+    return await _told_of_job(board, session, job_id, "cancel", said)
+
+
+async def _told_of_job(
+    board: Dashboard, session: Session, job_id: int, action: str, said: str
+) -> Response:
+    if said:
+        events.action_taken(f"jobs.{action}", session.who, f"job {job_id}", 1, [job_id])
+    session.notes.append(said or await _left(board, job_id, action))
+    board.live.forget()
+    return RedirectResponse(f"/jobs/{job_id}", 303)
+
+
+async def _left(board: Dashboard, job_id: int, action: str) -> str:
+    """Why a job was left as it is."""
+    state = (await reports.job_states(board.on, [job_id])).get(job_id)
+    if state is None:
+        return f"no job has the id {job_id}"
+    if action == "cancel":
+        return f"job {job_id} is {state} already: only live jobs can be cancelled"
+    if state in FINISHED_BADLY:
+        return f"job {job_id} stays {state}: below it says why it cannot come back"
+    return f"job {job_id} is {state}: only failed and cancelled jobs can be retried"
+
+
+class Bulk(NamedTuple):
+    """An action on all jobs that a filter means."""
+
+    action: str
+    wanted: Filter
+    fields: dict[str, Any]
+
+
+async def preview(board: Dashboard, request: Request) -> Response:
+    """How many jobs an action in bulk would mean, and which, before it is done."""
+    if board.looking(request) is None:
+        raise Refused("nobody may act here, as no password is set: see TASKD_WEB_PASSWORD")
+    action = request.query_params.get("action", "")
+    asked = _bulk(action, wanted_of(request.query_params), None)
+    found, sample = await bulk.look(board.on, asked.wanted, BULK_JOBS_MAX)
+    rows = [await reports.show_job(board.on, job_id) for job_id in sample]
+    return board.page(
+        request,
+        "preview.html",
+        action=action,
+        fields=asked.fields,
+        found=found,
+        more=found >= BULK_JOBS_MAX,
+        sample=[row for row in rows if row is not None],
+        asked_at=time.monotonic(),
+    )
+
+
+async def act_in_bulk(board: Dashboard, request: Request) -> Response:
+    """Retry or cancel all jobs of a filter that were there when the preview was made."""
+    session, form = await board.acting(request)
+    fields = {name: values[0] for name, values in form.items()} | {"state": form.get("state", [])}
+    try:
+        ago_s = max(time.monotonic() - float(one(form, "asked_at")), 0.0)
+    except ValueError:
+        raise Refused("this form cannot be read") from None
+    asked = _bulk(one(form, "action"), wanted_of(fields), min(ago_s, 86400.0))
+    do = _cancel(reason_of(form, session), asked.wanted) if asked.action == "cancel" else jobs.retry
+    done: list[int] = []
+    try:
+        async for ids in bulk.batches(board.on, asked.wanted, BULK_JOBS_MAX):
+            done += sorted(await do(board.on, ids))
+    finally:
+        # What was done was done, also when the rest could not be.
+        said = ", ".join(f"{name}={value}" for name, value in asked.fields.items() if value)
+        events.action_taken(f"jobs.{asked.action}", session.who, said, len(done), done)
+        board.live.forget()
+    verb = "retried" if asked.action == "retry" else "cancelled, or asked to stop"
+    more = "; there may be more: do it again" if len(done) >= BULK_JOBS_MAX else ""
+    session.notes.append(f"{count(len(done), 'job')} {verb}{more}")
+    return RedirectResponse("/jobs", 303)
+
+
+def _bulk(action: str, asked: tuple[Any, dict[str, Any]], older_s: float | None) -> Bulk:
+    """The filter, in the states in which this can be done."""
+    wanted, fields = asked
+    if action not in JOB_ACTIONS:
+        raise Refused("jobs can be retried or cancelled")
+    if wanted.searches_args:
+        raise Refused("a search in arguments or keys shows jobs; it cannot act on them in bulk")
+    able = FINISHED_BADLY if action == "retry" else LIVE
+    states = tuple(state for state in wanted.filter.states or sorted(able) if state in able)
+    if not states:
+        raise Refused(f"none of the jobs shown can be {_done(action)}: choose other states")
+    given = wanted.filter
+    filter_ = Filter(given.queue, given.task, states, given.error, older_s, given.since_s)
+    return Bulk(action, filter_, fields | {"state": [state.value for state in states]})
+
+
+def _done(action: str) -> str:
+    return {"retry": "retried", "cancel": "cancelled"}[action]
+
+
+def _cancel(reason: str, wanted: Filter) -> bulk.Act:
+    states = [state.value for state in wanted.states]
+
+    async def end(on: Fetches, ids: Sequence[int]) -> Collection[int]:
+        return await jobs.cancel(on, ids, reason, states)
+
+    return end
+
+
+async def pause_queue(board: Dashboard, request: Request) -> Response:
+    """Let no worker claim from a queue, for a time or until it is resumed."""
+    session, form = await board.acting(request)
+    name, for_s = check_queue(request.path_params["name"]), _duration(one(form, "for"))
+    await queues.pause(board.on, [name], for_s, _cut(one(form, "reason")) or None)
+    said = f"paused for {span(for_s)}" if for_s else "paused until somebody resumes it"
+    return _told_of_queue(board, session, name, "pause", said)
+
+
+async def resume_queue(board: Dashboard, request: Request) -> Response:
+    """Let workers claim from a queue again."""
+    session, _ = await board.acting(request)
+    name = check_queue(request.path_params["name"])
+    said = "resumed" if await queues.resume(board.on, [name]) else "not paused"
+    return _told_of_queue(board, session, name, "resume", said)
+
+
+def _told_of_queue(
+    board: Dashboard, session: Session, name: str, action: str, said: str
+) -> Response:
+    events.action_taken(f"queues.{action}", session.who, f"queue {name}", 0, [])
+    session.notes.append(f"queue {name}: {said}")
+    board.live.forget()
+    return RedirectResponse(f"/queues/{quote(name)}", 303)
+
+
+async def run_schedule(board: Dashboard, request: Request) -> Response:
+    """Make the jobs of a schedule now, beside its ticks."""
+    session, form = await board.acting(request)
+    name = one(form, "name")
+    ids = await schedules.run(board.on, name)
+    if ids is None:
+        said = "skipped, as one of its jobs is live"
+    else:
+        said = f"made {count(len(ids), 'job')}: {', '.join(map(str, ids[:10]))}"
+    return _told_of_schedule(board, session, name, "run", said, ids or [])
+
+
+async def pause_schedule(board: Dashboard, request: Request) -> Response:
+    """Fire no ticks until it is resumed."""
+    session, form = await board.acting(request)
+    name = one(form, "name")
+    if not await schedules.pause(board.on, [name], None, f"by {session.who}"):
+        raise ScheduleNotFound(f"there is no schedule {name[:200]!r}")
+    said = "paused until somebody resumes it"
+    return _told_of_schedule(board, session, name, "pause", said)
+
+
+async def resume_schedule(board: Dashboard, request: Request) -> Response:
+    """Fire again, from the next tick to come."""
+    session, form = await board.acting(request)
+    name = one(form, "name")
+    said = "resumed" if await schedules.resume(board.on, [name]) else "not paused"
+    return _told_of_schedule(board, session, name, "resume", said)
+
+
+def _told_of_schedule(
+    board: Dashboard,
+    session: Session,
+    name: str,
+    action: str,
+    said: str,
+    ids: Sequence[int] = (),
+) -> Response:
+    events.action_taken(f"schedules.{action}", session.who, f"schedule {name}", len(ids), ids)
+    session.notes.append(f"schedule {name[:100]}: {said}")
+    board.live.forget()
+    return RedirectResponse("/schedules", 303)
+
+
+def reason_of(form: Mapping[str, list[str]], session: Session) -> str:
+    """What is kept with a cancelled job: who, and what they said."""
+    said = one(form, "reason")
+    return _cut(f"cancelled by {session.who}" + (f": {said}" if said else ""))
+
+
+def _cut(text: str) -> str:
+    return text.encode()[:REASON_BYTES_MAX].decode(errors="ignore")
+
+
+def _duration(written: str) -> float | None:
+    if not written:
+        return None
+    try:
+        seconds = parse_duration_s(written)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if not 0 < seconds <= PAUSE_S_MAX:
+        raise Refused("write a time above zero, and below a year: 30m, 2h, 1d")
+    return seconds

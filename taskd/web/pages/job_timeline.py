@@ -1,0 +1,97 @@
+"""What happened to a job, in the order of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from taskd.core.jobs.job import FINISHED, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened, or will.
+
+    Attributes:
+        kind: a state, or `plain`; it gives the colour.
+        after_s: seconds since what stands before it; None of the first.
+        took_s: how long it went on, of an attempt.
+        note: what was said.
+    """
+
+    at: datetime | None
+    kind: str
+    title: str
+    after_s: float | None = None
+    took_s: float | None = None
+    note: str | None = None
+
+
+def timeline(job: dict[str, Any]) -> list[Moment]:
+    """From its birth to its end, or to what comes next.
+
+    Of many attempts the row keeps the first and the last ones; what is missing is said.
+    """
+    told = [Moment(job["enqueued_at"], "plain", _birth(job))]
+    kept = job["errors"] or []
+    before = 0
+    for error in kept:
+        number = error.get("attempt") or 0
+        if before and number > before + 1:
+            told.append(
+                Moment(None, "plain", f"attempts {before + 1} to {number - 1} are not kept")
+            )
+        before = number
+        told.append(_attempt(error))
+    if job["state"] == JobState.RUNNING:
+        told.append(Moment(job["started_at"], "running", f"attempt {job['attempt']} began"))
+    elif job["state"] in FINISHED:
+        told += _end(job, kept)
+    elif job["state"] == JobState.SCHEDULED:
+        title = f"attempt {job['attempt'] + 1} is due" if kept else "is due"
+        told.append(Moment(job["run_at"], "scheduled", title))
+    return _with_gaps(told)
+
+
+def _birth(job: dict[str, Any]) -> str:
+    return f"the schedule {job['schedule']} made it" if job["schedule"] else "enqueued"
+
+
+def _attempt(error: dict[str, Any]) -> Moment:
+    began, ended = (_moment(error.get(name)) for name in ("started", "ended"))
+    took = (ended - began).total_seconds() if began and ended else None
+    note = f"{error.get('type')}: {error.get('message')}"
+    return Moment(
+        began or ended, "failed", f"attempt {error.get('attempt')} failed", None, took, note
+    )
+
+
+def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:
+    began, ended = job["started_at"], job["finished_at"]
+    # The end of a failed job is that of its last attempt, unless something else has ended it.
+    tried = kept and kept[-1].get("attempt") == job["attempt"]
+    moments = []
+    if began is not None and not tried:
+        took = (ended - began).total_seconds()
+        moments.append(Moment(began, "running", f"attempt {job['attempt']} began", None, took))
+    moments.append(Moment(ended, job["state"], job["state"], None, None, job["reason"]))
+    return moments
+
+
+def _with_gaps(told: list[Moment]) -> list[Moment]:
+    found: list[Moment] = []
+    last: datetime | None = None
+    for each in told:
+        if each.at is not None and last is not None:
+            each = replace(each, after_s=(each.at - last).total_seconds())  # noqa: PLW2901
+        last = each.at or last
+        found.append(each)
+    return found
+
+
+def _moment(written: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(written)) if written else None
+    except ValueError:
+        return None

@@ -1,0 +1,267 @@
+"""What the pages show of now: read once for all who look, at most every two seconds.
+
+Nobody looks: nothing is read. A statement that takes longer is asked less often, so that looking
+never takes more than a twentieth of one connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from taskd import events
+from taskd.core.explain.error_groups import ErrorGroup, group
+from taskd.errors import TaskdError
+from taskd.store.connections.statements import Fetches
+from taskd.store.reading import dashboard, reports
+from taskd.web.pages.charts import Chart, chart
+from taskd.web.pages.render import render
+
+Row = dict[str, Any]
+
+EVERY_S = 2.0
+REST = 20.0
+CHART_EVERY_S = 10.0
+CHART_S, CHART_STEPS = 3600.0, 60
+ERRORS_S, ERRORS_READ_MAX = 86400.0, 2000
+DEAD_S = 3600.0
+QUEUE_CHARTS_MAX = 50
+# Who follows at a time (routes.py).
+VIEWERS_MAX = 50
+# Parts of pages that are told anew, each by its template.
+PARTS = ("alerts", "tiles", "charts", "queues", "failing")
+# A proxy takes a stream on which nothing comes for dead.
+KEEP_ALIVE_S = 15.0
+
+
+class Board(NamedTuple):
+    """The queues as they are, the chart of the last hour, and what fails.
+
+    Attributes:
+        number: grows with each reading.
+    """
+
+    number: int
+    queues: list[Row]
+    workers: list[Row]
+    chart: Chart
+    errors: list[ErrorGroup]
+
+    def total(self, column: str) -> int:
+        """The sum over all queues."""
+        return sum(row[column] for row in self.queues)
+
+    @property
+    def oldest_due_s(self) -> float | None:
+        """How long the oldest due job has waited; those of paused queues do not count."""
+        ages = [row["oldest_due_s"] for row in self.queues if not row["paused"]]
+        return max((age for age in ages if age is not None), default=None)
+
+    @property
+    def live_workers(self) -> int:
+        """How many workers are there and work."""
+        return sum(row["state"] in ("live", "late") for row in self.workers)
+
+    @property
+    def unserved(self) -> list[Row]:
+        """Queues with due jobs that no live worker serves."""
+        return [
+            row
+            for row in self.queues
+            if row["oldest_due_s"] is not None and not row["workers"] and not row["paused"]
+        ]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Something that was read, when, and how long it took."""
+
+    value: Any = None
+    read_at: float = float("-inf")
+    took_s: float = 0.0
+
+    def is_fresh(self, every_s: float) -> bool:
+        return time.monotonic() - self.read_at < max(every_s, REST * self.took_s)
+
+
+@dataclass(eq=False, slots=True)
+class _Viewer:
+    """Somebody who looks: what was last made for them, which job they watch, and how it was."""
+
+    job_id: int | None
+    stage: str | None = None
+    seen: tuple[Any, ...] | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    board: Board | None = None
+    changed: bool = False
+    error: str | None = None
+
+
+class Live:
+    """Reads for all who look, and tells them."""
+
+    def __init__(self, on: Fetches) -> None:
+        self._on = on
+        self._number = 0
+        self._now, self._chart = _Kept(), _Kept()
+        self._queue_charts: OrderedDict[str, _Kept] = OrderedDict()
+        self._reading = asyncio.Lock()
+        self._viewers: set[_Viewer] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+        self._made: dict[str, str] = {}
+        self._made_of = 0
+
+    async def board(self) -> Board:
+        """What there is now, at most as old as it takes to be shared."""
+        async with self._reading:
+            # One after the other: each takes a connection.
+            if not self._chart.is_fresh(CHART_EVERY_S):
+                await _read(self._chart, self._read_chart)
+            if not self._now.is_fresh(EVERY_S):
+                await _read(self._now, self._read_now)
+                self._number += 1
+            return Board(self._number, *self._now.value, *self._chart.value)
+
+    async def queue_names(self) -> list[str]:
+        """The queues that there were when somebody looked last: for hints, which may be old."""
+        if self._now.value is None:
+            await self.board()
+        queues, _ = self._now.value
+        return [row["queue"] for row in queues]
+
+    async def queue_chart(self, queue: str) -> Chart:
+        """What finished lately in one queue; kept for a while, of so many queues."""
+        kept = self._queue_charts.setdefault(queue, _Kept())
+        self._queue_charts.move_to_end(queue)
+        while len(self._queue_charts) > QUEUE_CHARTS_MAX:
+            self._queue_charts.popitem(last=False)
+
+        async def read() -> Chart:
+            rows = await dashboard.finished_lately(
+                self._on, window_s=CHART_S, steps=CHART_STEPS, queue=queue
+            )
+            return chart(rows, CHART_STEPS, CHART_S)
+
+        async with self._reading:
+            if not kept.is_fresh(CHART_EVERY_S):
+                await _read(kept, read)
+        found: Chart = kept.value
+        return found
+
+    def parts(self, board: Board, names: Sequence[str]) -> dict[str, str]:
+        """The HTML of parts of pages; made once for all who look."""
+        if self._made_of != board.number:
+            self._made, self._made_of = {}, board.number
+        for name in names:
+            if name not in self._made:
+                self._made[name] = render(f"_{name}.html", board=board)
+        return {name: self._made[name] for name in names}
+
+    def forget(self) -> None:
+        """Somebody has changed something: the next who looks reads anew."""
+        self._now.read_at = float("-inf")
+
+    async def _read_now(self) -> tuple[list[Row], list[Row]]:
+        return await reports.list_queues(self._on), await reports.list_workers(self._on, DEAD_S)
+
+    async def _read_chart(self) -> tuple[Chart, list[ErrorGroup]]:
+        rows = await dashboard.finished_lately(self._on, window_s=CHART_S, steps=CHART_STEPS)
+        errors = await reports.stats_errors(self._on, since_s=ERRORS_S, read_max=ERRORS_READ_MAX)
+        return chart(rows, CHART_STEPS, CHART_S), group(errors.told)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody may follow any more."""
+        return self._closed
+
+    async def follow(
+        self, job_id: int | None, stage: str | None = None
+    ) -> AsyncIterator[_Viewer | None]:
+        """What is new, again and again; None: nothing, for a while.
+
+        Args:
+            job_id: a job whose changes are told, too.
+            stage: where its page shows it, as stage_of() says; it may have gone on since.
+        """
+        viewer = _Viewer(job_id, stage)
+        self._viewers.add(viewer)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name="web-live")
+        try:
+            while True:
+                news = True
+                try:
+                    await asyncio.wait_for(viewer.news.wait(), KEEP_ALIVE_S)
+                except TimeoutError:
+                    news = False
+                viewer.news.clear()
+                if self._closed:
+                    return
+                yield viewer if news else None
+                viewer.changed = False
+        finally:
+            self._viewers.discard(viewer)
+
+    def end(self) -> None:
+        """Send everybody away; nobody may follow any more."""
+        self._closed = True
+        for viewer in self._viewers:
+            viewer.news.set()
+
+    async def close(self) -> None:
+        """Send everybody away, and read nothing more."""
+        self.end()
+        if self._looking is not None:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking
+
+    async def _look(self) -> None:
+        """Read as long as somebody looks."""
+        while self._viewers:
+            # Read only when it is shown: after a failure nothing is told as if it were new.
+            error, board = None, None
+            try:
+                board = await self.board()
+                await self._compare()
+            except TaskdError as problem:
+                error = str(problem)
+            except Exception as problem:  # noqa: BLE001 - or all would look at what never changes
+                events.request_failed("GET", "/live", problem)
+                error = "the log of this process says more"
+            for viewer in self._viewers:
+                viewer.board, viewer.error = board, error
+                viewer.news.set()
+            await asyncio.sleep(max(EVERY_S, REST * self._now.took_s))
+
+    async def _compare(self) -> None:
+        """See which of the watched jobs are not as they were."""
+        watched = {viewer.job_id for viewer in self._viewers if viewer.job_id is not None}
+        states = await dashboard.watch_jobs(self._on, sorted(watched)) if watched else {}
+        for viewer in self._viewers:
+            if viewer.job_id not in watched:
+                continue
+            now = states.get(viewer.job_id, ())
+            if viewer.seen is None:
+                gone_on = viewer.stage is not None and viewer.stage != stage_of(*now[:3])
+            else:
+                gone_on = viewer.seen != now
+            viewer.seen, viewer.changed = now, viewer.changed or gone_on
+
+
+def stage_of(*known: object) -> str:
+    """The state, attempt and fence of a job in a word; nothing for one that is gone."""
+    return ".".join(map(str, known))
+
+
+async def _read(kept: _Kept, read: Callable[[], Awaitable[Any]]) -> None:
+    began = time.monotonic()
+    kept.value = await read()
+    kept.read_at = time.monotonic()
+    kept.took_s = kept.read_at - began

@@ -1,0 +1,161 @@
+"""From rows to HTML: the templates, and how they write times, numbers and strangers' texts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from taskd.core.humanize import UNIT_S, count, printable, rate_text, span
+
+HERE = Path(__file__).parents[1]
+STATIC = HERE / "static"
+# Of one text in a line, of one whole text; the command line shows all of it.
+LINE_CHARS_MAX = 200
+TEXT_CHARS_MAX = 20_000
+LOG_CHARS_MAX = 2000
+TIME = re.compile(
+    r"(?<!\d)\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)(?!\d)", re.ASCII
+)
+
+
+@cache
+def environment() -> Environment:
+    """The templates; whatever is put into one is escaped."""
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        line=line, text=text, json=json_text, span=span, number=number, moment=moment, share=share,
+        path=path, rate=rate_text, pace=pace, count=count, lines=log_lines, timed=timed,
+    )  # fmt: skip
+    made.globals.update(static=static, query=query)
+    return made
+
+
+def render(template: str, /, **values: Any) -> str:
+    """The HTML of a template."""
+    return environment().get_template(template).render(values)
+
+
+def line(value: object, chars_max: int = LINE_CHARS_MAX) -> str:
+    """A stranger's text in one line: nothing in it ends it, turns it round or is too long."""
+    said = printable(" ".join(str(value)[: chars_max * 4].split()))
+    return said if len(said) <= chars_max else said[: chars_max - 1] + "…"
+
+
+def text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """A stranger's text with its lines; what is too long is cut, and says so."""
+    said = str(value)
+    more = len(said) - chars_max
+    shown = printable(said[:chars_max].replace("\r\n", "\n"))
+    return shown if more <= 0 else f"{shown}\n… and {count(more, 'more character')}"
+
+
+def json_text(value: object) -> str:
+    """A value as JSON, for people."""
+    written = msgspec.json.encode(value, enc_hook=str)
+    return text(msgspec.json.format(written, indent=2).decode())
+
+
+def log_lines(log: Mapping[str, Any]) -> str:
+    """What an attempt has logged, a line for each, with its time for `timed`."""
+    told = [_log_line(each) for each in log["lines"]]
+    if log["left_out"]:
+        told.insert(log["first"], f"[{count(log['left_out'], 'line')} left out]")
+    return "\n".join(told)
+
+
+def _log_line(each: Mapping[str, Any]) -> str:
+    at = str(each.get("at", ""))
+    fields = {"logger": each["logger"]} if each.get("logger") else {}
+    fields |= each.get("fields", {})
+    said = [at, f"{each.get('level', ''):<7}", line(each.get("text", ""), LOG_CHARS_MAX)]
+    said += [f"{name}={line(value)}" for name, value in fields.items()]
+    more = each.get("traceback")
+    return " ".join(said).rstrip() + (f"\n{more.rstrip()}" if more else "")
+
+
+def number(value: float | None) -> str:
+    """`12,345`; nothing for None."""
+    return "" if value is None else f"{value:,}"
+
+
+def pace(per_s: float) -> str:
+    """`13.9/s`, `4.2/m`, `0/s`: three digits, in the unit that has some before the point."""
+    unit, size = next((pair for pair in UNIT_S.items() if per_s * pair[1] >= 1), ("h", 3600.0))
+    return f"{per_s * size:.3g}/{unit}" if per_s else "0/s"
+
+
+def share(part: float, whole: float) -> str:
+    """`31 %`; `<1 %` for what is little and not nothing."""
+    if not whole:
+        return ""
+    percent = 100 * part / whole
+    return f"{percent:.0f} %" if percent >= 1 or not part else "<1 %"
+
+
+def moment(value: datetime | None, *, seconds: bool = True) -> Markup:
+    """A point in time in UTC; the script of the pages shows it in the zone of the reader."""
+    if value is None:
+        return Markup()
+    utc = value.astimezone(UTC)
+    shown = utc.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+    iso = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}">{} UTC</time>').format(iso, shown)
+
+
+def timed(said: str) -> Markup:
+    """A text in which each point in time is shown in the zone of the reader, as everywhere."""
+    parts, end = [], 0
+    for found in TIME.finditer(said):
+        try:
+            at = _moment_ms(found[0]) if found[1] else moment(datetime.fromisoformat(found[0]))
+        except ValueError:  # it looks like one, in a stranger's text
+            continue
+        parts += [escape(said[end : found.start()]), at]
+        end = found.end()
+    return Markup().join([*parts, escape(said[end:])])
+
+
+def _moment_ms(written: str) -> Markup:
+    """A point in time to the millisecond, as logs have it."""
+    iso = datetime.fromisoformat(written).astimezone(UTC).isoformat(timespec="milliseconds")[:23]
+    shown = Markup('<time datetime="{}Z" data-ms>{} UTC</time>')
+    return shown.format(iso, iso.replace("T", " "))
+
+
+def path(value: object) -> str:
+    """A name as one part of a path."""
+    return quote(str(value), safe="")
+
+
+def query(base: str, values: Mapping[str, Any]) -> str:
+    """A path with a query, without what is empty."""
+    pairs = [
+        (key, each)
+        for key, given in values.items()
+        for each in (given if isinstance(given, list | tuple) else [given])
+        if each not in (None, "")
+    ]
+    return f"{base}?{urlencode(pairs)}" if pairs else base
+
+
+@cache
+def static(name: str) -> str:
+    """The address of a static file, which changes with its content."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"

@@ -1,0 +1,256 @@
+"""The pages that show: each reads, decides nothing, and fills a template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from taskd.config import parse_duration_s
+from taskd.core.explain.sentences import tell
+from taskd.core.jobs.job import FINISHED, LIVE, JobState, check_queue
+from taskd.core.jobs.job_changes import FINISHED_BADLY, Filter
+from taskd.core.workflows.tree import state_of, with_stages
+from taskd.errors import InvalidJob, JobNotFound, LimitNotFound, WorkflowNotFound
+from taskd.store import schedules, workflows
+from taskd.store.jobs import limits, logs
+from taskd.store.reading import dashboard, reports
+from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, number_of
+from taskd.web.pages.job_timeline import timeline
+from taskd.web.pages.live import stage_of
+from taskd.web.pages.workflow_graph import PARTS_MAX, graph
+
+Row = dict[str, Any]
+
+WORKFLOWS_MAX = 50
+DEAD_S = 7 * 86400.0
+TEXT_CHARS_MAX = 200
+# What the menu of the jobs page offers.
+SINCE = ("5m", "15m", "1h", "6h", "24h", "7d")
+
+
+async def overview(board: Dashboard, request: Request) -> Response:
+    """Where a day begins, and a night."""
+    return board.page(request, "overview.html", board=await board.live.board())
+
+
+async def queue(board: Dashboard, request: Request) -> Response:
+    """One queue."""
+    name = _queue(request.path_params["name"])
+    now = await board.live.board()
+    row = next((each for each in now.queues if each["queue"] == name), None)
+    waiting = dashboard.Wanted(Filter(queue=name))
+    return board.page(
+        request,
+        "queue.html",
+        name=name,
+        row=row,
+        chart=await board.live.queue_chart(name),
+        found=await dashboard.find_jobs(board.on, waiting),
+        workers=[each for each in now.workers if name in each["queues"]],
+        filters={"queue": name},
+        follow=True,
+    )
+
+
+async def jobs(board: Dashboard, request: Request) -> Response:
+    """Jobs by what they are, a page at a time."""
+    given = request.query_params
+    job_id = given.get("q", "").strip().lstrip("#")
+    if job_id:
+        if not job_id.isdecimal():
+            raise Refused(f"{job_id[:50]!r} is no id of a job: ids are whole numbers")
+        return RedirectResponse(f"/jobs/{number_of(job_id)}", 303)
+    wanted, filters = wanted_of(given)
+    key = _key(given)
+    found = await dashboard.find_jobs(board.on, wanted, key)
+    return board.page(
+        request,
+        "jobs.html",
+        found=found,
+        filters=filters,
+        filtered=bool(filters),
+        first=key is None,
+        by_end=wanted.by_end,
+        next=None if found.next is None else filters | _of_key(found.next),
+        states=list(JobState),
+        since=SINCE,
+        reads_args=await board.reads_args(),
+        queues=await board.live.queue_names(),
+    )
+
+
+def wanted_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.Wanted, Row]:
+    """What the fields of the form ask for, and those that are filled.
+
+    Raises:
+        Refused: a field holds what it cannot.
+    """
+    states = given.getlist("state") if isinstance(given, QueryParams) else given.get("state", [])
+    filters: Row = {
+        name: value
+        for name in ("queue", "task", "since", "error", "args", "key")
+        if (value := str(given.get(name, "")).strip()[:TEXT_CHARS_MAX])
+    }
+    if states:
+        filters["state"] = list(dict.fromkeys(states))
+    if "queue" in filters:
+        _queue(filters["queue"])
+    try:
+        chosen = tuple(JobState(state) for state in filters.get("state", ()))
+        since_s = parse_duration_s(filters["since"]) if "since" in filters else None
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    asked = Filter(
+        queue=filters.get("queue"),
+        task=filters.get("task"),
+        states=chosen,
+        error=filters.get("error"),
+        since_s=since_s,
+    )
+    return dashboard.Wanted(asked, filters.get("args"), filters.get("key")), filters
+
+
+def _key(given: QueryParams) -> dashboard.Key | None:
+    from datetime import datetime
+
+    if "before" not in given:
+        return None
+    try:
+        at = datetime.fromisoformat(given["at"]) if "at" in given else None
+    except ValueError:
+        raise Refused("this is no page of the jobs") from None
+    return dashboard.Key(number_of(given["before"]), at)
+
+
+def _of_key(key: dashboard.Key) -> Row:
+    return {"before": key.id, "at": key.at.isoformat() if key.at else None}
+
+
+async def job(board: Dashboard, request: Request) -> Response:
+    """The whole story of one job."""
+    job_id = job_id_of(request)
+    reads_args = await board.reads_args()
+    row = await dashboard.find_job(board.on, job_id, reads_args=reads_args)
+    facts = await reports.why_job(board.on, job_id)
+    if row is None or facts is None:
+        raise JobNotFound(
+            f"no job has the id {job_id}: it never was, or its time in the history is over"
+        )
+    parts = None
+    if row["workflow_id"] is not None:
+        parts = await _graph(board, row["workflow_id"])
+    return board.page(
+        request,
+        "job.html",
+        job=row,
+        finished=row["state"] in FINISHED,
+        told=list(tell(facts)),
+        facts=facts,
+        timeline=timeline(row),
+        graph=parts,
+        reads_args=reads_args,
+        # Lines may hold what arguments do, so they are for the same eyes.
+        logs=await logs.of_job(board.on, job_id) if reads_args else [],
+        watch=job_id if row["state"] not in FINISHED else None,
+        stage=stage_of(row["state"], row["attempt"], row["fence"]),
+    )
+
+
+async def _graph(board: Dashboard, workflow_id: int) -> Any:
+    found = await workflows.find(board.on, workflow_id)
+    if found is None:
+        return None
+    rows = await workflows.parts(board.on, workflow_id, PARTS_MAX + 1)
+    return graph(with_stages(rows, found["stages"]))
+
+
+async def workflow_list(board: Dashboard, request: Request) -> Response:
+    """The newest workflows and pipelines."""
+    name = request.query_params.get("name", "").strip()[:TEXT_CHARS_MAX] or None
+    rows = await workflows.list_workflows(board.on, name, WORKFLOWS_MAX)
+    rows = [row | {"state": state_of(row)} for row in rows]
+    return board.page(
+        request, "workflows.html", rows=rows, name=name, rows_max=WORKFLOWS_MAX, follow=True
+    )
+
+
+async def workflow_of(board: Dashboard, workflow_id: int) -> Row:
+    """One workflow.
+
+    Raises:
+        WorkflowNotFound: nobody knows it.
+    """
+    found = await workflows.find(board.on, workflow_id)
+    if found is None:
+        raise WorkflowNotFound(
+            f"no workflow has the id {workflow_id}: never started, or none of its jobs is kept"
+        )
+    return found
+
+
+async def workflow(board: Dashboard, request: Request) -> Response:
+    """One workflow: its graph, and how its parts stand."""
+    found = await workflow_of(board, job_id_of(request))
+    rows = await workflows.parts(board.on, found["id"], PARTS_MAX + 1)
+    parts = with_stages(rows, found["stages"])
+    states = {state for part in rows for state in part["states"]}
+    return board.page(
+        request,
+        "workflow.html",
+        row=found,
+        parts=parts,
+        graph=graph(parts),
+        can_cancel=bool(states & LIVE),
+        can_retry=bool(states & FINISHED_BADLY),
+        follow=True,
+    )
+
+
+async def schedule_list(board: Dashboard, request: Request) -> Response:
+    """All schedules."""
+    rows = await schedules.list_(board.on)
+    return board.page(request, "schedules.html", rows=rows, follow=True)
+
+
+async def worker_list(board: Dashboard, request: Request) -> Response:
+    """Workers that live, and those that ended of late."""
+    rows = await reports.list_workers(board.on, DEAD_S)
+    live = [row for row in rows if row["state"] != "dead"]
+    dead = [row for row in rows if row["state"] == "dead"]
+    return board.page(request, "workers.html", live=live, dead=dead, follow=True)
+
+
+async def limit_list(board: Dashboard, request: Request) -> Response:
+    """All limits: what they allow, what has their places, and what waits for one."""
+    rows = await limits.list_limits(board.on)
+    return board.page(request, "limits.html", rows=rows, follow=True)
+
+
+async def limit(board: Dashboard, request: Request) -> Response:
+    """One limit, and its keys a page at a time: who holds its places, and how many wait."""
+    name = request.path_params["name"]
+    rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
+    if not rows:
+        raise LimitNotFound(f"no limit is named {name[:100]!r}")
+    first = request.query_params.get("from", "")
+    keys = await dashboard.limit_keys(board.on, name, first)
+    return board.page(
+        request,
+        "limit.html",
+        row=rows[0],
+        keys=keys[: dashboard.PAGE_ROWS],
+        first=first,
+        next=keys[dashboard.PAGE_ROWS]["key"] if len(keys) > dashboard.PAGE_ROWS else None,
+        follow=True,
+    )
+
+
+def _queue(name: str) -> str:
+    try:
+        return check_queue(name)
+    except InvalidJob as error:
+        raise Refused(str(error)) from None

@@ -1,0 +1,86 @@
+"""Cancelling a workflow and bringing it back, as `taskd workflows` does, with a look before."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from taskd import events
+from taskd.client import bulk
+from taskd.core.humanize import count
+from taskd.core.jobs.job import LIVE, JobState
+from taskd.core.jobs.job_changes import FINISHED_BADLY
+from taskd.store import workflows
+from taskd.web.pages.actions import BULK_JOBS_MAX, reason_of
+from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of
+from taskd.web.pages.views import workflow_of
+from taskd.web.pages.workflow_graph import PARTS_MAX
+
+STATES = {"cancel": LIVE, "retry": FINISHED_BADLY}
+
+
+async def preview_cancel(board: Dashboard, request: Request) -> Response:
+    """What would be cancelled."""
+    return await _preview(board, request, "cancel")
+
+
+async def preview_retry(board: Dashboard, request: Request) -> Response:
+    """What would be brought back."""
+    return await _preview(board, request, "retry")
+
+
+async def _preview(board: Dashboard, request: Request, action: str) -> Response:
+    if board.looking(request) is None:
+        raise Refused("nobody may act here, as no password is set: see TASKD_WEB_PASSWORD")
+    row = await workflow_of(board, job_id_of(request))
+    find = workflows.jobs_to_cancel if action == "cancel" else workflows.jobs_to_retry
+    ids = await find(board.on, row["id"])
+    parts = await workflows.parts(board.on, row["id"], PARTS_MAX + 1)
+    meant = [part for part in parts if STATES[action] & set(part["states"])]
+    return board.page(
+        request,
+        "workflow_act.html",
+        action=action,
+        row=row,
+        found=min(len(ids), BULK_JOBS_MAX),
+        more=len(ids) > BULK_JOBS_MAX,
+        running=sum(part["states"].get(JobState.RUNNING, 0) for part in meant),
+        parts=meant,
+    )
+
+
+async def cancel(board: Dashboard, request: Request) -> Response:
+    """End what waits, ask the workers of what runs; no further stage begins."""
+    session, form = await board.acting(request)
+    row = await workflow_of(board, job_id_of(request))
+    moved = await bulk.cancel_workflow(board.on, row["id"], reason_of(form, session), BULK_JOBS_MAX)
+    ids = sorted(moved or ())
+    asked = list((moved or {}).values()).count(JobState.RUNNING)
+    said = (
+        f"{count(len(ids) - asked, 'job')} cancelled, {count(asked, 'running one')} asked to stop"
+    )
+    return _told(board, request, "cancel", ids, said)
+
+
+async def retry(board: Dashboard, request: Request) -> Response:
+    """Bring failed and cancelled jobs back; what is done stays done."""
+    await board.acting(request)
+    row = await workflow_of(board, job_id_of(request))
+    back, refused = await bulk.retry_workflow(board.on, row["id"], BULK_JOBS_MAX)
+    said = f"{count(len(back), 'job')} retried"
+    if refused:
+        said += f"; {count(len(refused), 'job')} cannot come back: see job {refused[0]}"
+    return _told(board, request, "retry", back, said)
+
+
+def _told(board: Dashboard, request: Request, action: str, ids: list[int], said: str) -> Response:
+    workflow_id = job_id_of(request)
+    session = board.session(request)
+    assert session is not None
+    events.action_taken(
+        f"workflows.{action}", session.who, f"workflow {workflow_id}", len(ids), ids
+    )
+    more = "; there may be more: do it again" if len(ids) >= BULK_JOBS_MAX else ""
+    session.notes.append(f"workflow {workflow_id}: {said}{more}")
+    board.live.forget()
+    return RedirectResponse(f"/workflows/{workflow_id}", 303)

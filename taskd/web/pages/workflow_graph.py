@@ -1,0 +1,76 @@
+"""The graph of a workflow as boxes in columns: each part right of all those that it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taskd.core.workflows.tree import STATES, told
+
+# The size of a box, and the room between two.
+WIDTH, HEIGHT, RIGHT, BELOW = 172, 46, 44, 16
+PARTS_MAX = 200
+EDGES_MAX = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of the workflow; `state` is the one that matters most of those of its jobs."""
+
+    name: str
+    state: str
+    told: str
+    jobs: int
+    first_id: int | None
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The boxes, the paths of the lines between them, and the size of it all."""
+
+    boxes: list[Box]
+    edges: list[str]
+    width: int
+    height: int
+    left_out: int
+
+
+def graph(parts: Sequence[Mapping[str, Any]]) -> Graph:
+    """The graph of these parts, which come behind those that they wait for."""
+    shown = parts[:PARTS_MAX]
+    column: dict[str, int] = {}
+    for part in shown:
+        behind = [column[name] for name in part["after"] if name in column]
+        column[part["part"]] = max(behind, default=-1) + 1
+    rows: dict[int, int] = {}
+    boxes: dict[str, Box] = {}
+    for part in shown:
+        name = part["part"]
+        place = column[name]
+        row = rows.get(place, 0)
+        rows[place] = row + 1
+        x, y = place * (WIDTH + RIGHT), row * (HEIGHT + BELOW)
+        states = part["states"]
+        # In the order in which a reader wants to know; what has not begun has none.
+        state = next((each for each in STATES if states.get(each)), "planned")
+        jobs = sum(states.values())
+        boxes[name] = Box(name, state, told(states), jobs, part["first_id"], x, y)
+    edges = [
+        _edge(boxes[parent], boxes[part["part"]])
+        for part in shown
+        for parent in part["after"]
+        if parent in boxes
+    ]
+    width = max((box.x for box in boxes.values()), default=0) + WIDTH
+    height = max((box.y for box in boxes.values()), default=0) + HEIGHT
+    return Graph(list(boxes.values()), edges[:EDGES_MAX], width, height, len(parts) - len(shown))
+
+
+def _edge(parent: Box, child: Box) -> str:
+    x, y = parent.x + WIDTH, parent.y + HEIGHT // 2
+    to_x, to_y = child.x, child.y + HEIGHT // 2
+    middle = to_x - RIGHT // 2
+    return f"M{x} {y} C{x + RIGHT // 2} {y} {middle} {to_y} {to_x} {to_y}"

@@ -1,0 +1,192 @@
+"""The dashboard's addresses, and what happens on the way to each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import BaseRoute, Mount, Route
+
+from taskd import events
+from taskd.config import Settings
+from taskd.store.connections.database import Database
+from taskd.web.access.guard import Guard, is_loopback
+from taskd.web.access.login import TooMany
+from taskd.web.app import Places
+from taskd.web.pages import actions, live, views, workflow_actions
+from taskd.web.pages.dashboard import Dashboard, NotThere, form_of, number_of, one
+from taskd.web.pages.render import STATIC
+
+Page = Callable[[Dashboard, Request], Awaitable[Response]]
+
+STATIC_FILES = ("taskd.css", "taskd.js", "icon.svg")
+RETRY_MS = 5000
+# Requests that are answered at a time, those of whoever follows what is live among them; fewer than
+# the server has connections, so that probes and scrapes always find one.
+PAGES_MAX = 96
+
+
+def mounted(database: Database, settings: Settings, address: str) -> Dashboard | None:
+    """A dashboard for the port of a worker; None where others reach it and no login is asked for.
+
+    Raises:
+        ConfigError: the password is too short, or its file cannot be read.
+    """
+    board = Dashboard(database, settings)
+    return board if board.guarded or is_loopback(address.rpartition(":")[0]) else None
+
+
+def routes(board: Dashboard) -> list[BaseRoute]:
+    """The dashboard as routes of an app; at the root, behind all others."""
+    return [Mount("/", app=_app(board))]
+
+
+def _app(board: Dashboard) -> Starlette:
+    def at(path: str, page: Page, *methods: str, everybody: bool = False) -> Route:
+        async def answer(request: Request) -> Response:
+            try:
+                if not everybody:
+                    board.looking(request)
+                return await page(board, request)
+            except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a page
+                return board.sorry(request, error)
+
+        return Route(path, answer, methods=methods or ("GET",))
+
+    async def nothing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return board.sorry(request, NotThere(f"there is no page {request.url.path[:200]}"))
+        return board.sorry(request, error)
+
+    return Starlette(
+        routes=[
+            at("/", views.overview),
+            at("/jobs", views.jobs),
+            at("/jobs/bulk", actions.preview),
+            at("/jobs/bulk", actions.act_in_bulk, "POST"),
+            at("/jobs/{id}", views.job),
+            at("/jobs/{id}/retry", actions.retry_job, "POST"),
+            at("/jobs/{id}/cancel", actions.cancel_job, "POST"),
+            at("/queues/{name}", views.queue),
+            at("/queues/{name}/pause", actions.pause_queue, "POST"),
+            at("/queues/{name}/resume", actions.resume_queue, "POST"),
+            at("/workflows", views.workflow_list),
+            at("/workflows/{id}", views.workflow),
+            at("/workflows/{id}/cancel", workflow_actions.preview_cancel),
+            at("/workflows/{id}/cancel", workflow_actions.cancel, "POST"),
+            at("/workflows/{id}/retry", workflow_actions.preview_retry),
+            at("/workflows/{id}/retry", workflow_actions.retry, "POST"),
+            at("/limits", views.limit_list),
+            at("/limits/{name:path}", views.limit),
+            at("/schedules", views.schedule_list),
+            at("/schedules/run", actions.run_schedule, "POST"),
+            at("/schedules/pause", actions.pause_schedule, "POST"),
+            at("/schedules/resume", actions.resume_schedule, "POST"),
+            at("/workers", views.worker_list),
+            _few(at("/live", _live)),
+            at("/login", _login, "GET", "POST", everybody=True),
+            at("/logout", _logout, "POST"),
+            at("/static/{name}", _static, everybody=True),
+        ],
+        middleware=[
+            Middleware(Guard, url=board.url),
+            Middleware(Places, places=PAGES_MAX, what="pages"),
+        ],
+        exception_handlers={HTTPException: nothing},
+    )
+
+
+def _few(route: Route) -> Route:
+    """The same, for so many at a time: a stream has no end."""
+    route.app = Places(route.app, live.VIEWERS_MAX, "live pages")
+    return route
+
+
+async def _static(_board: Dashboard, request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in STATIC_FILES:
+        raise NotThere(f"there is no file {name[:100]}")
+    kept = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
+    return FileResponse(STATIC / name, headers={"cache-control": kept})
+
+
+async def _login(board: Dashboard, request: Request) -> Response:
+    if not board.guarded:
+        return RedirectResponse("/", 303)
+    to = request.query_params.get("next", "/")
+    # Nowhere else than here, whatever the link says.
+    to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
+    if request.method == "GET" and board.session(request) is not None:
+        return RedirectResponse(to, 303)
+    said, status = None, 200
+    if request.method == "POST":
+        form = await form_of(request)
+        address = board.address(request)
+        name, password = one(form, "name"), form.get("password", [""])[0]
+        try:
+            who = await board.logins.check(name, password, address)
+        except TooMany as error:
+            said, status = f"{error}.", 429
+        else:
+            if who is not None:
+                events.login_accepted(who, address)
+                return board.log_in(request, who, to)
+            said, status = "That is not it.", 403
+        board.refusals.tell(name, address, said)
+    return board.page(
+        request, "login.html", status, said=said, names=board.logins.names_needed, to=to
+    )
+
+
+async def _logout(board: Dashboard, request: Request) -> Response:
+    await board.acting(request)
+    board.sessions.end(board.token(request))
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(board.cookie_name(request), path="/")
+    return answer
+
+
+async def _live(board: Dashboard, request: Request) -> Response:
+    """A stream of what is new, for the script of the pages."""
+    if board.live.closed:
+        return PlainTextResponse("it ends\n", 503)
+    asked = request.query_params
+    parts = [part for part in asked.get("parts", "").split(",") if part in live.PARTS]
+    job_id = number_of(asked["job"]) if "job" in asked else None
+    return StreamingResponse(
+        _news(board, request, parts, job_id, asked.get("stage")),
+        media_type="text/event-stream",
+        headers={"x-accel-buffering": "no"},
+    )
+
+
+async def _news(
+    board: Dashboard, request: Request, parts: list[str], job_id: int | None, stage: str | None
+) -> AsyncIterator[str]:
+    yield f"retry: {RETRY_MS}\n\n"
+    async for viewer in board.live.follow(job_id, stage):
+        if board.guarded and board.sessions.find(board.token(request), looks=True) is None:
+            return
+        if viewer is None:
+            yield ": nothing new\n\n"
+        elif viewer.board is None:
+            yield _event("trouble", {"said": viewer.error})
+        else:
+            html = board.live.parts(viewer.board, parts)
+            yield _event("news", {"parts": html, "changed": viewer.changed})
+
+
+def _event(name: str, data: object) -> str:
+    return f"event: {name}\ndata: {msgspec.json.encode(data).decode()}\n\n"

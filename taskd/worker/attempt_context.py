@@ -1,0 +1,165 @@
+"""What a handler gets as `ctx`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.pipeline_steps import Next, Stop
+from taskd.core.jobs.unique import plain
+from taskd.core.workflows.workflow import RESULTS_BYTES_MAX
+from taskd.errors import LeaseLost, ResultsTooLarge
+from taskd.store import workflows
+from taskd.store.connections import callers_connection
+from taskd.store.connections.statements import Fetches
+
+
+class Reads:
+    """How handlers read from the database, also those that run in threads."""
+
+    def __init__(self, lane: Fetches) -> None:
+        self.lane = lane
+        self.loop = asyncio.get_running_loop()
+
+
+class AttemptContext:
+    """What a handler gets as `ctx`; the promises are in taskd.Context.
+
+    Attributes:
+        completed: the completion was written in a transaction.
+        committed: that transaction is known to have committed.
+    """
+
+    NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
+
+    __slots__ = (
+        "_job",
+        "_progress",
+        "_reads",
+        "committed",
+        "completed",
+        "deadline",
+        "idempotency_key",
+        "max_attempts",
+        "resources",
+        "stopping",
+    )
+
+    def __init__(
+        self,
+        job: Job,
+        idempotency_key: str,
+        max_attempts: int,
+        deadline: float | None,
+        resources: Mapping[str, Any],
+        reads: Reads,
+        progress: Callable[[Job, float, float | None, str], None],
+    ) -> None:
+        self._job = job
+        self._reads = reads
+        self._progress = progress
+        self.idempotency_key = idempotency_key
+        self.max_attempts = max_attempts
+        self.deadline = deadline
+        self.resources = resources
+        self.stopping = False
+        self.completed = self.committed = False
+
+    @property
+    def job(self) -> Job:
+        """The claimed job; for taskd itself."""
+        return self._job
+
+    @property
+    def job_id(self) -> int:
+        """The job's id."""
+        return self._job.id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._job.queue
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._job.attempt
+
+    @property
+    def fence(self) -> int:
+        """This attempt's token: grows with every claim of the job."""
+        return self._job.fence
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline; None without one."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    async def results(self) -> dict[str, Any]:
+        """What the jobs that this one waited for have returned, by the names of their nodes.
+
+        Raises:
+            ResultsTooLarge: it takes over 8 MiB.
+            StoreUnavailable: the database does not answer.
+        """
+        read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
+        if read.by_node is None:
+            raise ResultsTooLarge(
+                f"job {self._job.id}: what the jobs before it returned takes {read.size:,} bytes; "
+                f"at most {RESULTS_BYTES_MAX:,} are read. Return references to it instead."
+            )
+        return read.by_node
+
+    def results_sync(self) -> dict[str, Any]:
+        """The same for plain functions.
+
+        Raises:
+            ResultsTooLarge, StoreUnavailable: as results().
+        """
+        return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far this attempt is.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+        self._progress(self._job, done, total, note)
+
+    async def complete(self, conn: Any, result: Any = None) -> None:
+        """Complete the job inside the transaction that is open on `conn`.
+
+        Its effects and the completion then commit together, or neither does.
+
+        Raises:
+            LeaseLost: the job was taken over; leave the transaction by an exception, so that it
+                rolls back.
+        """
+        await self._complete(callers_connection.fetches(conn), result)
+
+    def complete_sync(self, conn: Any, result: Any = None) -> None:
+        """The same for plain functions, whose connections block.
+
+        Raises:
+            LeaseLost: as complete().
+        """
+        callers_connection.finished(self._complete(callers_connection.fetches_sync(conn), result))
+
+    async def _complete(self, on: Fetches, result: Any) -> None:
+        step = result.to_json() if isinstance(result, Next | Stop) else None
+        value = result.result if isinstance(result, Stop) else None if step else result
+        text = None if value is None else msgspec.json.encode(value, enc_hook=plain).decode()
+        job = self._job
+        rows = await on.fetch("complete_job", job.id, job.worker_id, job.fence, text, step)
+        if not rows:
+            raise LeaseLost(f"job {job.id} no longer belongs to this attempt; roll back")
+        self.completed = True

@@ -1,0 +1,88 @@
+"""The listener: hears the rings of all queues. Losing a NOTIFY costs latency, never a job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from taskd import events
+from taskd.errors import TaskdError
+from taskd.store.connections.database import Database
+from taskd.store.connections.listening import Channels, Pooled
+from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.service import Backoff, Wakeup, jittered_s
+
+# With the jitter, and the time that the answer may take, silence is found within 15 s.
+PROBE_EVERY_S = 8.0
+
+
+class Listener:
+    """Service: keeps the channels of a worker's queues listened to.
+
+    Args:
+        consumers: by queue; each is woken by its own rings, and all of them are told when rings may
+            have been missed: what was enqueued before the LISTEN has rung for nobody.
+        on_ring: called at each ring as well, and at each connecting.
+        on_call: called with the payload when somebody calls the workers (see operator_settings.py).
+    """
+
+    name = "listener"
+
+    def __init__(
+        self,
+        database: Database,
+        consumers: Mapping[str, Consumer],
+        on_ring: Callable[[], None],
+        on_call: Callable[[str], None],
+    ) -> None:
+        self.connected = asyncio.Event()
+        self._consumers, self._on_ring = consumers, on_ring
+        self._ended = Wakeup()
+        self._stopping = False
+        self._stopped = Wakeup()
+        self._backoff = Backoff()
+        self._channels = Channels(
+            database, consumers, heard=self._heard, called=on_call, lost=self._ended.set
+        )
+
+    async def run(self) -> None:
+        """Listen, probe, reconnect."""
+        while not self._stopping:
+            delay_s = 0.0
+            try:
+                await self._listen()
+            except Pooled:
+                events.listener_pooled(len(self._channels))
+                return
+            except TaskdError as error:
+                delay_s = self._backoff.next_s()
+                events.listener_lost(len(self._channels), str(error), delay_s)
+            finally:
+                self.connected.clear()
+                self._channels.drop()
+            await self._stopped.wait(delay_s)
+
+    async def _listen(self) -> None:
+        self._ended.clear()
+        await self._channels.open()
+        self._backoff.reset()
+        self.connected.set()
+        events.listener_connected(len(self._channels))
+        for consumer in self._consumers.values():
+            consumer.doubt()
+        self._on_ring()
+        while not self._stopping:
+            await self._ended.wait(jittered_s(PROBE_EVERY_S))
+            self._ended.clear()
+            if not self._stopping:
+                await self._channels.probe()
+
+    def stop(self) -> None:
+        """Ask to stop."""
+        self._stopping = True
+        self._stopped.set()
+        self._ended.set()
+
+    def _heard(self, queue: str) -> None:
+        self._consumers[queue].wakeup.set()
+        self._on_ring()

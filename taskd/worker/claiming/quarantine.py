@@ -1,0 +1,90 @@
+"""The slow lane: suspects, one at a time in this process.
+
+A suspect was running when its worker died, so it may be what killed it. Alone in its lane, a second
+crash names the culprit and costs no innocent job anything. One has the lane until its outcome is
+written: the next may kill the process before that, and the crash would be charged to both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from taskd import events
+from taskd.errors import StoreUnavailable
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
+from taskd.worker.finishing.acker import Acker
+from taskd.worker.lease import Lease
+from taskd.worker.running.runner import Runner
+from taskd.worker.service import Loop
+
+# The promoter wakes it when a suspect is due; the runner when the current one has ended, which may
+# have been written with what it did; the acker when outcomes are.
+LOOK_EVERY_S = 30.0
+NOT_NOW_S = 0.2
+
+
+class Quarantine(Loop):
+    """Claims the next suspect when the current one's outcome is written.
+
+    Args:
+        paused: the tasks that are paused: their suspects stay where they are.
+        on_doubt: called when the reply to a claim was lost: it may have been committed.
+    """
+
+    name = "slow-lane"
+
+    def __init__(
+        self,
+        claims: Lane,
+        lease: Lease,
+        acker: Acker,
+        runners: Mapping[str, Runner],
+        tasks: Sequence[str],
+        paused: Callable[[], Collection[str]],
+        on_doubt: Callable[[], None],
+    ) -> None:
+        super().__init__(LOOK_EVERY_S)
+        self._claims, self._lease, self._acker, self._on_doubt = claims, lease, acker, on_doubt
+        self._runners, self._tasks, self._paused = runners, list(tasks), paused
+        self._current: tuple[Runner, int] | None = None
+        self.quiet = False
+
+    def written(self) -> None:
+        """Outcomes were written: the current suspect's may be among them."""
+        if self._current is not None:
+            self.wakeup.set()
+
+    async def tick(self) -> float | None:
+        """Claim one suspect, unless one is here; how soon to try again when it may not now."""
+        if self._current is not None:
+            runner, job_id = self._current
+            if runner.knows(job_id) or job_id in self._acker.unwritten():
+                return None
+            self._current = None
+        if self.quiet or not self._lease.trusted:
+            return NOT_NOW_S
+        try:
+            job = await jobs.claim_suspect(
+                self._claims,
+                self._lease.worker_id,
+                list(self._runners),
+                [task for task in self._tasks if task not in self._paused()],
+                self._claims.stride,
+            )
+        except StoreUnavailable:
+            self._on_doubt()
+            return NOT_NOW_S
+        except BaseException:
+            self._on_doubt()  # cancelled: the claim has run, and nobody has what it brought
+            raise
+        if job is None:
+            return None
+        runner = self._runners[job.queue]
+        if job.task in self._paused():  # since the claim was sent
+            events.jobs_parked(job.task, job.queue, 1)
+            runner.park([job])
+            return NOT_NOW_S
+        self._current = (runner, job.id)
+        runner.add_suspect(job)
+        return None

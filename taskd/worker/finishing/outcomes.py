@@ -1,0 +1,143 @@
+"""Settling: what became of an attempt is decided by the core, counted, said and acked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from taskd import events
+from taskd.core.jobs.job import Job, JobState
+from taskd.core.outcomes import policy
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import (
+    ArgsNewer,
+    AttemptEnd,
+    IdTaken,
+    Interrupted,
+    Raised,
+    Returned,
+    TaskPaused,
+    TaskUnknown,
+)
+from taskd.core.tasks.task import Task
+from taskd.worker.attempt_context import AttemptContext
+from taskd.worker.finishing.acker import Acker
+
+COUNTED = (
+    "done",
+    "retried",
+    "failed",
+    "cancelled",
+    "snoozed",
+    "released",
+    "interrupted",
+    "abandoned",
+)
+
+GIVEN_BACK = TaskUnknown | IdTaken | ArgsNewer | TaskPaused
+
+
+class NotCommitted(Exception):
+    """A handler completed its job in a transaction that it then did not commit."""
+
+
+class OutcomeRecorder:
+    """Takes the end of every attempt of this worker.
+
+    Attributes:
+        counts: how many attempts ended in which way, by the words of COUNTED.
+    """
+
+    def __init__(self, acker: Acker) -> None:
+        self._acker = acker
+        self.counts = dict.fromkeys(COUNTED, 0)
+
+    def succeeded(
+        self,
+        job: Job,
+        task: Task[..., Any],
+        context: AttemptContext | None,
+        began: float,
+        value: Any,
+    ) -> None:
+        """A handler returned; a plain None is the hot path.
+
+        What is part of a workflow may be a stage, and is asked what follows from its None.
+        """
+        if value is None and job.workflow_id is None and (context is None or not context.completed):
+            self.counts["done"] += 1
+            self._acker.done(job)
+            events.job_done(job, time.monotonic() - began)
+        else:
+            self.record(job, task, context, Returned(value), began)
+
+    def record(
+        self,
+        job: Job,
+        task: Task[..., Any] | None,
+        context: AttemptContext | None,
+        happened: AttemptEnd,
+        began: float,
+    ) -> None:
+        """Decide, hand the outcome to the acker, say it."""
+        if context is not None and (
+            # What middleware does after a commit changes nothing of it.
+            context.committed or (context.completed and isinstance(happened, Returned))
+        ):
+            self._completed(job, task, context, time.monotonic() - began)
+            return
+        try:
+            ack = policy.decide(job, task, happened)
+        except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
+            text = f"its outcome could not be described: {type(error).__name__}"
+            ack = policy.decide(job, task, Raised(RuntimeError(text)))
+        self._acker.settled(ack)
+        if isinstance(happened, GIVEN_BACK):
+            self.counts["released"] += 1  # said once for many, in Consumer and Runner
+        else:
+            why = happened.why if isinstance(happened, Interrupted) else "stop"
+            self._say(job, ack, time.monotonic() - began, why)
+
+    def _completed(
+        self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
+    ) -> None:
+        """The job was completed in a transaction.
+
+        Unless that is known to have committed, a failure is written: it finds the row if it still
+        runs, waits while the transaction is undecided, and matches nothing after its commit.
+        """
+        if context.committed:
+            self._say(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
+            return
+        ack = policy.decide(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
+
+        def told(took: bool) -> None:
+            self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
+
+        self._acker.settled(ack, told)
+
+    def _say(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
+        """Count the outcome and write its line; `why` it was interrupted, if it was."""
+        counts = self.counts
+        match ack.state:
+            case _ if ack.interrupted:
+                counts["interrupted"] += 1
+                events.job_interrupted(job, ack, duration_s, why)
+            case JobState.DONE:
+                counts["done"] += 1
+                events.job_done(job, duration_s)
+            case JobState.FAILED:
+                counts["failed"] += 1
+                events.job_failed(job, ack, duration_s)
+            case JobState.CANCELLED:
+                counts["cancelled"] += 1
+                events.job_cancelled(job, ack, duration_s)
+            case JobState.QUEUED:
+                counts["released"] += 1
+                events.job_released(job)
+            case _ if ack.refund:
+                counts["snoozed"] += 1
+                events.job_snoozed(job, ack, duration_s)
+            case _:
+                counts["retried"] += 1
+                events.job_retried(job, ack, duration_s)

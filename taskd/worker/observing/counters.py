@@ -1,0 +1,210 @@
+"""What a worker process counts: plain ints and lists, written by events, read by whoever asks.
+
+An attempt that ends well costs two look-ups and two additions; everything that makes metrics of
+it (names, labels, texts) is done when somebody asks. Only with `--http` is anything counted at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from taskd.core.jobs.job import Job
+
+WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
+# Pairs of a queue and a task that have numbers of their own; whoever enqueues may make up names of
+# tasks, and an app may have very many.
+TASKS_MAX = 100
+OTHER = "other"
+
+# How attempts end, by the event that says so; those that end well are not told one by one.
+OUTCOMES = {
+    "job.retried": "retried",
+    "job.failed": "failed",
+    "job.cancelled": "cancelled",
+    "job.snoozed": "snoozed",
+    "job.released": "released",
+    "job.interrupted": "interrupted",
+    "job.abandoned": "abandoned",
+}
+ALL_OUTCOMES = ("done", *OUTCOMES.values())
+# Told to those who read every event only.
+UNCOUNTED = ("job.started", "queue.claimed")
+# How many jobs an event was about, where that is a number of its own.
+JOBS_OF = ("jobs.rescued", "jobs.reconciled", "jobs.expired", "task.unknown", "jobs.parked")
+
+# Counts, one for each bound and one for what is above the last; behind them the sum of all values.
+Histogram = list[float]
+
+
+def histogram(bounds: tuple[float, ...]) -> Histogram:
+    """One without a value."""
+    return [*([0] * (len(bounds) + 1)), 0.0]
+
+
+def _add(found: Histogram, bounds: tuple[float, ...], value: float) -> None:
+    found[bisect_left(bounds, value)] += 1
+    found[-1] += value
+
+
+class OfTask(msgspec.Struct):
+    """The attempts of one task in one queue.
+
+    Attributes:
+        run: how long they took.
+        outcomes: how many ended otherwise than well.
+        ran: how many of these are among `run`; all others there are done.
+    """
+
+    queue: str
+    task: str
+    run: Histogram = msgspec.field(default_factory=lambda: histogram(RUN_BOUNDS_S))
+    outcomes: dict[str, int] = msgspec.field(default_factory=dict)
+    ran: int = 0
+
+    @property
+    def done(self) -> int:
+        """How many ended well."""
+        return int(sum(self.run[:-1])) - self.ran
+
+
+class OfQueue(msgspec.Struct):
+    """What one queue brought.
+
+    Attributes:
+        wait: from the due times of jobs to their claims.
+        batches: how many jobs each claim brought.
+        claims: how long claims took.
+        wakeups: by source: ring, scout, time.
+    """
+
+    queue: str
+    wait: Histogram = msgspec.field(default_factory=lambda: histogram(WAIT_BOUNDS_S))
+    batches: Histogram = msgspec.field(default_factory=lambda: histogram(BATCH_BOUNDS))
+    claims: Histogram = msgspec.field(default_factory=lambda: histogram(STATEMENT_BOUNDS_S))
+    wakeups: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Counted(msgspec.Struct):
+    """All that a process has counted since it started.
+
+    Attributes:
+        events: how often each event was told; of attempts, those that did not end well.
+        jobs: how many jobs the events of JOBS_OF were about.
+        crashes: how often each service crashed.
+        interruptions: how many attempts were cut short, by why.
+    """
+
+    tasks: list[OfTask] = msgspec.field(default_factory=list)
+    queues: list[OfQueue] = msgspec.field(default_factory=list)
+    ack_batches: Histogram = msgspec.field(default_factory=lambda: histogram(BATCH_BOUNDS))
+    acks: Histogram = msgspec.field(default_factory=lambda: histogram(STATEMENT_BOUNDS_S))
+    events: dict[str, int] = msgspec.field(default_factory=dict)
+    jobs: dict[str, int] = msgspec.field(default_factory=dict)
+    crashes: dict[str, int] = msgspec.field(default_factory=dict)
+    interruptions: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Counters:
+    """The meter: `events.measure()` has it hear every event.
+
+    Args:
+        queues: those that the worker serves, which have numbers from the start.
+
+    Attributes:
+        counted: all numbers; they change in place.
+    """
+
+    def __init__(self, queues: Iterable[str]) -> None:
+        self.counted = Counted()
+        self._queues = {queue: OfQueue(queue) for queue in queues}
+        self.counted.queues.extend(self._queues.values())
+        self._tasks: dict[tuple[str, str], OfTask] = {}
+        # The lists that attempts which end well add to.
+        self._runs: dict[str, dict[str, Histogram]] = {}
+        # Not for `done` and `claimed`, which come from the loop alone.
+        self._lock = threading.Lock()
+
+    def copy(self) -> Counted:
+        """All numbers of one moment, for a thread that reads while they change."""
+        with self._lock:
+            return msgspec.json.decode(msgspec.json.encode(self.counted), type=Counted)
+
+    def done(self, job: Job, duration_s: float) -> None:
+        """An attempt ended well: the hot path."""
+        try:
+            run = self._runs[job.queue][job.task]
+        except KeyError:
+            run = self._begin(job.queue, job.task).run
+        run[0 if duration_s <= RUN_BOUNDS_S[0] else bisect_left(RUN_BOUNDS_S, duration_s)] += 1
+        run[-1] += duration_s
+
+    def claimed(self, queue: str, jobs: Sequence[Job], claim_s: float) -> None:
+        """A batch was claimed; sorted, all of its waits are counted in one go."""
+        of = self._queue(queue)
+        _add(of.batches, BATCH_BOUNDS, len(jobs))
+        _add(of.claims, STATEMENT_BOUNDS_S, claim_s)
+        waits = sorted([job.wait_s for job in jobs])
+        below = 0
+        for place, bound in enumerate(WAIT_BOUNDS_S):
+            upto = bisect_right(waits, bound, below)
+            of.wait[place] += upto - below
+            below = upto
+        of.wait[-2] += len(waits) - below
+        of.wait[-1] += sum(waits)
+
+    def heard(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Any other event."""
+        with self._lock:
+            counted = self.counted
+            if name not in UNCOUNTED:
+                _count(counted.events, name)
+            if name in OUTCOMES:
+                self._ended(name, fields)
+            elif name == "queue.woken":
+                _count(self._queue(fields["queue"]).wakeups, fields["source"])
+            elif name == "acks.written":
+                _add(counted.ack_batches, BATCH_BOUNDS, fields["count"])
+                _add(counted.acks, STATEMENT_BOUNDS_S, fields["ack_ms"] / 1000)
+            elif name in JOBS_OF:
+                _count(counted.jobs, name, fields["count"])
+            elif name == "service.crashed":
+                _count(counted.crashes, fields["service"])
+
+    def _ended(self, name: str, fields: Mapping[str, Any]) -> None:
+        task = self._begin(fields["queue"], fields["task"])
+        _count(task.outcomes, OUTCOMES[name])
+        if name == "job.interrupted":
+            _count(self.counted.interruptions, fields["why"])
+        if "duration_ms" in fields:
+            task.ran += 1
+            _add(task.run, RUN_BOUNDS_S, fields["duration_ms"] / 1000)
+
+    def _begin(self, queue: str, task: str) -> OfTask:
+        """The numbers of a task, made when it is met for the first time."""
+        key = (queue, task)
+        if key not in self._tasks and len(self._tasks) >= TASKS_MAX:
+            key = (queue, OTHER)
+        if key not in self._tasks:
+            self._tasks[key] = OfTask(*key)
+            self.counted.tasks.append(self._tasks[key])
+        if key == (queue, task):
+            self._runs.setdefault(queue, {})[task] = self._tasks[key].run
+        return self._tasks[key]
+
+    def _queue(self, queue: str) -> OfQueue:
+        if queue not in self._queues:
+            self._queues[queue] = OfQueue(queue)
+            self.counted.queues.append(self._queues[queue])
+        return self._queues[queue]
+
+
+def _count(counts: dict[str, int], key: str, number: int = 1) -> None:
+    counts[key] = counts.get(key, 0) + number

@@ -1,0 +1,287 @@
+"""The lines that handlers log: whose they are is found when one is written, and only then.
+
+Nothing is bound when a job begins: that would cost each job of those that never log. In the loop's
+thread the pulse knows whose step this is, and whose asyncio task; a thread of a pool is told
+its job when it begins. So lines of structlog and of the standard library carry `job_id`, `task`,
+`queue` and `attempt`, whatever an app has set up for either. What an app has not set up is written
+as taskd's own lines are, if those are written at all.
+
+Not found are lines of threads that a handler starts by itself, and of loop.call_later() and the
+like: they run on behalf of nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import structlog
+
+from taskd import events
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.log_lines import Said
+
+LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "warning"}
+# Of a record of the standard library; what else it has was said by who logs.
+MARK = "_taskd_seen"
+BOUND = ("job_id", "task", "queue", "attempt", "batch_jobs", "batch_job_ids")
+# Of a batch so many jobs are named.
+NAMED_MAX = 20
+PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
+UNSAID = PLAIN.union(BOUND)
+
+_here = threading.local()
+
+
+class Keeps(Protocol):
+    """Takes the lines of jobs whose lines are kept."""
+
+    def line(self, job: Job, said: Said) -> None:
+        """A handler has logged this; called in any thread, never raises."""
+
+
+@contextmanager
+def on_behalf_of(job: Job | None) -> Iterator[None]:
+    """What this thread logs meanwhile is said by this job."""
+    before = getattr(_here, "job", None)
+    _here.job = job
+    try:
+        yield
+    finally:
+        _here.job = before
+
+
+def _run_for(job: Job | None, call: Callable[..., Any], args: Any, options: Any) -> Any:
+    with on_behalf_of(job):
+        return call(*args, **options)
+
+
+class JobThreads(ThreadPoolExecutor):
+    """A pool of threads that know for which job they work: who submits says it."""
+
+    def __init__(self, whose: Callable[[], Job | None], threads: int | None, name: str) -> None:
+        super().__init__(threads, thread_name_prefix=name)
+        self._whose = whose
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As of any pool of threads."""
+        return super().submit(_run_for, self._whose(), fn, args, kwargs)
+
+
+class LogCapture:
+    """Names the job in every line, from install() to remove().
+
+    Args:
+        whose: the job on whose behalf this thread runs, if it is not one of a pool.
+        keeps: takes the lines of jobs; None: nobody keeps any.
+        hides: what takes out of a text what must not be shown of a job's arguments; None: nothing
+            must be. Where taskd writes the lines, it is asked.
+        together: the jobs of each batch that runs, by the id of the first, for which it speaks.
+    """
+
+    def __init__(
+        self,
+        whose: Callable[[], Job | None],
+        keeps: Keeps | None = None,
+        hides: Callable[[Job], Callable[[str], str] | None] = lambda _: None,
+        together: Mapping[int, Sequence[Job]] | None = None,
+    ) -> None:
+        self._whose, self._keeps, self._hides = whose, keeps, hides
+        self._together = {} if together is None else together
+        self._filter = _Filter(self)
+        self._filtered: list[logging.Handler] = []
+        self._own: logging.Handler | None = None
+        self._adopted = False
+        self._root_level = logging.root.level
+
+    def job(self) -> Job | None:
+        """For which job this thread works at this moment."""
+        return getattr(_here, "job", None) or self._whose()
+
+    def install(self) -> None:
+        """Begin; what the app sets up should be there by now."""
+        if events.is_written() and not structlog.is_configured():
+            structlog.configure(processors=[self._to_events], wrapper_class=_filtering())
+            self._adopted = True
+        if not isinstance(structlog.get_config()["processors"], list):
+            structlog.configure(processors=[*structlog.get_config()["processors"]])
+        # In place, as loggers that were used before keep the list.
+        structlog.get_config()["processors"].insert(0, self._processor)
+        root = logging.root
+        if not root.handlers and (events.is_written() or self._keeps is not None):
+            self._own = _ToEvents(self._write) if events.is_written() else logging.NullHandler()
+            root.addHandler(self._own)
+            if events.is_written():
+                self._root_level = root.level
+                root.setLevel(events.level())
+        for logger in (root, *root.manager.loggerDict.values()):
+            for handler in getattr(logger, "handlers", ()):
+                handler.addFilter(self._filter)
+                self._filtered.append(handler)
+
+    def remove(self) -> None:
+        """End; all is as it was."""
+        with suppress(ValueError, AttributeError):  # not begun, or set up anew by others
+            structlog.get_config()["processors"].remove(self._processor)
+        if self._adopted:
+            structlog.reset_defaults()
+            self._adopted = False
+        for handler in self._filtered:
+            handler.removeFilter(self._filter)
+        self._filtered.clear()
+        if self._own is not None:
+            logging.root.removeHandler(self._own)
+            if isinstance(self._own, _ToEvents):
+                logging.root.setLevel(self._root_level)
+            self._own = None
+
+    def relevel(self) -> None:
+        """The level of taskd's own lines has changed."""
+        if self._adopted:
+            structlog.configure(wrapper_class=_filtering())
+        if isinstance(self._own, _ToEvents):
+            logging.root.setLevel(events.level())
+
+    def _processor(
+        self, logger: Any, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """The first processor of structlog."""
+        job = self.job()
+        if job is None:
+            return event
+        # A line that goes on to the standard library is kept there.
+        if self._keeps is not None and not isinstance(logger, logging.Logger):
+            fields = {
+                name: value
+                for name, value in event.items()
+                if name not in {"event", "exc_info", *BOUND}
+            }
+            error = _error(event.get("exc_info"))
+            level = LEVELS.get(method, method)
+            said = Said(time.time(), level, event.get("event", ""), "", fields, error)
+            self._keeps.line(job, said)
+        self._bind(event, job)
+        return event
+
+    def _to_events(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        """The last processor of structlog where the app has set up none."""
+        fields = dict(event)
+        text, error = fields.pop("event", ""), _error(fields.pop("exc_info", None))
+        self._write(LEVELS.get(method, method), str(text), fields, error)
+        raise structlog.DropEvent
+
+    def _write(
+        self, level: str, text: str, fields: dict[str, Any], error: BaseException | None
+    ) -> None:
+        """Write a line as taskd's own are, without what the job's task hides."""
+        if error is not None:
+            given = (type(error), error, error.__traceback__)
+            fields["exception"] = logging.Formatter().formatException(given)
+        job = self.job()
+        hide = None if job is None else self._hides(job)
+        if hide is not None:
+            text = hide(text)
+            fields = {
+                name: value if name in BOUND else hide(value if type(value) is str else repr(value))
+                for name, value in fields.items()
+            }
+        events.line(level, text, fields)
+
+    def record(self, record: logging.LogRecord) -> None:
+        """A line of the standard library passes a handler, the first of perhaps several."""
+        said = record.__dict__
+        job = None if MARK in said else self.job()
+        if job is None:
+            return
+        if self._keeps is not None:
+            fields = {name: value for name, value in said.items() if name not in UNSAID}
+            text: object = record.msg
+            if isinstance(text, dict):  # of structlog, on its way to a formatter
+                told = {"event", *BOUND}
+                fields |= {name: each for name, each in text.items() if name not in told}
+                text = text.get("event", "")
+            else:
+                text = _message(record)
+            level = _level_of(record.levelno)
+            error = _error(record.exc_info)
+            line = Said(record.created, level, text, record.name, fields, error)
+            self._keeps.line(job, line)
+        said[MARK] = True
+        self._bind(said, job)
+
+    def _bind(self, line: MutableMapping[str, Any], job: Job) -> None:
+        """What a line says by itself stays."""
+        line.setdefault("job_id", job.id)
+        line.setdefault("task", job.task)
+        line.setdefault("queue", job.queue)
+        line.setdefault("attempt", job.attempt)
+        jobs = self._together.get(job.id)
+        if jobs is not None:
+            line.setdefault("batch_jobs", len(jobs))
+            line.setdefault("batch_job_ids", [each.id for each in jobs[:NAMED_MAX]])
+
+
+class _Filter(logging.Filter):
+    def __init__(self, lines: LogCapture) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._lines.record(record)
+        return True
+
+
+class _ToEvents(logging.Handler):
+    """Writes records as taskd's own lines are written."""
+
+    def __init__(self, write: Callable[[str, str, dict[str, Any], BaseException | None], None]):
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {name: value for name, value in record.__dict__.items() if name not in PLAIN}
+        level = _level_of(record.levelno)
+        self._write(
+            level, _message(record), {"logger": record.name} | fields, _error(record.exc_info)
+        )
+
+
+def _filtering() -> Any:
+    """Loggers that let through what taskd's own lines would."""
+    return structlog.make_filtering_bound_logger(events.level())
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - arguments that do not fit must not fail the handler
+        return str(record.msg)
+
+
+def _level_of(number: int) -> str:
+    for name in ("error", "warning", "info"):
+        if number >= events.LEVELS[name]:
+            return name
+    return "debug"
+
+
+def _error(given: Any) -> BaseException | None:
+    if isinstance(given, BaseException):
+        return given
+    if isinstance(given, tuple):
+        return given[1] if len(given) == 3 else None
+    return sys.exc_info()[1] if given else None
+
+
+def own_threads(loop: asyncio.AbstractEventLoop, whose: Callable[[], Job | None]) -> Executor:
+    """Give the loop threads for asyncio.to_thread() that know their job."""
+    made = JobThreads(whose, None, "taskd-to-thread")
+    loop.set_default_executor(made)
+    return made

@@ -1,0 +1,103 @@
+"""Progress: how far attempts are, told by their handlers, written for all of them at once.
+
+At most one statement a second and worker, however often handlers say it: the last word counts.
+Where no handler says anything, this sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from taskd.core.jobs.failure import clean
+from taskd.core.jobs.job import Job
+from taskd.errors import StoreUnavailable
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import results
+from taskd.store.jobs.results import Progress
+from taskd.worker.service import Loop
+
+WRITE_EVERY_S = 1.0
+ASLEEP_S = 3600.0
+NOTE_BYTES_MAX = 500
+
+
+class ProgressWriter(Loop):
+    """Service. `tell` may be called from any thread, and never waits.
+
+    Args:
+        runs: whether an attempt still runs.
+    """
+
+    name = "progress"
+
+    def __init__(self, lane: Lane, runs: Callable[[Job], bool]) -> None:
+        super().__init__(ASLEEP_S)
+        self._lane, self._runs = lane, runs
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._new: dict[int, tuple[Job, Progress]] = {}
+        self._written: dict[int, tuple[Job, int]] = {}
+        self._wrote_at = -math.inf
+
+    def tell(self, job: Job, done: float, total: float | None, note: str) -> None:
+        """An attempt is so far.
+
+        Raises:
+            TypeError, ValueError: done or total is no number, or not a finite one.
+        """
+        told = Progress(job.id, job.fence, _number("done", done), _total(total), _note(note))
+        with self._lock:
+            first = not self._new
+            self._new[job.id] = (job, told)
+        if first:
+            self._loop.call_soon_threadsafe(self.wakeup.set)
+
+    async def tick(self) -> float:
+        """Write what is new, forget what has ended; how soon to look again."""
+        if not self._new and not self._written:
+            return ASLEEP_S
+        wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
+        if wait_s > 0:
+            return wait_s
+        self._wrote_at = time.monotonic()
+        with self._lock:
+            new, self._new = self._new, {}
+        try:
+            await self._write({key: each for key, each in new.items() if self._runs(each[0])})
+            await self._forget()
+        except StoreUnavailable:
+            with self._lock:
+                self._new = new | self._new
+        return WRITE_EVERY_S
+
+    async def _write(self, new: dict[int, tuple[Job, Progress]]) -> None:
+        if new:
+            for job, told in new.values():
+                self._written[job.id] = (job, told.fence)
+            await results.tell_progress(self._lane, [told for _, told in new.values()])
+
+    async def _forget(self) -> None:
+        ended = {key: fence for key, (job, fence) in self._written.items() if not self._runs(job)}
+        if ended:
+            await results.forget_progress(self._lane, list(ended), list(ended.values()))
+            for key in ended:
+                del self._written[key]
+
+
+def _number(name: str, value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"progress: {name} {value!r} is no finite number")
+    return number
+
+
+def _total(total: float | None) -> float | None:
+    return None if total is None else _number("total", total)
+
+
+def _note(note: str) -> str:
+    return clean(str(note), NOTE_BYTES_MAX) if note else ""

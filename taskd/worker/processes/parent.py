@@ -1,0 +1,387 @@
+"""Several worker processes under one parent: `taskd run --processes 4`.
+
+The parent runs no job. It starts its children, replaces those that crash, passes signals on, and
+speaks for all of them: they tell it in systemd's own protocol (sd_notify.py) how they are, and it
+tells systemd the sum. Each child has a session of its own, so that a Ctrl-C, which goes to the
+whole foreground group of a terminal, reaches a child once: through the parent.
+
+The first child goes ahead and the others follow when it is ready: what is wrong with the settings
+or the app is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from taskd import events
+from taskd.config import Settings
+from taskd.errors import ConfigError
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
+from taskd.worker.finishing.drain_report import DrainReport
+from taskd.worker.health import BLOCKED_S, Condition
+from taskd.worker.processes.stats_socket import Asker
+from taskd.worker.sd_notify import STATUS_EVERY_S, Ear, Notify, Status
+from taskd.worker.service import Service
+from taskd.worker.status import WorkerStatus
+from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, Place, longest_stop_s
+from taskd.worker.supervisor import Supervisor
+
+# Until a crashed child is replaced: doubling, and short again after a minute of life.
+DELAY_S = 1.0
+DELAY_S_MAX = 30.0
+STEADY_S = 60.0
+
+BESIDE_S = 2.0
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+FORWARDED = (*STOPPING, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR2)
+
+# What a restart does not mend: a wrong command line, a refused user, wrong settings or schema.
+HOPELESS = (2, 77, 78)
+# The parent's exit code is the last of these that a child has ended with.
+WORST_LAST = (0, 1, 69, EXIT_ABANDONED, *HOPELESS)
+
+
+def _badness(code: int) -> int:
+    return WORST_LAST.index(code if code in WORST_LAST else 1)
+
+
+class Child:
+    """One process, and what it has said of itself.
+
+    Attributes:
+        heard: it has said something, so its signal handlers are in place.
+        ready: it listens and claims, and does not just read its settings again.
+        begun: it was ready once.
+        ticked: since the parent last told its watchdog; None: it has not begun to tick.
+        report: its drain report, the receipt of an orderly end.
+        asker: asks it for metrics; None: nobody wants them.
+    """
+
+    def __init__(
+        self, number: int, process: asyncio.subprocess.Process, asker: Asker | None
+    ) -> None:
+        self.number = number
+        self.process = process
+        self.asker = asker
+        self._heard_at = time.monotonic()
+        self.heard = self.ready = self.begun = False
+        self.ticked: bool | None = None
+        self.status = Status()
+        self.report: DrainReport | None = None
+        self._began = time.monotonic()
+        self._owed: list[signal.Signals] = []
+
+    def hear(self, said: dict[str, str]) -> None:
+        """Take a datagram in."""
+        self._heard_at = time.monotonic()
+        if not self.heard:
+            self.heard = True
+            for number in self._owed:
+                self.signal(number)
+        if "READY" in said:
+            self.ready = self.begun = True
+        if "WATCHDOG" in said:
+            self.ticked = True
+        if "X_TASKD_STATUS" in said:
+            self.status = Status(**json.loads(said["X_TASKD_STATUS"]))
+        if "X_TASKD_REPORT" in said:
+            self.report = DrainReport(**json.loads(said["X_TASKD_REPORT"]))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pass a signal on; one that would kill a child without handlers waits for these."""
+        if not self.heard and number not in STOPPING:
+            self._owed.append(number)
+            return
+        if not self.heard:
+            number = signal.SIGTERM  # it has claimed nothing, and may go as it is
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def condition(self) -> Condition:
+        """How it is; one that was ready says so once a second, unless its loop is blocked."""
+        me = f"process {self.number} (pid {self.process.pid}): "
+        silent_s = time.monotonic() - self._heard_at
+        stuck = self.status.stuck
+        if self.begun and silent_s > BLOCKED_S:
+            stuck = f"its loop has not turned for {silent_s:.0f} s"
+        unready = stuck or (self.status.unready if self.begun else "it starts")
+        return Condition(me + stuck if stuck else "", me + unready if unready else "")
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self._began
+
+
+class Processes:
+    """The parent.
+
+    Args:
+        settings: `processes` says how many; the rest is the children's own affair.
+        command: what a child executes; its environment is this process's, and its Place.
+        notify: the parent's own supervisor.
+        reload: called on SIGHUP; returns the settings as they are now.
+
+    Attributes:
+        report: the sum of the children's, once run() has returned.
+        beside: services that run from before the start until the last child has ended.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        command: Sequence[str],
+        *,
+        notify: Notify,
+        reload: Callable[[], Settings],
+    ) -> None:
+        self.report = DrainReport()
+        self._settings = settings
+        self._command = list(command)
+        self._notify = notify
+        self._reload = reload
+        self._children: dict[int, Child] = {}
+        self._codes = {0}
+        self._begun = self._said_ready = self._was_ready = self._quiet = False
+        self._go_ahead = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self.beside: list[Service] = []
+        self._asks = settings.http != "off"
+
+    def condition(self) -> Condition:
+        """How all of them are, for probes: the first that is not well speaks for them."""
+        told = [child.condition() for child in self._children.values()]
+        stuck = next((each.stuck for each in told if each.stuck), "")
+        if self._stop_asked.is_set():
+            return Condition(stuck, "it stops")
+        missing = sorted(
+            {*range(1, self._settings.processes + 1)}
+            - {child.number for child in self._children.values()}
+        )
+        unready = next((each.unready for each in told if each.unready), "")
+        if not unready and missing:
+            unready = f"process {missing[0]} does not run"
+        return Condition(stuck, unready)
+
+    async def snapshots(self) -> list[WorkerStatus]:
+        """What the children have counted; those that do not answer are left out."""
+        askers = [child.asker for child in self._children.values() if child.asker is not None]
+        answers = await asyncio.gather(*(asker.ask() for asker in askers))
+        found = [answer for answer in answers if answer is not None]
+        return sorted(found, key=lambda each: each.process)
+
+    async def run(self, database: Database) -> int:
+        """Keep the children until they are stopped or, with `--until-empty`, done; the exit code.
+
+        Raises:
+            SchemaError, ConfigError, StoreUnavailable, PermissionDenied: they could not start.
+        """
+        beside = Supervisor([self.beside])
+        beside.start()
+        try:
+            return await self._run(database)
+        finally:
+            if self.beside:
+                await beside.stop_tier(BESIDE_S)
+                if left := beside.kill():
+                    await asyncio.wait(left, timeout=1.0)
+
+    async def _run(self, database: Database) -> int:
+        await migrations.check(database)
+        loop = asyncio.get_running_loop()
+        self._lifeline, held = os.pipe()
+        self._ear = Ear()
+        loop.add_reader(self._ear.socket, self._listen)
+        for each in FORWARDED:
+            loop.add_signal_handler(each, self._signalled, each)
+        ticking = asyncio.create_task(self._tick_for_ever(), name="notifier")
+        self._notify.starting()
+        try:
+            async with asyncio.TaskGroup() as keepers:
+                for number in range(1, self._settings.processes + 1):
+                    keepers.create_task(self._keep(number), name=f"process:{number}")
+        finally:
+            await self._bring_down()
+            ticking.cancel()
+            for each in FORWARDED:
+                loop.remove_signal_handler(each)
+            loop.remove_reader(self._ear.socket)
+            self._ear.close()
+            os.close(held)
+            os.close(self._lifeline)
+        if self._begun:
+            events.worker_stopped(processes=self._settings.processes, **self.report.told())
+        return max(self._codes, key=_badness)
+
+    # The children.
+
+    async def _keep(self, number: int) -> None:
+        """Have one child run, and another whenever it crashes, until it has ended in order."""
+        delay_s = DELAY_S
+        if number > 1:
+            await self._go_ahead.wait()
+        while not self._stop_asked.is_set():
+            try:
+                child = await self._spawn(number)
+            except OSError as error:
+                # No memory, no process to be had, or no interpreter: that may change, and those
+                # that run must not suffer for it.
+                events.worker_not_started(number, error, delay_s)
+                if not self._begun:
+                    self._codes.add(1)
+                    self._stop("no process could be started")
+                    return
+            else:
+                code = await child.process.wait()
+                self._listen()  # what it said last may not have been read yet
+                del self._children[child.process.pid]
+                if child.asker is not None:
+                    child.asker.close()
+                # Of one that crashed, what it had done is known to the last second.
+                self.report.add(child.report or DrainReport(jobs=child.status.jobs))
+                if child.age_s >= STEADY_S:
+                    delay_s = DELAY_S
+                if self._is_over(child, code, delay_s):
+                    return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stop_asked.wait()
+            delay_s = min(delay_s * 2, DELAY_S_MAX)
+
+    async def _bring_down(self) -> None:
+        """Only after a mistake in this code are there any left: they must not be killed for it."""
+        self._forward(signal.SIGTERM)
+        ends = [asyncio.create_task(c.process.wait(), name="end") for c in self._children.values()]
+        if ends:
+            await asyncio.wait(ends, timeout=longest_stop_s(self._settings))
+
+    async def _spawn(self, number: int) -> Child:
+        asker = Asker() if self._asks else None
+        theirs = -1 if asker is None else asker.theirs
+        place = Place(number, self._settings.processes, self._lifeline, theirs)
+        environment = os.environ | {"NOTIFY_SOCKET": self._ear.address} | place.environment()
+        # Probes, too, want to hear that the loop ticks.
+        watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._asks else None)
+        if watchdog_s is not None:
+            environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=environment,
+                pass_fds=(self._lifeline, *([] if asker is None else [theirs])),
+                start_new_session=True,
+            )
+        except OSError:
+            if asker is not None:
+                asker.close()
+            raise
+        if asker is not None:
+            asker.close_theirs()
+        child = self._children[process.pid] = Child(number, process, asker)
+        if self._quiet:
+            child.signal(signal.SIGTSTP)
+        if self._stop_asked.is_set():
+            child.signal(signal.SIGTERM)
+        return child
+
+    def _is_over(self, child: Child, code: int, delay_s: float) -> bool:
+        """Whether nobody takes the place of a child that has ended; its exit code is noted then."""
+        report, pid = child.report, child.process.pid
+        if self._stop_asked.is_set():
+            if report is None and child.begun:
+                # Killed, or crashed: what it ran is as good as abandoned.
+                self._codes.add(EXIT_ABANDONED)
+                events.worker_crashed(child.number, pid, code, 0.0)
+            elif report is not None:
+                self._codes.add(report.exit_code)
+        elif report is not None and report.left is not None:
+            self._codes.add(report.exit_code)  # --until-empty
+        elif report is not None and report.outgrown:
+            self._codes.add(report.exit_code)
+            self._stop(report.why)  # the others have seen the same, and drain
+        elif not child.begun and (code in HOPELESS or not self._begun):
+            # One process alone would have ended like this, and has said why if it could.
+            if code < 0:
+                events.worker_crashed(child.number, pid, code, 0.0)
+            self._codes.add(max(code, 1))
+            self._stop(f"exit code {code}")
+            self._forward(signal.SIGTERM)
+        else:
+            events.worker_crashed(child.number, pid, code, delay_s)
+            return False
+        return True
+
+    # What they and others say.
+
+    def _listen(self) -> None:
+        for pid, said in self._ear.heard():
+            child = self._children.get(pid)
+            if child is not None:
+                child.hear(said)
+        living = self._children.values()
+        if any(child.begun for child in living):
+            self._begun = True
+            self._go_ahead.set()
+        # Later on, one that has crashed does not keep a reload of the others from its end.
+        ready = sum(child.ready for child in living)
+        wanted = len(living) if self._was_ready else self._settings.processes
+        if not self._said_ready and ready >= wanted:
+            self._said_ready = self._was_ready = True
+            self._notify.ready()
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            children = self._children.values()
+            ticking = all(child.ticked is not False for child in children)
+            if ticking:
+                for child in children:
+                    child.ticked = None if child.ticked is None else False
+            parts = [child.status for child in children]
+            status = Status.total([*parts, Status(jobs=self.report.jobs)])
+            self._notify.tick(status, ticking=ticking, draining=self._stop_asked.is_set())
+            await asyncio.sleep(self._notify.every_s)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if number in STOPPING:
+            self._stop(number.name)
+        elif number == signal.SIGHUP:
+            self._reload_settings()
+        elif number != signal.SIGUSR2:
+            self._quiet = number == signal.SIGTSTP
+        self._forward(number)
+
+    def _forward(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            child.signal(number)
+
+    def _reload_settings(self) -> None:
+        with suppress(ConfigError):  # the children say it
+            self._settings = self._reload()
+        if self._said_ready:
+            self._said_ready = False
+            self._notify.reloading()
+            for child in self._children.values():
+                child.ready = False
+
+    def _stop(self, why: str) -> None:
+        """The first time: no child is started any more, and none may take too long to end."""
+        if not self._stop_asked.is_set():
+            self.report.why = why
+            self._stop_asked.set()
+            self._go_ahead.set()
+            self._notify.stopping()
+            longest_s = longest_stop_s(self._settings)
+            asyncio.get_running_loop().call_later(longest_s, self._kill)
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            with suppress(ProcessLookupError):
+                child.process.kill()

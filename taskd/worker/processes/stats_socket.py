@@ -1,0 +1,124 @@
+"""How the parent of several processes asks each of them what it has counted.
+
+Over a pair of connected sockets, one inherited by the child, so nobody else can ask or answer. A
+line asks, a line of JSON answers, both with the number of the question: an answer that comes too
+late is not taken for the next one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from taskd.worker.status import WorkerStatus
+
+ANSWER_S = 1.0
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+
+
+class Answer(msgspec.Struct):
+    """The answer to a question."""
+
+    number: int
+    snapshot: WorkerStatus
+
+
+class StatsServer:
+    """Service of a child: answers until its parent has gone.
+
+    Args:
+        fd: its end of the pair.
+        snapshot: what it answers.
+    """
+
+    name = "answerer"
+
+    def __init__(self, fd: int, snapshot: Callable[[], WorkerStatus]) -> None:
+        # Whatever a handler starts must not hold it.
+        os.set_inheritable(fd, False)
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        self._snapshot = snapshot
+        self._stop_asked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Answer every question."""
+        reader, writer = await asyncio.open_unix_connection(sock=self._socket.dup())
+        answering = asyncio.create_task(self._answer(reader, writer), name="answers")
+        stopped = asyncio.create_task(self._stop_asked.wait(), name="answers-end")
+        try:
+            await asyncio.wait({answering, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+                await stopped
+        finally:
+            answering.cancel()
+            stopped.cancel()
+            writer.close()
+            if self._stop_asked.is_set():
+                self._socket.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            answer = Answer(int(line), self._snapshot())
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await writer.drain()
+
+    def stop(self) -> None:
+        """Answer no more."""
+        self._stop_asked.set()
+
+
+class Asker:
+    """The parent's end of the pair for one child.
+
+    Attributes:
+        theirs: the child's end, to be inherited by it; close_theirs() when it has been.
+    """
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self.theirs = self._theirs.fileno()
+        self._decoder = msgspec.json.Decoder(Answer)
+        self._lock = asyncio.Lock()
+        self._number = 0
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    def close_theirs(self) -> None:
+        """The child has it."""
+        self._theirs.close()
+
+    async def ask(self) -> WorkerStatus | None:
+        """What the child has counted; None: it does not answer in time, or has gone."""
+        try:
+            async with asyncio.timeout(ANSWER_S), self._lock:
+                return await self._ask()
+        except (TimeoutError, OSError, ValueError, msgspec.MsgspecError):
+            return None
+
+    async def _ask(self) -> WorkerStatus | None:
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(
+                sock=self._ours, limit=ANSWER_BYTES_MAX
+            )
+        reader, writer = self._streams
+        self._number += 1
+        writer.write(b"%d\n" % self._number)
+        while line := await reader.readline():
+            answer = self._decoder.decode(line)
+            if answer.number == self._number:
+                return answer.snapshot
+        return None
+
+    def close(self) -> None:
+        """The child has ended."""
+        self._theirs.close()
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self._ours.close()

@@ -1,0 +1,235 @@
+"""Batch handlers: jobs are gathered, handed over as a list, and settled one by one.
+
+Each job of a batch is an attempt like any other, which waits for its batch: its fence, its
+cancellation, its last moment in a stop and its outcome are its own. What they share is the handler,
+its time, and the place: a batch takes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context as ContextVars
+from functools import partial
+from typing import Any
+
+from taskd.core.jobs.job import Job
+from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned, outcomes
+from taskd.core.tasks.batch import Item
+from taskd.core.tasks.task import Task
+from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.running.attempt import Attempt, drive
+from taskd.worker.running.handler_call import HandlerCall
+
+
+class Member(HandlerCall):
+    """One job of a batch, or of one that is still gathered."""
+
+    def __init__(self, batches: Batches, task: Task[..., Any], job: Job, item: Item[Any]) -> None:
+        super().__init__()
+        self.job, self.item = job, item
+        self.ended: asyncio.Future[AttemptEnd] = asyncio.get_running_loop().create_future()
+        self.traceback: Any = None
+        self.batch: Batch | None = None
+        self._batches, self._task = batches, task
+
+    def belongs_to(self, attempt: Attempt) -> None:
+        """It waits until its batch begins, unless middleware waits for something before that."""
+        super().belongs_to(attempt)
+        if self._waits:
+            self._batches.gather(self._task, self, attempt)
+
+    async def run(self) -> Any:
+        """What became of it; this does not end before the handler, unless that has not begun."""
+        self.wait()
+        if self.attempt is not None:
+            # Outside of the job's own context: what is started there is for others, too.
+            ContextVars().run(self._batches.gather, self._task, self, self.attempt)
+        while not self.ended.done():
+            try:
+                await asyncio.wait({self.ended})
+            except asyncio.CancelledError:
+                if self.batch is None or not self.batch.begun:
+                    self._batches.leave(self)
+                    raise
+                self.batch.tell(self)
+        happened = self.ended.result()
+        if isinstance(happened, Raised):
+            # It may be raised for each job: what the others add to its traceback goes.
+            raise happened.error.with_traceback(self.traceback)
+        assert isinstance(happened, Returned)
+        return happened.value
+
+
+class Batch:
+    """Jobs of one task that are handed over together.
+
+    Attributes:
+        begun: the handler runs.
+        told: its handler was cancelled.
+        open: how many of its jobs have not been settled; together they have one place.
+    """
+
+    def __init__(self, task: Task[..., Any]) -> None:
+        self.task = task
+        self.members: list[Member] = []
+        self.begun = self.told = False
+        self.open = 0
+        self.running: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def tell(self, member: Member) -> None:
+        """A job that somebody cancels is marked; whatever else there is goes for all of them."""
+        assert member.attempt is not None
+        if member.attempt.why == "cancel":
+            member.item.cancel_asked = True
+        elif member.attempt.why is not None and self.running is not None and not self.told:
+            self.told = True
+            self.running.cancel()
+
+    async def run(self, pulse: Pulse) -> None:
+        """Run the handler, and tell each job what became of it."""
+        members = list(self.members)
+        job, own = members[0].job, ContextVars()
+        coroutine = self.task.handler([member.item for member in members])
+        pulse.together[job.id] = [member.job for member in members]
+        pulse.job = job
+        try:
+            waits_for = own.run(coroutine.send, None)
+        except StopIteration as stop:
+            happened: AttemptEnd = Returned(stop.value)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail this batch only
+            happened = Raised(error)
+        else:
+            pulse.job = None
+            try:
+                happened = await drive(coroutine, own, waits_for, job, pulse)
+            except BaseException as error:  # noqa: BLE001 - as in Runner._walk
+                happened = Raised(error)
+        finally:
+            pulse.job = None
+            pulse.together.pop(job.id, None)
+        for member, became in zip(members, outcomes(len(members), happened), strict=True):
+            if isinstance(became, Raised):
+                member.traceback = became.error.__traceback__
+            member.ended.set_result(became)
+
+    def not_run(self, _running: asyncio.Task[None]) -> None:
+        """It was cancelled before its first step."""
+        for member in self.members:
+            if not member.ended.done():
+                member.ended.set_result(Raised(asyncio.CancelledError()))
+
+
+class Batches:
+    """The batches of one runner.
+
+    Args:
+        dispatch: called when a batch is ready and may begin, if there is a place.
+        leave_place: called when a job leaves its own place for that of its batch.
+
+    Attributes:
+        ready: batches that wait for a place.
+        begun: batches that run, or with jobs whose middleware does. Attributes and no questions, as
+            each attempt looks at them.
+    """
+
+    def __init__(
+        self, pulse: Pulse, dispatch: Callable[[], None], leave_place: Callable[[], None]
+    ) -> None:
+        self._pulse, self._dispatch, self._leave_place = pulse, dispatch, leave_place
+        self._open: dict[str, Batch] = {}
+        self.ready: deque[Batch] = deque()
+        self.begun: set[Batch] = set()
+
+    @property
+    def places(self) -> int:
+        """Those that are taken."""
+        return len(self.begun)
+
+    @property
+    def gathered(self) -> int:
+        """Jobs in batches that are not full."""
+        return sum(len(batch.members) for batch in self._open.values())
+
+    @property
+    def suspect_first(self) -> bool:
+        """Whether the next batch is a suspect, which has a place of its own."""
+        return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
+
+    def give_back(self) -> int:
+        """Have the jobs that wait for their batch end as not started; how many there are."""
+        batches = (*self._open.values(), *self.ready)
+        waiting = [each.attempt for batch in batches for each in batch.members if each.attempt]
+        for attempt in waiting:
+            attempt.cancel("stop", time.monotonic())
+        return len(waiting)
+
+    def gather(self, task: Task[..., Any], member: Member, attempt: Attempt) -> None:
+        """Put a job into the batch that is gathered; a suspect has one of its own."""
+        if member.job.crashes:
+            batch = Batch(task)
+            self.ready.appendleft(batch)
+        else:
+            batch = self._open.get(task.name) or self._new(task)
+        batch.members.append(member)
+        batch.open += 1
+        member.batch = batch
+        attempt.leave_place = partial(self._left, batch)
+        if len(batch.members) >= task.batch:
+            self._close(batch)
+        self._leave_place()
+
+    def _new(self, task: Task[..., Any]) -> Batch:
+        batch = self._open[task.name] = Batch(task)
+        loop = asyncio.get_running_loop()
+        batch.timer = loop.call_later(task.max_wait_s, self._waited, batch)
+        return batch
+
+    def _waited(self, batch: Batch) -> None:
+        self._close(batch)
+        self._dispatch()
+
+    def _close(self, batch: Batch) -> None:
+        """Nothing more is put into it."""
+        if batch.timer is not None:
+            batch.timer.cancel()
+        if self._open.get(batch.task.name) is batch:
+            del self._open[batch.task.name]
+            self.ready.append(batch)
+
+    def leave(self, member: Member) -> None:
+        """It is taken out before it began."""
+        batch = member.batch
+        if batch is None:
+            return
+        batch.members.remove(member)
+        if not batch.members:
+            self._close(batch)
+            if batch in self.ready:
+                self.ready.remove(batch)
+
+    def begin(self) -> None:
+        """Begin the next batch that is ready."""
+        batch = self.ready.popleft()
+        batch.begun = True
+        self.begun.add(batch)
+        now = time.monotonic()
+        for member in batch.members:
+            assert member.attempt is not None
+            member.attempt.begin(now)
+        # Past the loop's task factory, as for all that runs handlers.
+        batch.running = asyncio.Task(
+            batch.run(self._pulse),
+            loop=asyncio.get_running_loop(),
+            name=f"batch:{batch.task.name}",
+        )
+        batch.running.add_done_callback(batch.not_run)
+
+    def _left(self, batch: Batch) -> None:
+        """A job of a batch was settled; the last one frees the place."""
+        batch.open -= 1
+        if not batch.open:
+            self.begun.discard(batch)

@@ -1,0 +1,70 @@
+"""How a handler is called, by its kind: all but `async def`, which the runner calls itself."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from taskd.core.jobs.job import Job
+from taskd.core.tasks.batch import Item
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.task import Task
+from taskd.store.connections.transactions import Transactions
+from taskd.worker.attempt_context import AttemptContext
+from taskd.worker.running.batches import Batches, Member
+from taskd.worker.running.process_pool import JobProcesses, ProcessCall
+from taskd.worker.running.threads import ThreadCall
+from taskd.worker.running.transactions import TransactionAttemptContext, TransactionCall
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from taskd.worker.running.attempt import Attempt
+
+
+class Call(Protocol):
+    """What stands between an attempt and its handler, when that may have to wait for its turn."""
+
+    def belongs_to(self, attempt: Attempt) -> None:
+        """The attempt waits, in `run` or in middleware before that; called once."""
+
+    def run(self) -> Coroutine[Any, Any, Any]:
+        """Wait for the handler's turn, and run it; what it returns."""
+
+
+@dataclass(slots=True)
+class Places:
+    """Where handlers run that do not run on the loop, and how many of them at the same time."""
+
+    threads: Executor
+    thread_slots: asyncio.Semaphore
+    processes: JobProcesses
+    transactions: Transactions
+
+
+def call_of(
+    job: Job,
+    task: Task[..., Any],
+    context: AttemptContext | None,
+    places: Places,
+    batches: Batches,
+) -> Call:
+    """The call of a handler that is no plain `async def`.
+
+    Raises:
+        InvalidArgs: the job's arguments do not fit the handler.
+    """
+    if task.kind is Kind.PROCESS:
+        return ProcessCall(places.processes, task, job)  # they are decoded there
+    if task.kind is Kind.BATCH:
+        assert context is not None
+        return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))
+    first = () if context is None else (context,)
+    handle = partial(task.handler, *first, **task.decode(job.args, job.args_version))
+    if task.kind is Kind.TRANSACTION:
+        assert isinstance(context, TransactionAttemptContext)
+        return TransactionCall(places.transactions, task, context, handle)
+    return ThreadCall(handle, places.threads, places.thread_slots)

@@ -1,0 +1,212 @@
+"""The program of a process that runs handlers with process=True, one attempt after another.
+
+Started by process_pool.py with a socket, over which lines of JSON go: first a Boot comes in, and
+`ready` goes out; then each Request is answered by `begun` and an Answer. The end of the socket ends
+it, and so does the end of its worker, however that one ended: the kernel sees to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from taskd.config import Settings
+from taskd.core.jobs.failure import describe
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.log_lines import Lines, Said, line_of
+from taskd.core.jobs.verdicts import Verdict
+from taskd.core.outcomes import policy
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import Raised, Returned
+from taskd.core.outcomes.process_reports import Answer, MustEnd
+from taskd.core.tasks.task import Task
+from taskd.worker.observing.log_buffer import hider
+from taskd.worker.observing.log_capture import LogCapture
+from taskd.worker.running.traces import go_on
+
+PR_SET_PDEATHSIG = 1
+READY, BEGUN = b"ready\n", b"begun\n"
+
+
+class Boot(msgspec.Struct):
+    """What a process needs before its first attempt.
+
+    Attributes:
+        path: where modules are found.
+        app: the module that is imported first; None: only those of the handlers.
+        settings: those of its worker, for the log and for the client that handlers enqueue with.
+    """
+
+    path: list[str]
+    app: str | None
+    settings: Settings
+
+
+class Request(msgspec.Struct, gc=False):
+    """An attempt to run: where its task is, its job, and whether what it logs is kept."""
+
+    module: str
+    name: str
+    job: Job
+    keep: bool = False
+
+
+def plain(value: Any) -> str:
+    """A path in the settings as text; the hook for `msgspec.json.encode`."""
+    return str(value)
+
+
+def find_task(module: str, name: str) -> Task[..., Any] | None:
+    """The task that a module has under the name of its handler."""
+    try:
+        found = reduce(getattr, name.split("."), sys.modules[module])
+    except (AttributeError, KeyError):
+        return None
+    return found if isinstance(found, Task) else None
+
+
+class JobProcess:
+    """The process itself; everything here runs in its main thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._stream = connection.makefile("rwb")
+        self._running = False
+        # One attempt at a time: whatever is logged here is said by its job, in any thread.
+        self._job: Job | None = None
+        self._kept = Kept()
+        self._hide: Callable[[str], str] | None = None
+        self._lines = LogCapture(lambda: self._job, self._kept, lambda _: self._hide)
+
+    def serve(self) -> None:
+        """Boot, then run attempts until the worker hangs up."""
+        signal.signal(signal.SIGUSR1, self._told)
+        signal.signal(signal.SIGTERM, self._told)
+        # What a handler forks, such as a pool, ends by a SIGTERM as any other process does.
+        os.register_at_fork(after_in_child=_forget_signals)
+        try:
+            _boot(msgspec.json.decode(self._stream.readline(), type=Boot, dec_hook=_path))
+        except BaseException as error:  # noqa: BLE001 - whatever the app's modules raise, its worker says it
+            self._say(describe(error).to_json().encode() + b"\n")
+            return
+        self._lines.install()
+        self._say(READY)
+        while line := self._stream.readline():
+            request = msgspec.json.decode(line, type=Request)
+            self._say(msgspec.json.encode(self._attempt(request)) + b"\n")
+
+    def _say(self, line: bytes) -> None:
+        self._stream.write(line)
+        self._stream.flush()
+
+    def _told(self, number: int, _frame: Any) -> None:
+        """SIGUSR1: the attempt's time is over. SIGTERM: it is to stop; or this process, at rest."""
+        if self._running:
+            self._running = False  # told once
+            raise MustEnd("timeout" if number == signal.SIGUSR1 else "stop")
+        if number == signal.SIGTERM:
+            sys.exit(0)
+
+    def _attempt(self, request: Request) -> Answer:
+        task: Task[..., Any] | None = None
+        try:
+            importlib.import_module(request.module)
+            task = find_task(request.module, request.name)
+            if task is None:
+                raise LookupError(f"there is no task {request.module}.{request.name} here")  # noqa: TRY301
+            arguments = task.decode(request.job.args, request.job.args_version)
+            self._hide = hider([request.job], task) if task.redact or request.keep else None
+            self._kept.begin(self._hide if request.keep else None)
+            self._job = request.job
+            go_on(request.job)
+            self._running = True
+            self._say(BEGUN)
+            value = task.handler(**arguments)
+            self._running = False
+        except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
+            self._running = False
+            return self._answered(_answer(request.job, task, Raised(error)))
+        return self._answered(_answer(request.job, task, Returned(value)))
+
+    def _answered(self, answer: Answer) -> Answer:
+        self._job = None
+        answer.lines, answer.left_out = self._kept.end()
+        return answer
+
+
+class Kept:
+    """The lines of the attempt that runs, for its worker to keep."""
+
+    def __init__(self) -> None:
+        self._hide: Callable[[str], str] | None = None
+        self._kept = Lines()
+
+    def begin(self, hide: Callable[[str], str] | None) -> None:
+        """An attempt begins; None: its lines are not kept."""
+        self._hide, self._kept = hide, Lines()
+
+    def line(self, job: Job, said: Said) -> None:
+        """The handler has logged this."""
+        if self._hide is not None:
+            self._kept.add(line_of(said, self._hide))
+
+    def end(self) -> tuple[list[str], int]:
+        """The attempt has ended: what is kept of its lines, and how many were left out."""
+        kept, self._kept, self._hide = self._kept, Lines(), None
+        return kept.each(), kept.left_out
+
+
+def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) -> Answer:
+    decided = isinstance(happened, Returned) or issubclass(type(happened.error), Verdict)
+    try:
+        return Answer(policy.decide(job, task, happened), decided)
+    except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
+        text = f"its outcome could not be described: {type(error).__name__}"
+        ack: Ack = policy.decide(job, task, Raised(RuntimeError(text)))
+        return Answer(ack, decided=False)
+
+
+def _boot(boot: Boot) -> None:
+    from taskd import configure, events
+
+    sys.path[:] = boot.path
+    settings = boot.settings
+    events.configure(settings.log_format, settings.log_level)
+    configure(settings=settings)
+    if boot.app is not None:
+        importlib.import_module(boot.app)
+
+
+def _forget_signals() -> None:
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _path(kind: type, value: Any) -> Any:
+    return Path(value) if kind is Path else value
+
+
+def _end_with(worker: int) -> None:
+    """Have the kernel kill this process when its worker ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != worker:
+        os._exit(1)
+
+
+def main() -> None:
+    """The arguments of the program are FD and WORKER_PID."""
+    fd, worker = int(sys.argv[1]), int(sys.argv[2])
+    _end_with(worker)
+    faulthandler.enable()  # says where it was when it crashed
+    os.set_inheritable(fd, False)
+    JobProcess(socket.socket(fileno=fd)).serve()

@@ -1,0 +1,401 @@
+"""Handlers with process=True: processes that can be stopped, killed and replaced one by one.
+
+The pools that exist did not do: in concurrent.futures one dead process breaks the pool and every
+job in it, and none of them can be told to end before it is killed. What is here is small, as a
+process serves one attempt at a time, and everything it says is a line.
+
+Processes are started when they are needed, and end with their worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from taskd import events
+from taskd.config import Settings
+from taskd.core.jobs.failure import Failure
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.log_lines import KeepLogs
+from taskd.core.outcomes.attempt_ends import Settled
+from taskd.core.outcomes.process_reports import (
+    Answer,
+    ProcessDied,
+    ProcessNotStarted,
+    ended,
+    value_of,
+)
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.errors import ConfigError
+from taskd.worker.observing.log_writer import LogWriter
+from taskd.worker.running.handler_call import HandlerCall
+from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, plain
+from taskd.worker.running.traces import carried_on
+
+# As a module with -m it would be there twice, and Python would warn of that.
+PROGRAM = "from taskd.worker.running.process_child import main; main()"
+# A large app may take a while to import.
+BOOT_S_MAX = 60.0
+# A line holds the arguments of a job or its result, 256 KiB each, with every character escaped.
+LINE_BYTES_MAX = 4 * 1024 * 1024
+# A process that died before it began has not begun the job, and another one does; so often.
+STARTS_MAX = 3
+# How long one that has closed the line may take to end: a large core dump takes seconds.
+CLOSED_S = 5.0
+# The name of tasks that start one.
+START = "process-start"
+# How long one that was hung up on may take for what the app does at the end of a process.
+END_S = 2.0
+
+
+class JobProcess:
+    """One process, as its worker sees it.
+
+    Attributes:
+        jobs: attempts that it has begun.
+        told: it was told to end its attempt: it runs no other one.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.pid = process.pid
+        self.jobs = 0
+        self.told = False
+        self._process, self._reader, self._writer = process, reader, writer
+        self._exit = asyncio.Task(process.wait(), loop=asyncio.get_running_loop())
+
+    async def boot(self, boot: bytes) -> None:
+        """Wait until it is ready.
+
+        Raises:
+            ProcessNotStarted: it is not.
+        """
+        self._writer.write(boot + b"\n")
+        try:
+            async with asyncio.timeout(BOOT_S_MAX):
+                line = await self._line()
+        except TimeoutError:
+            raise ProcessNotStarted(f"it was not ready after {BOOT_S_MAX:g} s") from None
+        except ProcessDied as error:
+            raise ProcessNotStarted(f"it ended with {ended(error.code)} before it began") from None
+        if line != READY:
+            failure = msgspec.json.decode(line, type=Failure)
+            raise ProcessNotStarted(f"{failure.type}: {failure.message}")
+
+    async def run(self, request: bytes, begun: Callable[[], None]) -> Answer:
+        """Run an attempt; `begun` is called when the handler begins.
+
+        Raises:
+            ProcessDied: in the middle, or before the handler has begun.
+        """
+        self._writer.write(request + b"\n")
+        line = await self._line()
+        if line == BEGUN:
+            self.jobs += 1
+            begun()
+            line = await self._line()
+        return msgspec.json.decode(line, type=Answer)
+
+    async def _line(self) -> bytes:
+        # Something that a handler has forked may keep the other end open after its death.
+        reading = asyncio.Task(self._reader.readline(), loop=asyncio.get_running_loop())
+        try:
+            await asyncio.wait({reading, self._exit}, return_when="FIRST_COMPLETED")
+            if not reading.done():
+                # What it has said before it died is there now or never.
+                await asyncio.wait({reading}, timeout=0.1)
+            with suppress(OSError, ValueError):
+                if reading.done() and (line := reading.result()).endswith(b"\n"):
+                    return line
+        finally:
+            reading.cancel()
+        # One that has closed the line dies of that by itself, and then tells how.
+        dead, _ = await asyncio.wait({self._exit}, timeout=CLOSED_S)
+        self.kill()
+        code = await asyncio.shield(self._exit)
+        raise ProcessDied(self.pid, code, hung_up=not dead)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return not self._exit.done()
+
+    def tell(self, why: str) -> None:
+        """Tell the handler to end; `timeout` or anything else."""
+        self.told = True
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1 if why == "timeout" else signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it, and what its handler has started in its group."""
+        self.told = True
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Hang up, and see that it ends."""
+        self._writer.close()
+        await asyncio.wait({self._exit}, timeout=END_S)
+        self.kill()
+        await asyncio.wait({self._exit}, timeout=END_S)
+
+
+class JobProcesses:
+    """The pool.
+
+    Args:
+        app: the module that each process imports first.
+        keeper: takes the lines that handlers log, at the end of each attempt.
+
+    Attributes:
+        slots: so many processes at most.
+    """
+
+    def __init__(
+        self, settings: Settings, app: str | None = None, keeper: LogWriter | None = None
+    ) -> None:
+        self.slots = process_slots(settings)
+        self._jobs_max = settings.process_jobs_max
+        self._settings, self._app, self._keeper = settings, app, keeper
+        self._idle: list[JobProcess] = []
+        self._all: set[JobProcess] = set()
+        self._places = self.slots
+        self._waiting: deque[asyncio.Future[JobProcess]] = deque()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, task: Task[..., Any], job: Job, call: ProcessCall) -> Settled:
+        """Run an attempt in one of the processes.
+
+        Raises:
+            ProcessDied, ProcessNotStarted: an ordinary failure of this attempt.
+        """
+        keep = self._keeper is not None and self._keeper.keeps(task.name) is not KeepLogs.OFF
+        told = carried_on(job)
+        request = Request(task.handler.__module__, task.handler.__qualname__, told, keep)
+        line = msgspec.json.encode(request)
+        for start in range(1, STARTS_MAX + 1):
+            process = await self._taken()
+            call.has(process)
+            jobs = process.jobs
+            try:
+                answer = await process.run(line, call.begin)
+            except ProcessDied:
+                if process.jobs == jobs and not process.told and start < STARTS_MAX:
+                    continue
+                raise
+            finally:
+                call.has(None)
+                self._give(process)
+            if self._keeper is not None and answer.lines:
+                self._keeper.add_all(job, answer.lines, answer.left_out)
+            return Settled(answer.ack, answer.decided)
+        raise AssertionError("the last start raises")
+
+    def own(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """A task that belongs to this pool and not to the job for which it is made."""
+        made = asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
+        self._tasks.add(made)
+        made.add_done_callback(self._tasks.discard)
+        return made
+
+    async def close(self) -> None:
+        """End them all; who still runs something is killed."""
+        for waiter in self._waiting:
+            waiter.cancel()
+        # One that is about to be started is among the others then, or is not there.
+        for each in (starting := self._starting()):
+            each.cancel()
+        if starting:
+            await asyncio.wait(starting)
+        for process in self._all - set(self._idle):
+            process.kill()
+        ends = [asyncio.create_task(each.end(), name="process-end") for each in self._all]
+        if ends:
+            await asyncio.wait(ends)
+        for each in self._tasks:
+            each.cancel()
+
+    async def _taken(self) -> JobProcess:
+        """An idle process, or the next that is free or started."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            self._ends(process)
+        waiter: asyncio.Future[JobProcess] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._start_more()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._give(waiter.result())
+            raise
+
+    def _give(self, process: JobProcess) -> None:
+        """Back from an attempt, or started anew."""
+        spent = process.told or not process.alive or process.jobs >= self._jobs_max
+        if spent:
+            self._ends(process)
+            return
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(process)
+                return
+        self._idle.append(process)
+
+    def _ends(self, process: JobProcess) -> None:
+        self.own(self._end(process), "process-end")
+
+    async def _end(self, process: JobProcess) -> None:
+        await process.end()
+        self._all.discard(process)
+        self._places += 1
+        self._start_more()
+
+    def _start_more(self) -> None:
+        """As many as there are jobs that wait for one, and places."""
+        wanted = sum(not waiter.done() for waiter in self._waiting)
+        for _ in range(min(self._places, wanted - len(self._starting()))):
+            self._places -= 1
+            self.own(self._start(), START)
+
+    def _starting(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self._tasks if task.get_name() == START and not task.done()]
+
+    async def _start(self) -> None:
+        process: JobProcess | None = None
+        try:
+            process = await self._spawned()
+            self._all.add(process)
+            boot = Boot(sys.path, self._app, self._settings)
+            await process.boot(msgspec.json.encode(boot, enc_hook=plain))
+        except (ProcessNotStarted, OSError) as error:
+            if process is None:
+                self._places += 1
+            else:
+                process.kill()
+                self._ends(process)
+            self._refuse(ProcessNotStarted(f"no process could be started for it: {error}"))
+        else:
+            self._give(process)
+
+    def _refuse(self, error: ProcessNotStarted) -> None:
+        """Tell the first who waits; the next one has a start of its own."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)
+                break
+        asyncio.get_running_loop().call_soon(self._start_more)
+
+    async def _spawned(self) -> JobProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = ("-c", PROGRAM, str(theirs.fileno()), str(os.getpid()))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *program,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    # A Ctrl-C is its worker's affair; and its group can be killed.
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES_MAX)
+        except BaseException:
+            ours.close()
+            process.kill()
+            await process.wait()
+            raise
+        return JobProcess(process, reader, writer)
+
+
+class ProcessCall(HandlerCall):
+    """An attempt that is to run in a process."""
+
+    def __init__(self, pool: JobProcesses, task: Task[..., Any], job: Job) -> None:
+        super().__init__()
+        self._pool, self._task, self._job = pool, task, job
+        self._process: JobProcess | None = None
+
+    def has(self, process: JobProcess | None) -> None:
+        """It has this process, which can be killed, until it has none: then that is another's."""
+        assert self.attempt is not None
+        self._process = process
+        self.attempt.kill = None if process is None else self._kill
+
+    def _kill(self) -> None:
+        """End it at once, whatever the handler does."""
+        if self._process is not None and self.attempt is not None:
+            events.process_killed(self._job, self.attempt.why or "stop", self._process.pid)
+            self._process.kill()
+
+    async def run(self) -> Any:
+        """What became of it. This does not end before the process has answered or died.
+
+        Raises:
+            ProcessDied, ProcessNotStarted: see JobProcesses.
+            HandlerRaised: inside of middleware, which sees what others see of a handler.
+        """
+        self.wait()
+        settled = await self._settled()
+        return settled if self._task.around is None else value_of(settled)
+
+    async def _settled(self) -> Settled:
+        running: asyncio.Task[Settled] = self._pool.own(
+            self._pool.run(self._task, self._job, self), "process-attempt"
+        )
+        while not running.done():
+            try:
+                await asyncio.wait({running})
+            except asyncio.CancelledError:
+                if self._process is None:
+                    running.cancel()
+                else:
+                    self._process.tell((self.attempt and self.attempt.why) or "stop")
+        return running.result()
+
+
+def process_slots(settings: Settings) -> int:
+    """How many processes the pool may have: one per core that this process may use, by default."""
+    return settings.process_slots or len(os.sched_getaffinity(0))
+
+
+def check_found(registry: Registry) -> None:
+    """See that another process will find the handlers with process=True.
+
+    Raises:
+        ConfigError: one of them is not found under its own name in its module.
+    """
+    for task in registry:
+        if task.kind is not Kind.PROCESS:
+            continue
+        module, name = task.handler.__module__, task.handler.__qualname__
+        found = None if module == "__main__" else find_task(module, name)
+        if found is None or found.name != task.name:
+            raise ConfigError(
+                f"task {task.name}: with process=True it is looked for as {name} in the module "
+                f"{module}, and is not found there; decorate the function where it is defined, in "
+                "a module that can be imported"
+            )

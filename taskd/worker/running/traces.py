@@ -1,0 +1,248 @@
+"""Traces of workers: each attempt is a span of the trace in which its job was enqueued.
+
+Its parent is the producer's span, so that all attempts of a job, and what their handlers enqueue,
+are of one trace; and it is linked to that span as well, as consumers are by OpenTelemetry's
+conventions for messages. Made when an app has set a tracer provider by the time that its worker
+starts; otherwise no attempt knows of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from taskd import events
+from taskd.client.traces import CARRIED, SYSTEM, carrier, failed, propagators, tracer
+from taskd.core.jobs.failure import describe
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.verdicts import Verdict
+from taskd.core.outcomes import policy
+from taskd.core.outcomes.process_reports import HandlerRaised
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.worker.attempt_context import AttemptContext
+from taskd.worker.running.middleware import inside
+
+ENDS = {
+    "job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed", "job.released",
+    "job.interrupted", "job.abandoned",
+}  # fmt: skip
+# How long a stop waits for spans to be exported.
+FLUSH_S = 2.0
+Around = Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
+
+
+class Traces:
+    """The spans of the attempts of one worker."""
+
+    def __init__(self, tracer: Any) -> None:
+        from opentelemetry import context, trace
+
+        self._tracer, self._trace, self._context = tracer, trace, context
+        self._propagators = propagators()
+        self._spans: dict[int, Any] = {}
+        self._deafen = events.subscribe(self._heard)
+
+    async def close(self) -> None:
+        """No attempt ends here any more; what is left ends without an outcome.
+
+        What waits to be exported is sent: a process whose handlers have left threads behind ends
+        without asking anybody.
+        """
+        self._deafen()
+        for span in self._spans.values():
+            with suppress(Exception):
+                span.end()
+        self._spans.clear()
+        flush = getattr(self._trace.get_tracer_provider(), "force_flush", None)
+        if flush is not None:
+            await _flushed(flush)
+
+    def with_spans(self, registry: Registry) -> Registry:
+        """The registry with tasks whose attempts have spans, around all middleware."""
+        return registry.with_tasks([self._with_span(task) for task in registry])
+
+    def _with_span(self, task: Task[..., Any]) -> Task[..., Any]:
+        return inside(task, partial(self._around, task, task.around))
+
+    async def _around(
+        self,
+        task: Task[..., Any],
+        middleware: Around | None,
+        ctx: AttemptContext,
+        attempt: Coroutine[Any, Any, Any],
+    ) -> Any:
+        job = ctx.job
+        span = self._trace.INVALID_SPAN
+        # What an app has put into its SDK, such as a sampler, may raise: no job fails of that.
+        with suppress(Exception):
+            span = self._begin(job)
+        try:
+            return await (attempt if middleware is None else middleware(ctx, attempt))
+        except BaseException as error:
+            with suppress(Exception):
+                self._raised(span, job, task, error)
+            raise
+
+    def _begin(self, job: Job) -> Any:
+        """Begin an attempt's span, as the current one of the attempt's own context."""
+        parent = self._parent(job)
+        sender = self._trace.get_current_span(parent).get_span_context()
+        span = self._spans[job.id] = self._tracer.start_span(
+            f"run {job.task}",
+            context=parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            links=[self._trace.Link(sender)] if sender.is_valid else None,
+            attributes={
+                "messaging.system": SYSTEM,
+                "messaging.operation.name": "run",
+                "messaging.operation.type": "process",
+                "messaging.destination.name": job.queue,
+                "messaging.message.id": str(job.id),
+                "taskd.task": job.task,
+                "taskd.attempt": job.attempt,
+                "taskd.wait_s": job.wait_s,
+            },
+        )
+        # Not taken back: the context ends with the attempt, wherever that ends.
+        self._context.attach(self._trace.set_span_in_context(span, parent))
+        return span
+
+    def _parent(self, job: Job) -> Any:
+        """The context that a job carries; an empty one when it carries none."""
+        if job.metadata is None:
+            return self._context.Context()
+        return _context_of(job.metadata, self._propagators)
+
+    @staticmethod
+    def _raised(span: Any, job: Job, task: Task[..., Any], error: BaseException) -> None:
+        """Record what a handler has raised, without what its task hides; a verdict is none."""
+        if not span.is_recording() or isinstance(error, Verdict | HandlerRaised):
+            return
+        described = describe(error, policy.hider([job], task))
+        if described.type in {"CancelledError", "GeneratorExit"}:
+            return  # it was told to end, and its outcome says why
+        span.add_event(
+            "exception",
+            {
+                "exception.type": described.type,
+                "exception.message": described.message,
+                "exception.stacktrace": described.traceback,
+            },
+        )
+
+    def _heard(self, name: str, fields: Mapping[str, Any]) -> None:
+        """An attempt has ended, as its event says."""
+        span = self._spans.pop(fields["job_id"], None) if name in ENDS else None
+        if span is not None:
+            with suppress(Exception):  # its processors may raise, and an outcome waits for nobody
+                self._end(span, name, fields)
+
+    @staticmethod
+    def _end(span: Any, name: str, fields: Mapping[str, Any]) -> None:
+        span.set_attribute("taskd.outcome", name.removeprefix("job."))
+        said = fields.get("error") or fields.get("reason") or fields.get("why") or ""
+        if name in {"job.retried", "job.failed", "job.abandoned"}:
+            kind = str(fields.get("error") or "").partition(":")[0]
+            failed(span, kind or str(fields.get("why") or "failed"), str(said))
+        elif said:
+            span.set_attribute("taskd.reason", str(said))
+        span.end()
+
+
+def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
+    """The context of a trace in a job's metadata, into which anybody may have put anything."""
+    from opentelemetry import context
+
+    found = context.Context()
+    with suppress(msgspec.DecodeError):
+        said = msgspec.json.decode(metadata, type=dict[str, Any])
+        carried = {name: said[name] for name in CARRIED if isinstance(said.get(name), str)}
+        for each in propagators:
+            found = each.extract(carried, found)
+    return found
+
+
+def begin() -> Traces | None:
+    """Spans for the attempts of a worker that starts; None: the app has set no provider."""
+    found = tracer()
+    return None if found is None else Traces(found)
+
+
+async def _flushed(flush: Callable[[int], Any]) -> None:
+    """Wait for a flush, which may block, for a while."""
+    loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+    def send() -> None:
+        with suppress(Exception):
+            flush(int(FLUSH_S * 1000))
+        with suppress(RuntimeError):  # the loop may have ended
+            loop.call_soon_threadsafe(sent.set)
+
+    # No thread of a pool: nobody must have to wait for an exporter that hangs.
+    threading.Thread(target=send, name="taskd-flush", daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await sent.wait()
+
+
+class Firing:
+    """The span in which a schedule makes its jobs, with which their trace begins.
+
+    Args:
+        schedule: its name; None: there is nothing to make.
+
+    Attributes:
+        metadata: of the jobs, as JSON.
+    """
+
+    def __init__(self, schedule: str | None) -> None:
+        self.metadata: str | None = None
+        self._span: Any = None
+        found = tracer()
+        if found is None or schedule is None:
+            return
+        from opentelemetry import context, trace
+
+        said = {
+            "messaging.system": SYSTEM,
+            "messaging.operation.name": "fire",
+            "messaging.operation.type": "send",
+            "taskd.schedule": schedule,
+        }
+        self._span = found.start_span(
+            f"fire {schedule}",
+            context=context.Context(),
+            kind=trace.SpanKind.PRODUCER,
+            attributes=said,
+        )
+        carried = carrier(trace.set_span_in_context(self._span, context.Context()))
+        self.metadata = msgspec.json.encode(carried).decode()
+
+    def end(self, jobs: int) -> None:
+        """So many jobs were made. One that is never ended is not told: others were faster."""
+        if self._span is not None:
+            self._span.set_attribute("messaging.batch.message_count", jobs)
+            self._span.end()
+
+
+def carried_on(job: Job) -> Job:
+    """The job for another process, with the context of the attempt that runs there."""
+    if tracer() is None:
+        return job
+    return msgspec.structs.replace(job, metadata=msgspec.json.encode(carrier()).decode())
+
+
+def go_on(job: Job) -> None:
+    """In that process: what the handler does belongs to the span of its attempt."""
+    if tracer() is None or job.metadata is None:
+        return
+    from opentelemetry import context
+
+    context.attach(_context_of(job.metadata, propagators()))

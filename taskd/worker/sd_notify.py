@@ -1,0 +1,258 @@
+"""What a worker says to its supervisor, in the words of sd_notify(3): a few lines a datagram.
+
+The supervisor is systemd, or the parent of several processes (parent.py), which speaks the same
+protocol to its children. Twenty lines of a stable protocol need no dependency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from taskd.worker.health import Condition, Health
+from taskd.worker.lease import Lease
+from taskd.worker.running.runner import Runner
+from taskd.worker.service import Loop
+
+STATUS_EVERY_S = 1.0
+# Said once a second during the drain, so a stop that goes on is not taken for one that hangs. It
+# also covers what comes after the last of them: flushing, closing, ending.
+EXTEND_BY_S = 15.0
+QUEUES_NAMED = 5
+REPORT_TRIES = 20
+REPORT_TRY_EVERY_S = 0.05
+# systemd drops a datagram of more than 4096 bytes; what a parent is told is far smaller.
+DATAGRAM_BYTES_MAX = 65536
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+@dataclass(slots=True)
+class Status:
+    """How a worker, or all processes of one, are doing.
+
+    Attributes:
+        jobs: attempts by how they ended.
+        silent_s: seconds since the database last answered; 0: it does answer.
+        stuck, unready: as health.Condition has them.
+    """
+
+    queues: str = ""
+    running: int = 0
+    jobs: dict[str, int] = field(default_factory=dict)
+    silent_s: int = 0
+    stuck: str = ""
+    unready: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.queues}: {self.running:,} running"
+        for what in ("done", "failed"):
+            text += f", {self.jobs.get(what, 0):,} {what}"
+        if self.silent_s:
+            text += f"; database unreachable for {self.silent_s} s"
+        return text
+
+    @classmethod
+    def total(cls, parts: Sequence[Status]) -> Status:
+        """All of them in one."""
+        made = cls()
+        for part in parts:
+            made.queues = part.queues or made.queues
+            made.running += part.running
+            made.silent_s = max(made.silent_s, part.silent_s)
+            for what, count in part.jobs.items():
+                made.jobs[what] = made.jobs.get(what, 0) + count
+        return made
+
+
+class Notify:
+    """Sends; it never waits and never raises, and does nothing where nobody listens.
+
+    Args:
+        address: a path, or an abstract name that begins with @; empty: nobody listens.
+        watchdog_s: within so many seconds the supervisor wants to hear that the loop ticks.
+        to_parent: the listener is the parent of several processes, which also takes reports.
+
+    Attributes:
+        every_s: how often tick() is to be called.
+    """
+
+    def __init__(
+        self, address: str = "", *, watchdog_s: float | None = None, to_parent: bool = False
+    ) -> None:
+        self.watchdog_s = watchdog_s
+        self.to_parent = to_parent
+        # A parent hears its children and then speaks itself: a quarter each makes a half in all.
+        self.every_s = min(STATUS_EVERY_S, STATUS_EVERY_S if watchdog_s is None else watchdog_s / 4)
+        self._address: str | bytes = address
+        if address.startswith("@"):
+            self._address = b"\0" + address[1:].encode()
+        self._socket: socket.socket | None = None
+        if address[:1] in ("/", "@"):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        self._owed: dict[str, object] = {}
+        self._status: Status | None = None
+        self._status_at = 0.0
+
+    @classmethod
+    def from_environment(
+        cls, environ: MutableMapping[str, str], pid: int, *, to_parent: bool = False
+    ) -> Notify:
+        """The supervisor that NOTIFY_SOCKET names.
+
+        Its variables are taken out of the environment: no program that a handler starts shall
+        speak in the name of this process.
+        """
+        address = environ.pop("NOTIFY_SOCKET", "")
+        usec = environ.pop("WATCHDOG_USEC", "")
+        for_pid = environ.pop("WATCHDOG_PID", str(pid))
+        wanted = usec.isdecimal() and int(usec) > 0 and for_pid == str(pid)
+        watchdog_s = int(usec) / 1e6 if wanted else None
+        return cls(address, watchdog_s=watchdog_s, to_parent=to_parent)
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a supervisor to speak to."""
+        return self._socket is not None
+
+    def close(self) -> None:
+        """Nothing more is said."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def starting(self) -> None:
+        """The signal handlers are in place; a parent may forward signals from now on."""
+        self._say(STATUS="starting")
+
+    def ready(self) -> None:
+        """It listens and claims; or it has read its settings again."""
+        self._owed.pop("RELOADING", None)
+        self._say(READY=1)
+
+    def reloading(self) -> None:
+        """It reads its settings again; ready() follows."""
+        now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._say(RELOADING=1, MONOTONIC_USEC=now_usec)
+
+    def stopping(self) -> None:
+        """The drain begins."""
+        self._say(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
+
+    def tick(self, status: Status, *, ticking: bool = True, draining: bool = False) -> None:
+        """Once every `every_s`: what there is to say.
+
+        Args:
+            ticking: the loop turns, which is all that the watchdog is told; whether the database
+                answers does not count, or an outage would restart every worker there is.
+        """
+        said: dict[str, object] = {}
+        if ticking and self.watchdog_s is not None:
+            said["WATCHDOG"] = 1
+        if draining:
+            said["EXTEND_TIMEOUT_USEC"] = int(EXTEND_BY_S * 1e6)
+        now = time.monotonic()
+        news = bool(status.queues) and status != self._status
+        if news and now - self._status_at > STATUS_EVERY_S * 0.9:
+            self._status, self._status_at = status, now
+            said["STATUS"] = status
+            if self.to_parent:
+                said["X_TASKD_STATUS"] = json.dumps(asdict(status))
+        if said or self._owed:
+            self._say(**said)
+
+    async def report(self, report: Mapping[str, Any]) -> bool:
+        """Hand the drain report to the parent; False: there is none, or it does not take it."""
+        for _ in range(REPORT_TRIES if self.to_parent else 0):
+            if self._say(X_TASKD_REPORT=json.dumps(report)):
+                return True
+            await asyncio.sleep(REPORT_TRY_EVERY_S)
+        return False
+
+    def _say(self, **said: object) -> bool:
+        """Send these lines, and those that could not be sent before."""
+        if self._socket is None:
+            return False
+        self._owed |= said
+        lines = [f"{name}={value}\n" for name, value in self._owed.items()]
+        try:
+            self._socket.sendto("".join(lines).encode(errors="replace"), self._address)
+        except OSError:  # the listener's queue is full (10 datagrams are usual), or it is gone
+            return False
+        self._owed.clear()
+        return True
+
+
+class Notifier(Loop):
+    """Service: keeps the supervisor informed."""
+
+    name = "notifier"
+
+    def __init__(
+        self,
+        notify: Notify,
+        runners: Sequence[Runner],
+        jobs: Mapping[str, int],
+        lease: Lease,
+        health: Health,
+    ) -> None:
+        super().__init__(notify.every_s)
+        self._notify, self._runners, self._jobs, self._lease = notify, runners, jobs, lease
+        self._health = health
+
+    async def tick(self) -> float:
+        """Say how things are."""
+        self._notify.tick(self._status(), draining=self._lease.draining)
+        return self.every_s
+
+    def _status(self) -> Status:
+        names = [runner.queue for runner in self._runners]
+        queues = ", ".join(names[:QUEUES_NAMED])
+        if len(names) > QUEUES_NAMED:
+            queues += f" and {len(names) - QUEUES_NAMED} more"
+        # Beats are a sixth of the lease apart; one that is late may still be on its way.
+        silent_s = self._lease.silent_s + self._lease.lease_s * 2 / 3
+        if not self._lease.outage and silent_s < self._lease.lease_s / 3:
+            silent_s = 0.0
+        running = sum(runner.running for runner in self._runners)
+        # A supervisor other than a parent goes by the ticks alone.
+        how = self._health.look() if self._notify.to_parent else Condition()
+        return Status(queues, running, dict(self._jobs), int(silent_s), how.stuck, how.unready)
+
+
+class Ear:
+    """A parent's end: a socket whose abstract address leaves nothing behind, whoever is killed.
+
+    As with systemd's own, everybody may send to it; the kernel says who did.
+    """
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.socket.bind("")
+        self.address = "@" + self.socket.getsockname()[1:].decode()
+
+    def heard(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """What has arrived: the sender's pid and what it said."""
+        with suppress(BlockingIOError):
+            while True:
+                data, extra, _, _ = self.socket.recvmsg(
+                    DATAGRAM_BYTES_MAX, socket.CMSG_SPACE(CREDENTIALS.size)
+                )
+                for _, kind, credentials in extra:
+                    if kind == socket.SCM_CREDENTIALS:
+                        lines = data.decode(errors="replace").splitlines()
+                        said = dict(line.split("=", 1) for line in lines if "=" in line)
+                        yield CREDENTIALS.unpack(credentials)[0], said
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.socket.close()

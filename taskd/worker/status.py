@@ -1,0 +1,58 @@
+"""What a worker process tells of itself when somebody asks: counts, and how things are now."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from taskd.worker.health import Condition
+from taskd.worker.observing.counters import Counted
+
+if TYPE_CHECKING:
+    from taskd.worker.assembly import Assembly
+
+
+class WorkerStatus(msgspec.Struct):
+    """One process at one moment.
+
+    Attributes:
+        process: which of several; 1: it is alone.
+        running, waiting, limits: by queue: attempts that run, jobs that were claimed and have not
+            begun, how many attempts may run.
+        unwritten: outcomes that are not written yet.
+        trusted_s: for how long its claims are honoured without another beat.
+        lags, lag_s: as watch.Pulse has them.
+        up_s: seconds since it started.
+    """
+
+    process: int
+    up_s: float
+    condition: Condition
+    counted: Counted
+    running: dict[str, int] = msgspec.field(default_factory=dict)
+    waiting: dict[str, int] = msgspec.field(default_factory=dict)
+    limits: dict[str, int] = msgspec.field(default_factory=dict)
+    unwritten: int = 0
+    trusted_s: float = 0.0
+    lags: list[int] = msgspec.field(default_factory=list)
+    lag_s: float = 0.0
+
+
+_started = time.monotonic()
+
+
+def take(
+    process: int, condition: Condition, counted: Counted, parts: Assembly | None
+) -> WorkerStatus:
+    """The process as it is; before its parts are made, there is little to tell."""
+    made = WorkerStatus(process, time.monotonic() - _started, condition, counted)
+    if parts is not None:
+        made.running = {runner.queue: runner.running for runner in parts.runners}
+        made.waiting = {runner.queue: runner.waiting for runner in parts.runners}
+        made.limits = {runner.queue: runner.limit for runner in parts.runners}
+        made.unwritten = parts.acker.backlog
+        made.trusted_s = -parts.shared.lease.silent_s
+        made.lags, made.lag_s = parts.shared.pulse.lags, parts.shared.pulse.lag_s
+    return made

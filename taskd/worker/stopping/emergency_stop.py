@@ -1,0 +1,88 @@
+"""The end of a worker whose loop is blocked: what another thread can still write for it.
+
+It is the last phase of an ordinary stop: outcomes that are not written yet are written, what was
+claimed and not started goes back, what runs is abandoned, and the worker's row is closed. Every
+statement is guarded, so it does not matter that the loop may come back to life at any moment and
+write the same: one of the two takes the row, the other changes nothing. An abandoned job is due
+again in five seconds, and this process is gone in three; so it does not run twice at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from taskd import events
+from taskd.core.jobs.job import Job
+from taskd.core.outcomes import policy
+from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted
+from taskd.errors import TaskdError
+from taskd.store import workers
+from taskd.store.connections.database import Database, Lane
+from taskd.store.jobs import jobs as store
+from taskd.worker.finishing.acker import Acker, by_worker
+from taskd.worker.lease import Lease
+from taskd.worker.observing.loop_monitor import LoopMonitor
+from taskd.worker.running.runner import Runner
+
+LOCK_TIMEOUT_MS = "300"
+
+
+class EmergencyStop:
+    """Called once, in a thread, when the loop does not answer at the end of a stop."""
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        acker: Acker,
+        runners: Sequence[Runner],
+        watch: LoopMonitor,
+    ) -> None:
+        self._database, self._lease, self._watch = database, lease, watch
+        self._acker, self._runners = acker, runners
+
+    def __call__(self) -> None:
+        """Say why, and write what there is; the caller ends the process whatever comes of it."""
+        blocker = self._watch.blocker()
+        unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
+        abandoned = self._abandoned(blocker)
+        events.worker_stuck(blocker, len(abandoned), len(unstarted), self._watch.stack())
+        done, settled = self._acker.outcomes()
+        settled += [policy.decide(job, None, NotStarted()) for job in unstarted]
+        asyncio.run(self._write(done, settled + abandoned))
+
+    def _abandoned(self, blocker: Job | None) -> list[Ack]:
+        """What runs: attempts that wait, and the one that blocks the loop in its first step."""
+        left = [attempt for runner in self._runners for attempt in runner.attempts()]
+        for attempt in left:
+            if attempt.kill is not None:
+                attempt.kill()
+        found = [policy.decide(each.job, each.task, each.abandonment()) for each in left]
+        if blocker is not None and blocker.id not in {ack.id for ack in found}:
+            found.append(policy.decide(blocker, None, Interrupted(abandoned=True)))
+        return found
+
+    async def _write(self, done: list[Job], settled: list[Ack]) -> None:
+        # There is no time to wait for a row that somebody has locked, least of all the blocked loop
+        # itself; and what cannot be written must not keep the rest from it.
+        lane = Lane(self._database, "leave", lock_timeout=LOCK_TIMEOUT_MS)
+        locked: set[int] = set()
+        with suppress(TaskdError):
+            ids = [job.id for job in done] + [ack.id for ack in settled]
+            locked.update(await store.locked(lane, ids))
+        free_done = sorted((job for job in done if job.id not in locked), key=lambda job: job.id)
+        free = sorted((ack for ack in settled if ack.id not in locked), key=lambda ack: ack.id)
+        if free_done:
+            for worker_id, group in by_worker(free_done):
+                ids, fences = [job.id for job in group], [job.fence for job in group]
+                with suppress(TaskdError):
+                    await store.ack_done(lane, worker_id, ids, fences)
+        if free:
+            for worker_id, acks in by_worker(free):
+                with suppress(TaskdError):
+                    await store.ack_settled(lane, worker_id, acks)
+        await workers.retire(lane, self._lease.worker_id)
+        await lane.close()

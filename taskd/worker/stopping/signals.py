@@ -1,0 +1,190 @@
+"""Signals: the first stop asks, the second cancels, the third abandons, whatever the loop does.
+
+A loop that a handler blocks hears nothing. So the numbers of signals arrive at a thread first,
+which hands them on to the loop and then sees that the stop comes to an end: when it should be over
+and the loop does not answer, the thread ends the process with exit code 75.
+
+Python's own signal handlers would not do for that, as they run between the steps of the main
+thread's bytecode: a database driver in C that waits for an answer has none. The number is written
+to `signal.set_wakeup_fd` by the C handler itself, whatever the main thread does. Blocked signals
+(sigmask, sigwait) would not do either: processes that handlers start would inherit the mask.
+
+What remains out of reach is C code that keeps the interpreter's lock: then no thread runs, and
+only SIGKILL ends the process, as systemd sends it after TimeoutStopSec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+# After drain and cancel. A loop that does answer may take longer: it is not blocked.
+MARGIN_S = 1.0
+ANSWER_S = 2.0
+LEAVE_S = 3.0
+LISTEN_EVERY_S = 1.0
+
+_installed: list[Signals] = []
+
+
+class Signals:
+    """Installs handlers on the running loop, and the thread that sees a stop through.
+
+    A thread that wants this process to end sends it SIGTERM; all else follows, also when the loop
+    is blocked.
+
+    Args:
+        stop: called with the name for each TERM and INT, and with QUIT.
+        quiet: called with True for TSTP, False for CONT.
+        reload: called for HUP.
+        patience_s: how long a stop may take from its first, second and third signal on.
+        leave: called in a thread before the process ends without its loop, which may come back to
+            life at any moment; it has LEAVE_S.
+        last: the process ends with this worker. Stops that come later are ignored then: by default
+            one would still kill the process on its last few milliseconds, and whoever sent it
+            twice would see -15 or 130 and not the exit code.
+    """
+
+    def __init__(
+        self,
+        stop: Callable[[str], None],
+        quiet: Callable[[bool], None],
+        reload: Callable[[], None],
+        *,
+        patience_s: Callable[[int], float],
+        leave: Callable[[], None],
+        last: bool,
+    ) -> None:
+        self._last = last
+        self._loop = asyncio.get_running_loop()
+        self._handlers: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: lambda: stop("SIGTERM"),
+            signal.SIGINT: lambda: stop("SIGINT"),
+            signal.SIGQUIT: lambda: stop("SIGQUIT"),
+            signal.SIGTSTP: lambda: quiet(True),
+            signal.SIGCONT: lambda: quiet(False),
+            signal.SIGHUP: reload,
+        }
+        self._patience_s, self._leave = patience_s, leave
+        self._read = self._write = -1
+        self._loops_own = -1
+        self._again: asyncio.TimerHandle | None = None
+
+    def install(self) -> None:
+        """Install them; in a thread that may not, nothing happens."""
+        with suppress(ValueError, RuntimeError):
+            for number, handler in self._handlers.items():
+                self._loop.add_signal_handler(number, handler)
+            # Written in C, so it works while a handler blocks the loop.
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._write, False)
+            self._listen()
+            _installed.append(self)
+            threading.Thread(target=self._watch, name="taskd-signals", daemon=True).start()
+
+    def _listen(self) -> None:
+        """Put the pipe where the loop has put a socket of its own, and keep that to write to.
+
+        Once a second: a loop that was stopped and runs again makes a new one. Until then its own
+        way works.
+        """
+        before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if before not in (-1, self._write):
+            # The loop closes its own, and the number may then be another's; this one stays.
+            if self._loops_own == -1:
+                self._loops_own = os.dup(before)
+            else:
+                os.dup2(before, self._loops_own, inheritable=False)
+        self._again = self._loop.call_later(LISTEN_EVERY_S, self._listen)
+
+    def remove(self) -> None:
+        """Give the signals back."""
+        with suppress(ValueError, RuntimeError):
+            for number in self._handlers:
+                self._loop.remove_signal_handler(number)
+                if self._last and number in STOPS:
+                    signal.signal(number, signal.SIG_IGN)
+            faulthandler.unregister(signal.SIGUSR2)
+        if self in _installed:
+            _installed.remove(self)
+            if self._again is not None:
+                self._again.cancel()
+            now = signal.set_wakeup_fd(-1)
+            if now != self._write:  # of somebody who came later
+                signal.set_wakeup_fd(now, warn_on_full_buffer=False)
+            os.close(self._write)  # which ends the thread
+
+    def disown(self) -> None:
+        """In a process that a handler has forked: its signals are no business of this worker."""
+        signal.set_wakeup_fd(-1)
+        for number in self._handlers:
+            signal.signal(number, signal.SIG_DFL)
+        for fd in {self._read, self._write, self._loops_own} - {-1}:
+            os.close(fd)
+
+    def _watch(self) -> None:
+        """The thread: hand on what comes; see that what was asked for ends."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        stops, ends = 0, float("inf")
+        while True:
+            left_s = ends - time.monotonic()
+            if poll.poll(None if left_s == float("inf") else max(0.0, left_s) * 1000):
+                numbers = os.read(self._read, 4096)
+                if not numbers:
+                    break
+                if self._loops_own != -1:
+                    with suppress(OSError):  # the loop has just been stopped, or is very far behind
+                        os.write(self._loops_own, numbers)
+                for number in numbers:
+                    if number in STOPS:
+                        stops = 3 if number == signal.SIGQUIT else stops + 1
+                        ends = time.monotonic() + self._patience_s(stops)
+                        ends += MARGIN_S if stops < 3 else 0.0
+            elif self._answers():
+                ends = time.monotonic() + ANSWER_S
+            elif not poll.poll(0):  # nor were the signals given back meanwhile
+                self._end()
+        os.close(self._read)
+        if self._loops_own != -1:
+            os.close(self._loops_own)
+
+    def _answers(self) -> bool:
+        """Whether the loop turns; one that was closed has nothing to answer any more."""
+        answered = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:
+            return True
+        # In small steps: of the time for which the whole process was stopped, only one counts.
+        return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
+
+    def _end(self) -> None:
+        """End the process. Nothing here waits for the main thread, nor long for the database."""
+        # A thread of its own: even a line for the log can hang, when the pipe it goes to is full.
+        leaving = threading.Thread(target=self._leave, name="taskd-leave", daemon=True)
+        with suppress(RuntimeError):
+            leaving.start()
+            leaving.join(LEAVE_S)
+        os._exit(EXIT_ABANDONED)
+
+
+def _after_fork() -> None:
+    while _installed:
+        _installed.pop().disown()
+
+
+# A forked process shares the pipe: a signal to it, as from multiprocessing.Pool.terminate(), would
+# stop the worker.
+os.register_at_fork(after_in_child=_after_fork)

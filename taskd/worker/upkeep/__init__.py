@@ -1,0 +1,5 @@
+"""What every worker does for all: rescue, promotion, schedules, reconciling, pruning.
+
+There is no leader: each statement is idempotent, and any worker runs it. Imports
+worker.claiming and the rooms below it; only the assembly imports it.
+"""

@@ -1,0 +1,126 @@
+"""Fires schedules: makes the jobs of ticks that have come, by a timer set to the next one.
+
+Any worker does; the rows decide who was first (sql/queries/schedules.sql). All moments are the
+database's: what is reckoned here is the tick that follows those which the database says are due.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from taskd import events
+from taskd.core.schedule import CatchUp
+from taskd.core.schedule import due as due_ticks
+from taskd.errors import InvalidSchedule, StoreUnavailable
+from taskd.store import schedules
+from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.error_translation import HeldUp
+from taskd.store.schedules import DueSchedule, TicksIn
+from taskd.worker.running.traces import Firing
+from taskd.worker.service import Loop
+
+BATCH = 100
+# How long one query of a schedule may take, its jobs included.
+QUERY_TIMEOUT_S = 60.0
+AT_MOST_EVERY_S = 0.02
+AGAIN_S = 1.0
+# Clocks drift: a long wait is cut into short ones.
+TIMER_S_MAX = 60.0
+# Without a schedule nothing is to be done; the sweeper tells when there is one.
+NOTHING_S = 3600.0
+
+
+class ScheduleRunner(Loop):
+    """Fires the schedules without a query, or those with one.
+
+    Those with a query have a firer of their own, for they take their time: it fires over a
+    connection that it makes for that, and the others are not late.
+
+    Args:
+        queries: where queries run; None: to fire those without.
+    """
+
+    def __init__(self, lane: Lane, queries: Database | None = None) -> None:
+        super().__init__(TIMER_S_MAX)
+        self.name = "schedules" if queries is None else "schedules with queries"
+        self._lane, self._queries = lane, queries
+        self._looks_at = 0.0
+
+    def expect(self, ticks: TicksIn) -> None:
+        """Somebody has looked: wake up if a tick comes before the timer ends."""
+        tick_s = self._mine(ticks)
+        if tick_s is not None and time.monotonic() + tick_s < self._looks_at - AGAIN_S / 10:
+            self.wakeup.set()
+
+    def _mine(self, ticks: TicksIn) -> float | None:
+        return ticks.plain_s if self._queries is None else ticks.query_s
+
+    async def tick(self) -> float:
+        """Fire what is due; seconds until the next tick."""
+        try:
+            wait_s = await self._fire()
+        except StoreUnavailable:
+            wait_s = AGAIN_S
+        self._looks_at = time.monotonic() + wait_s
+        return wait_s
+
+    async def _fire(self) -> float:
+        due = await schedules.due(self._lane, BATCH, with_query=self._queries is not None)
+        least_s = AT_MOST_EVERY_S
+        if due:
+            async with self._firing_lane() as lane:
+                done = [await self._one(lane, each) for each in due]
+            # One that somebody else fires may take its time; of many there may be more to fire.
+            least_s = AT_MOST_EVERY_S if any(done) else AGAIN_S
+        next_s = self._mine(await schedules.next_ticks(self._lane))
+        return NOTHING_S if next_s is None else min(max(next_s, least_s), TIMER_S_MAX)
+
+    async def _one(self, lane: Lane, read: DueSchedule) -> bool:
+        try:
+            return await fire(lane, read)
+        except HeldUp as error:
+            # The others go on: it may be held up for long, by a lock on a job that it would cancel.
+            events.schedule_delayed(read.name, read.next_at, str(error))
+            return False
+
+    @asynccontextmanager
+    async def _firing_lane(self) -> AsyncIterator[Lane]:
+        if self._queries is None:
+            yield self._lane
+            return
+        # Without the settings that leave the planner of the other lanes no choice.
+        lane = Lane(
+            Database(self._queries.connect_args, statement_timeout_s=QUERY_TIMEOUT_S), "schedules"
+        )
+        try:
+            yield lane
+        finally:
+            await lane.close()
+
+
+async def fire(lane: Lane, read: DueSchedule) -> bool:
+    """Fire what is due of one schedule; whether it was done here."""
+    try:
+        when = read.when()
+        found = due_ticks(when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)
+    except InvalidSchedule as error:
+        if await schedules.stall(lane, read, str(error)):
+            events.schedule_stalled(read.name, str(error))
+        return True
+    firing = Firing(read.name if found.ticks else None)
+    fired = await schedules.fire(lane, read, found.ticks, found.next_at, firing.metadata)
+    if fired.outcome is None:
+        return False
+    if found.missed:
+        events.schedule_missed(read.name, read.next_at, len(found.ticks))
+    if fired.outcome == "fired":
+        late_s = (read.now - found.ticks[-1]).total_seconds()
+        firing.end(fired.jobs)
+        events.schedule_fired(read.name, found.ticks[-1], fired.jobs, late_s)
+    elif fired.outcome == "skipped":
+        events.schedule_skipped(read.name, found.ticks[-1])
+    elif fired.outcome == "failed":
+        events.schedule_failed(read.name, found.ticks[-1], fired.error)
+    return True
