@@ -58,8 +58,8 @@ _HOME = {
     "Task": "client.tasks",
     "TaskdError": "errors",
     "Unique": "core.jobs.unique",
-    "aclose_default": "client.default_client",
-    "configure": "client.default_client",
+    "aclose_default": "client.default",
+    "configure": "client.default",
     "resource": "core.tasks.resource",
     "task": "client.tasks",
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taskd.client.client import Client
     from taskd.client.database_location import Target, open_target
-    from taskd.client.default_client import (
+    from taskd.client.default import (
         aclose_default,
         configure,
         default_client,
@@ -35,11 +35,11 @@ _HOME = {
     "Target": "database_location",
     "Task": "tasks",
     "WithOptions": "tasks",
-    "aclose_default": "default_client",
-    "configure": "default_client",
-    "default_client": "default_client",
+    "aclose_default": "default",
+    "configure": "default",
+    "default_client": "default",
     "open_target": "database_location",
-    "set_default_client": "default_client",
+    "set_default_client": "default",
     "task": "tasks",
 }
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from taskd.client.default_client import default_client
+from taskd.client.default import default_client
 from taskd.client.options import JobOptions, given
 from taskd.core.jobs import backoff as backoffs
 from taskd.core.jobs.job import NewJob

@@ -13,7 +13,7 @@ import msgspec
 
 from taskd.client import traces
 from taskd.client.client import Client
-from taskd.client.default_client import default_client
+from taskd.client.default import default_client
 from taskd.client.enqueueing import BuiltIns, placed
 from taskd.core.jobs.job import NewJob
 from taskd.core.tasks.handler_kind import Kind

@@ -99,7 +99,7 @@ def test_a_statement_that_does_not_exist_is_told_by_name() -> None:
 def run_by_the_store() -> dict[str, set[str]]:
     """`module.function` of the store for each statement that it names."""
     found: dict[str, set[str]] = {}
-    for path in (PACKAGE / "store").glob("*.py"):
+    for path in (PACKAGE / "store").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
                 text = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
@@ -117,9 +117,9 @@ def called_above_the_store() -> dict[str, set[str]]:
         modules: dict[str, str] = {}
         for node in nodes:
             match node:
-                case ast.ImportFrom("taskd.store", names):
+                case ast.ImportFrom(str(module), names) if f"{module}.".startswith("taskd.store."):
+                    # `from taskd.store.jobs import logs` names a module, or a function.
                     modules |= {each.asname or each.name: each.name for each in names}
-                case ast.ImportFrom(str(module), names) if module.startswith("taskd.store."):
                     for each in names:
                         name = f"{module.rpartition('.')[2]}.{each.name}"
                         found.setdefault(name, set()).add(file)

@@ -48,7 +48,7 @@ def processes(word):
 
 
 def watcher_pid(home):
-    return only(home, b"watcher.py\0watch\0")
+    return only(home, b"last_user.py\0watch\0")
 
 
 def kill_watcher(home):

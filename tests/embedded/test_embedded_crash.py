@@ -47,9 +47,9 @@ def test_the_watcher_is_killed_and_the_next_user_brings_another(home, users, sta
     kill_watcher(home)
     joined = start()
     assert not joined.started
-    assert only(home, b"watcher.py\0adopt\0")
+    assert only(home, b"last_user.py\0adopt\0")
     start()
-    assert only(home, b"watcher.py\0adopt\0")  # one is enough
+    assert only(home, b"last_user.py\0adopt\0")  # one is enough
     user.kill()
     embedded.start(home, **FAST).close()
     assert not gone(home)

@@ -210,7 +210,7 @@ async def test_a_filter_finds_what_is_live_and_what_has_ended_badly(lane: Lane, 
 async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
     lane: Lane, me: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_changes, "READ_MAX", 3)
+    monkeypatch.setattr(changes, "READ_MAX", 3)
     ended = await running(lane, me, 8)
     # All in one statement, so that some end in the same moment.
     await jobs.ack_settled(
