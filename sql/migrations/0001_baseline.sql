@@ -12,7 +12,7 @@ CREATE SCHEMA taskd;
 -- Limits live in domains, not in CHECKs of the tables: PostgreSQL evaluates every CHECK of a
 -- row again at each UPDATE of it (so at each claim), but a domain only when a value enters.
 -- And a refused domain value does not put the whole row into the error's DETAIL. (What few jobs say at all is not of these types
--- in taskd.job, and held to them all the same: see taskd.fits().)
+-- in taskd.job, and held to them all the same: see taskd.job_is_valid().)
 -- `~ '^[a-z0-9_.-]{1,48}$'` would say the same and take 2.8 us, for an automaton of 48 steps is made each time; this takes
 -- 0.3, of the 8 that a row of a thousand costs the server. A job that is enqueued alone, between whose statement and the last one
 -- the processor has done other things, pays 4 of its 290 us for each regular expression; so a name that needs no quotes, as most,
@@ -124,7 +124,7 @@ CREATE TABLE taskd.job (
 
 -- True, or an error that says what is wrong with a job. What runs has its worker, and nothing else has one; what has finished is
 -- not here.
-CREATE FUNCTION taskd.fits(
+CREATE FUNCTION taskd.job_is_valid(
     worker_id bigint, state taskd.job_state, max_attempts smallint, timeout_s double precision, deadline timestamptz,
     unique_key text, metadata jsonb
 ) RETURNS boolean
@@ -153,7 +153,7 @@ $$;
 -- would be the usual way to say it, and types with limits; but a CHECK is read from its text, planned and made ready anew by every
 -- statement that writes jobs, and the limits of a type are made ready whether there is a value or not. Of a job that is enqueued
 -- alone, between whose statement and the last one the processor has done other things, they took 10 and 8 us of 290; this takes 5.
-CREATE INDEX job_fits ON taskd.job (taskd.fits(worker_id, state, max_attempts, timeout_s, deadline, unique_key, metadata))
+CREATE INDEX job_is_valid ON taskd.job (taskd.job_is_valid(worker_id, state, max_attempts, timeout_s, deadline, unique_key, metadata))
     WHERE CASE WHEN worker_id IS NULL THEN state >= 'running' OR max_attempts IS NOT NULL OR timeout_s IS NOT NULL
                                            OR deadline IS NOT NULL OR unique_key IS NOT NULL OR metadata IS NOT NULL
                ELSE state <> 'running' END;
@@ -185,14 +185,14 @@ CREATE INDEX job_parked ON taskd.job (task) WHERE parked;
 
 -- Who holds a place, and of which key. The predicates of these differ on purpose: each question can use one of them only,
 -- whatever the statistics say.
-CREATE INDEX job_place ON taskd.job (limit_name, limit_key, state)
+CREATE INDEX job_limit_slots ON taskd.job (limit_name, limit_key, state)
     WHERE limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next');
 -- The lines: one for each key, and the empty one of those that have a place of their key and wait for one in all.
-CREATE INDEX job_line
+CREATE INDEX job_limit_waiting
     ON taskd.job (limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END), priority, run_at, id)
     WHERE limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
 -- What has come to its gate, and what was blocked by hand and has no limit: the doctor tells of it.
-CREATE INDEX job_arrived ON taskd.job (limit_name, id)
+CREATE INDEX job_limit_arrived ON taskd.job (limit_name, id)
     WHERE state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
 
 -- Keys that are held for a while, whatever became of the job. Written after the job's row, which decides who is
@@ -367,7 +367,7 @@ CREATE TABLE taskd.worker (
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
--- Those that nobody has buried, for taskd.ring(): the dead are kept for days, and may be thousands.
+-- Those that nobody has buried, for taskd.notify_workers(): the dead are kept for days, and may be thousands.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;
 
 -- ====================================================================================================
@@ -578,7 +578,7 @@ $$;
 -- limit then; 1 from when a worker is registered, or a depth is limited. A sequence, as a mark is, for the same reason: a producer
 -- that has its xid and reads 0 came before any worker that is registered from then on, and is waited for by it. It is
 -- written before the commit of the row that needs it, in the same WAL: so no crash and no failover keeps the row alone. Where
--- no worker lives, a client that enqueues one job at a time has 33 us of its 350 back: the call of taskd.after_enqueue(),
+-- no worker lives, a client that enqueues one job at a time has 33 us of its 350 back: the call of taskd.run_enqueue_checks(),
 -- and its looks, which find nothing.
 CREATE SEQUENCE taskd.needs MINVALUE 0 START 0;
 GRANT SELECT ON SEQUENCE taskd.needs TO PUBLIC;
@@ -595,7 +595,7 @@ SELECT setval('taskd.needs', 0);
 -- read by index with a snapshot that had to be younger than the xid; this takes 1.4 us in place of 4. It is logged,
 -- although it need not be durable, for one that is not cannot be read any more where a standby was promoted within minutes
 -- of its making (PostgreSQL 18.4: `bad magic number in sequence`), and no job could be enqueued.
-CREATE FUNCTION taskd.mark(queue text) RETURNS bigint
+CREATE FUNCTION taskd.busy_mark(queue text) RETURNS bigint
 LANGUAGE sql
 RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
 
@@ -603,26 +603,17 @@ RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
 -- one and its depth has no limit. Either is enough, and which is asked first is a matter of cost. The first costs next to nothing
 -- by itself, the second, which is found by its name, 6 us of the 290 of a client that enqueues one job at a time where no worker
 -- lives. Where producers are many, by SQL, workers are busy, so there the second comes first: each takes a lock for itself.
-CREATE FUNCTION taskd.nothing_is_needed() RETURNS boolean
+CREATE FUNCTION taskd.enqueue_checks_are_off() RETURNS boolean
 LANGUAGE sql
 RETURN pg_sequence_last_value('taskd.needs'::regclass) = 0;
 
-CREATE FUNCTION taskd.is_spared(queue text) RETURNS boolean
+CREATE FUNCTION taskd.is_polled_unbounded(queue text) RETURNS boolean
 LANGUAGE sql
-RETURN to_timestamp(taskd.mark(queue) / 1e6::double precision) > clock_timestamp() IS TRUE;
+RETURN to_timestamp(taskd.busy_mark(queue) / 1e6::double precision) > clock_timestamp() IS TRUE;
 
-CREATE FUNCTION taskd.is_attended(queue text) RETURNS boolean
+CREATE FUNCTION taskd.is_polled(queue text) RETURNS boolean
 LANGUAGE sql
-RETURN to_timestamp(abs(taskd.mark(queue)) / 1e6::double precision) > clock_timestamp();
-
--- Whether this transaction reads everything as it was when it began. What such a snapshot does not show proves nothing.
-CREATE FUNCTION taskd.snapshot_is_old() RETURNS boolean
-LANGUAGE sql STABLE
-RETURN current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
-
-CREATE FUNCTION taskd.is_soon(due timestamptz) RETURNS boolean
-LANGUAGE sql
-RETURN due < clock_timestamp() + interval '60 s';
+RETURN to_timestamp(abs(taskd.busy_mark(queue)) / 1e6::double precision) > clock_timestamp();
 
 -- Rings a queue, if a worker serves it and none attends it. A transaction that notifies holds a
 -- lock of the whole database cluster until its commit is flushed: 16 producers that rang each time fell to 0.27
@@ -632,17 +623,17 @@ RETURN due < clock_timestamp() + interval '60 s';
 -- (taskd/worker/attendance.py). Who serves the queue is asked only where nobody attends it, with a snapshot of its own,
 -- for this is a volatile function. Above READ COMMITTED there is no new snapshot, and it rings.
 -- A setting keeps the plan to the index, whatever the table looks like when it is planned.
-CREATE FUNCTION taskd.ring(queue text) RETURNS void
+CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
 BEGIN
-    IF taskd.is_attended(queue) THEN
+    IF taskd.is_polled(queue) THEN
         RETURN;
     END IF;
-    IF taskd.snapshot_is_old()
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
        OR EXISTS (SELECT FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues)) THEN
         PERFORM taskd.notify('taskd_' || queue, '');
     END IF;
@@ -650,7 +641,7 @@ END
 $$;
 
 -- For its owner, who alone may make a sequence. Everybody may read a mark: its name needs rights on the schema.
-CREATE FUNCTION taskd.set_mark(queue taskd.queue_name, value bigint) RETURNS void
+CREATE FUNCTION taskd.write_busy_mark(queue taskd.queue_name, value bigint) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -672,8 +663,8 @@ $$;
 -- Marks a queue for so long, if this worker lives and serves it: whether it is the only one that attends, and NULL if it
 -- does not. `gives_way`: one is enough, so another's mark stays, and that worker answers for the queue. (Of two who each see
 -- no mark both attend, until one of them sees the other's: whose mark it is stays.) A limit of the depth may be set between the
--- look for one and the mark, and taskd.withdraw() be called for it, hence the second look.
-CREATE FUNCTION taskd.attend(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
+-- look for one and the mark, and taskd.clear_busy_mark() be called for it, hence the second look.
+CREATE FUNCTION taskd.set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -683,7 +674,7 @@ AS $$
 DECLARE
     until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
     value bigint := until_ms * 1000 + worker_id % 1000;
-    former bigint := abs(taskd.mark(queue));
+    former bigint := abs(taskd.busy_mark(queue));
     -- One that is more than a minute ahead was made before a clock was set back.
     another boolean := coalesce(
         former % 1000 <> worker_id % 1000
@@ -699,9 +690,9 @@ BEGIN
         RETURN NULL;
     END IF;
     bounded := EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL);
-    PERFORM taskd.set_mark(queue, CASE WHEN bounded THEN -value ELSE value END);
+    PERFORM taskd.write_busy_mark(queue, CASE WHEN bounded THEN -value ELSE value END);
     IF NOT bounded AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL) THEN
-        PERFORM taskd.set_mark(queue, -value);
+        PERFORM taskd.write_busy_mark(queue, -value);
     END IF;
     RETURN NOT another;
 END
@@ -711,26 +702,26 @@ $$;
 -- queue then answers for it. A mark that is more than a minute ahead was made before a clock was set back. Two workers
 -- in a thousand have the same digits, and another's mark may come between the look and the write: what is taken back by
 -- mistake is renewed within a second, and until then it is rung.
-CREATE FUNCTION taskd.withdraw(queue text, worker_id bigint) RETURNS void
+CREATE FUNCTION taskd.clear_busy_mark(queue text, worker_id bigint) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
-    value bigint := abs(taskd.mark(queue));
+    value bigint := abs(taskd.busy_mark(queue));
 BEGIN
     IF value > 0 AND (
         worker_id IS NULL OR value % 1000 = worker_id % 1000
         OR to_timestamp(value / 1e6) > clock_timestamp() + interval '1 min'
     ) THEN
-        PERFORM taskd.set_mark(queue, 0);
+        PERFORM taskd.write_busy_mark(queue, 0);
     END IF;
 END
 $$;
 
 -- Of a queue that nobody enqueues to any more: an enqueue that is just reading it would fail.
-CREATE FUNCTION taskd.drop_mark(queue taskd.queue_name) RETURNS void
+CREATE FUNCTION taskd.drop_busy_mark(queue taskd.queue_name) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -740,7 +731,7 @@ END
 $$;
 
 -- By triggers, so that nothing comes into these tables without it.
-CREATE FUNCTION taskd.need_something() RETURNS trigger
+CREATE FUNCTION taskd.turn_enqueue_checks_on() RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -752,14 +743,14 @@ END
 $$;
 
 CREATE TRIGGER worker_needs AFTER INSERT ON taskd.worker
-    FOR EACH STATEMENT EXECUTE FUNCTION taskd.need_something();
+    FOR EACH STATEMENT EXECUTE FUNCTION taskd.turn_enqueue_checks_on();
 CREATE TRIGGER queue_needs AFTER INSERT OR UPDATE OF max_depth ON taskd.queue
-    FOR EACH ROW WHEN (new.max_depth IS NOT NULL) EXECUTE FUNCTION taskd.need_something();
+    FOR EACH ROW WHEN (new.max_depth IS NOT NULL) EXECUTE FUNCTION taskd.turn_enqueue_checks_on();
 
 -- For a worker that has left, when that is written: whether it was the last. The locks keep out whoever would change what it
 -- sees until its value is written. Who writes to these tables at the moment may be about to register, unseen: then it stays
 -- as it is, which costs a little and loses nothing. Nobody is waited for.
-CREATE FUNCTION taskd.need_nothing() RETURNS boolean
+CREATE FUNCTION taskd.turn_enqueue_checks_off() RETURNS boolean
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -790,7 +781,7 @@ RETURN CASE WHEN due > now() THEN 'scheduled'::taskd.job_state
             ELSE 'blocked'::taskd.job_state END;
 
 -- Says what is wrong with a job that names no queue, or whose arguments do not fit what was published.
-CREATE FUNCTION taskd.refuse(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
+CREATE FUNCTION taskd.raise_invalid_job(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -829,14 +820,14 @@ $$;
 -- taskd.payload). The planner puts its body in its place. All is one CASE, for of several conditions it puts those that say
 -- nothing of the task in a node of their own above its row, which then comes with all its columns: that took 8 of the 65 us
 -- that taskd.enqueue() takes over a plain insert beside 15 others.
-CREATE FUNCTION taskd.are_usual(args jsonb, required text[], accepted text[]) RETURNS boolean
+CREATE FUNCTION taskd.args_are_valid(args jsonb, required text[], accepted text[]) RETURNS boolean
 LANGUAGE sql STABLE
 RETURN CASE WHEN jsonb_typeof(args) = 'object'
                  AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
             THEN args ?& required AND args - accepted = '{}' ELSE false END;
 
 -- A name, checked. As a cast it would be made ready for each job, whether it is needed or not.
-CREATE FUNCTION taskd.another_queue(queue text) RETURNS taskd.queue_name
+CREATE FUNCTION taskd.checked_queue_name(queue text) RETURNS taskd.queue_name
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -847,17 +838,17 @@ $$;
 
 -- A value as unique keys have it: JSON without spaces, the names of objects in the order of their bytes, numbers by their
 -- value, so that 1.0 is 1. Python makes the same, byte for byte (taskd/core/unique.py).
-CREATE FUNCTION taskd.key_text(value jsonb) RETURNS text
+CREATE FUNCTION taskd.canonical_json(value jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE jsonb_typeof(value)
         WHEN 'object' THEN (
-            SELECT '{' || coalesce(string_agg(to_json(name)::text || ':' || taskd.key_text(each), ',' ORDER BY name COLLATE "C"), '') || '}'
+            SELECT '{' || coalesce(string_agg(to_json(name)::text || ':' || taskd.canonical_json(each), ',' ORDER BY name COLLATE "C"), '') || '}'
             FROM jsonb_each(value) AS e (name, each)
         )
         WHEN 'array' THEN (
-            SELECT '[' || coalesce(string_agg(taskd.key_text(each), ',' ORDER BY place), '') || ']'
+            SELECT '[' || coalesce(string_agg(taskd.canonical_json(each), ',' ORDER BY place), '') || ']'
             FROM jsonb_array_elements(value) WITH ORDINALITY AS e (each, place)
         )
         WHEN 'number' THEN trim_scale((value #>> '{}')::numeric)::text
@@ -866,7 +857,7 @@ AS $$
 $$;
 
 -- A key that fits: itself, or its hash when it is long or not printable.
-CREATE FUNCTION taskd.fitting_key(key text) RETURNS text
+CREATE FUNCTION taskd.bounded_key(key text) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -875,11 +866,11 @@ AS $$
 $$;
 
 -- The key that the rule of a task gives a job with these arguments: its own, or the list of those that it names.
-CREATE FUNCTION taskd.key_of(rule jsonb, args jsonb) RETURNS text
+CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.fitting_key(taskd.key_text(made.list)) END
+    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.bounded_key(taskd.canonical_json(made.list)) END
     FROM (
         SELECT jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place) AS list
         FROM jsonb_array_elements_text(rule -> 'by') WITH ORDINALITY AS b (name, place)
@@ -920,22 +911,22 @@ CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT taskd.fitting_key(
+    SELECT taskd.bounded_key(
         CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
-             WHEN jsonb_array_length(limit_values) > 1 THEN taskd.key_text(limit_values)
+             WHEN jsonb_array_length(limit_values) > 1 THEN taskd.canonical_json(limit_values)
              WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
-             ELSE taskd.key_text(limit_values -> 0) END
+             ELSE taskd.canonical_json(limit_values -> 0) END
     )
 $$;
 
 -- What is left to do for a job that was inserted, where its queue needs anything: refuse it if it is one too many, and ring, as
--- taskd.ring() does; whether it did. All is looked up by one statement, for most queues that nobody attends need nothing either.
+-- taskd.notify_workers() does; whether it did. All is looked up by one statement, for most queues that nobody attends need nothing either.
 -- Nobody need be rung for a job that is due later than in a minute, for workers look at the due times every five seconds.
 -- It sets no search path, and names the schema of all that it calls: two settings for its length took some 10 us of
 -- the 340 of a client that enqueues one job at a time, as the processor has done other things between two of them. Nor does a
 -- setting keep its plan to the indexes: beats have the table of workers analysed before it has grown by much, and
 -- each session then plans anew.
-CREATE FUNCTION taskd.after_enqueue(queue text, due timestamptz) RETURNS boolean
+CREATE FUNCTION taskd.run_enqueue_checks(queue text, due timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 #variable_conflict use_variable
@@ -945,13 +936,15 @@ DECLARE
 BEGIN
     SELECT (SELECT q.max_depth FROM taskd.queue AS q WHERE q.name OPERATOR(pg_catalog.=) queue AND q.max_depth IS NOT NULL),
            EXISTS (SELECT FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue OPERATOR(pg_catalog.=) ANY (w.queues))
-           OR taskd.snapshot_is_old()
+           OR pg_catalog.current_setting('transaction_isolation')
+              OPERATOR(pg_catalog.=) ANY (ARRAY['repeatable read', 'serializable'])
     INTO max_depth, served;
     IF max_depth IS NOT NULL AND due OPERATOR(pg_catalog.<=) pg_catalog.now() THEN
-        PERFORM taskd.has_room(queue, max_depth, 0);
+        PERFORM taskd.check_queue_room(queue, max_depth, 0);
     END IF;
     IF served THEN
-        IF taskd.is_soon(due) AND taskd.is_attended(queue) IS NOT TRUE THEN
+        IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '60 s' OPERATOR(pg_catalog.>) due
+           AND taskd.is_polled(queue) IS NOT TRUE THEN
             PERFORM taskd.notify(pg_catalog.concat('taskd_', queue), '');
             RETURN true;
         END IF;
@@ -997,17 +990,17 @@ BEGIN
         SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
                CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
                CASE WHEN NOT no_key THEN t.unique_rule END, t.required, t.accepted,
-               taskd.are_usual(args, t.required, t.accepted)
+               taskd.args_are_valid(args, t.required, t.accepted)
         INTO usual_queue, args_version, limit_name, limit_values, rule, required, accepted, usual
         FROM taskd.task AS t WHERE t.name = task;
         queue := coalesce(queue, usual_queue);
         IF usual IS NOT TRUE THEN
             -- A task that nobody has published may have any arguments.
-            PERFORM taskd.refuse(task, queue, args, required, accepted);
+            PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
         END IF;
         IF rule IS NOT NULL THEN
             RETURN (taskd.enqueue_unique(
-                task, args, taskd.key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
+                task, args, taskd.unique_key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
                 rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
                 (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
                 args_version, true, false, limit_name, limit_values, false, metadata
@@ -1023,8 +1016,8 @@ BEGIN
         coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
         limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END, metadata
     )
-    RETURNING j.id, CASE WHEN taskd.is_spared(queue) OR taskd.nothing_is_needed() THEN false
-                         ELSE taskd.after_enqueue(queue, due) END
+    RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(queue) OR taskd.enqueue_checks_are_off() THEN false
+                         ELSE taskd.run_enqueue_checks(queue, due) END
     INTO job_id, rung;
     RETURN job_id;
 END
@@ -1038,47 +1031,6 @@ $$;
 -- and its looks (pgbench, two cores, synchronous_commit off); this takes 17. A search path would
 -- be some 2 more: so it sets none, and names the schema of all that it calls. `rung` is there for `plpgsql.extra_errors`,
 -- which may ask for as many variables as there are columns.
-CREATE FUNCTION taskd.enqueue_usual(
-    task text,
-    queue text,
-    args jsonb,
-    priority integer,
-    run_at timestamptz,
-    delay_s double precision,
-    max_attempts integer,
-    timeout_s double precision,
-    deadline timestamptz,
-    deadline_s double precision,
-    no_key boolean,
-    metadata jsonb
-) RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-#variable_conflict use_variable
-DECLARE
-    job_id bigint;
-    rung boolean;
-BEGIN
-    IF pg_catalog.num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) OPERATOR(pg_catalog.=) 0 THEN
-        INSERT INTO taskd.job AS j (queue, task, args, priority)
-        SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.another_queue(queue) END,
-               t.name, args, priority
-        FROM taskd.task AS t
-        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.are_usual(args, t.required, t.accepted)
-        RETURNING j.id, CASE WHEN taskd.is_spared(j.queue) OR taskd.nothing_is_needed() THEN false
-                             ELSE taskd.after_enqueue(j.queue, pg_catalog.now()) END
-        INTO job_id, rung;
-    END IF;
-    IF job_id IS NULL THEN
-        job_id := taskd.enqueue_one(
-            task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false,
-            no_key => no_key, metadata => metadata
-        );
-    END IF;
-    RETURN job_id;
-END
-$$;
-
 -- The door for SQL clients: enqueues one job in the caller's own transaction, returns its id.
 --
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
@@ -1101,10 +1053,32 @@ CREATE FUNCTION taskd.enqueue(
     no_key boolean DEFAULT false,
     metadata jsonb DEFAULT NULL             -- '{"traceparent": "00-..."}' has the job go on with a trace
 ) RETURNS bigint
-LANGUAGE sql
-RETURN taskd.enqueue_usual(
-    task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, no_key, metadata
-);
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_variable
+DECLARE
+    job_id bigint;
+    rung boolean;
+BEGIN
+    IF pg_catalog.num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) OPERATOR(pg_catalog.=) 0 THEN
+        INSERT INTO taskd.job AS j (queue, task, args, priority)
+        SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
+               t.name, args, priority
+        FROM taskd.task AS t
+        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.args_are_valid(args, t.required, t.accepted)
+        RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(j.queue) OR taskd.enqueue_checks_are_off() THEN false
+                             ELSE taskd.run_enqueue_checks(j.queue, pg_catalog.now()) END
+        INTO job_id, rung;
+    END IF;
+    IF job_id IS NULL THEN
+        job_id := taskd.enqueue_one(
+            task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false,
+            no_key => no_key, metadata => metadata
+        );
+    END IF;
+    RETURN job_id;
+END
+$$;
 
 -- Lets the others go first, when a row was found locked: longer each time, and never twice the same; not for ever, for two who
 -- hold what the other one wants (transactions of users can) would never learn it: no lock is waited for, so
@@ -1213,7 +1187,7 @@ BEGIN
         IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
         THEN
-            PERFORM taskd.refuse(enqueue_unique.task, goes_to, enqueue_unique.args, asked.required, asked.accepted);
+            PERFORM taskd.raise_invalid_job(enqueue_unique.task, goes_to, enqueue_unique.args, asked.required, asked.accepted);
         END IF;
     END IF;
     IF goes_by IS NOT NULL THEN
@@ -1242,7 +1216,7 @@ BEGIN
                    enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
                    ends_at, form, goes_by, goes_as, enqueue_unique.metadata
             WHERE coalesce(
-                (SELECT taskd.has_room(q.name, q.max_depth, 1)
+                (SELECT taskd.check_queue_room(q.name, q.max_depth, 1)
                  FROM taskd.queue AS q WHERE q.name = goes_to AND q.max_depth IS NOT NULL AND due <= now()),
                 true
             )
@@ -1325,7 +1299,8 @@ BEGIN
             due := greatest(due, holder.run_at);
         END IF;
         -- What was admitted, or stood next, comes to the gate again; others may have its place.
-        PERFORM taskd.leave_opening(j.limit_name, j.limit_key)
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT j.limit_name, j.limit_key
         FROM taskd.job AS j
         WHERE j.id = holder.id AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'));
         UPDATE taskd.job AS j
@@ -1351,14 +1326,14 @@ BEGIN
         SET job_id = excluded.job_id, version = excluded.version, until = excluded.until;
     END IF;
     IF due < clock_timestamp() + interval '60 s' THEN
-        PERFORM taskd.ring(goes_to);
+        PERFORM taskd.notify_workers(goes_to);
     END IF;
 END
 $$;
 
 -- Locks the holders of keys that a batch will come to one by one, all of them or none: acks, cancels, retries and other
 -- batches hold some of them and want others, so none is waited for.
-CREATE FUNCTION taskd.lock_holders(
+CREATE FUNCTION taskd.lock_key_holders(
     tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean
 ) RETURNS void
 LANGUAGE plpgsql
@@ -1414,7 +1389,7 @@ BEGIN
         BEGIN
             IF cardinality(tasks) > 1 THEN
                 PERFORM set_config('lock_timeout', '10ms', true);
-                PERFORM taskd.lock_holders(tasks, unique_keys, on_conflicts, versions, alone);
+                PERFORM taskd.lock_key_holders(tasks, unique_keys, on_conflicts, versions, alone);
             END IF;
             SELECT array_agg(done.n), array_agg(done.job_id), array_agg(done.outcome)
             INTO ns, ids, outcomes
@@ -1459,7 +1434,7 @@ $$;
 
 -- The job of a newer version, when the one that ran while it came has ended. Its key is free by then: the row that had
 -- it was deleted by the same statement. With its owner's rights, for workers make no jobs.
-CREATE FUNCTION taskd.follow(task text, unique_key text, follower jsonb) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -1473,17 +1448,17 @@ BEGIN
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
         deadline, args_version, limit_name, limit_key, metadata
     ) VALUES (
-        follower ->> 'queue', follow.task, follower -> 'args', (follower ->> 'priority')::smallint,
+        follower ->> 'queue', enqueue_follower.task, follower -> 'args', (follower ->> 'priority')::smallint,
         taskd.state_when_due(follower ->> 'limit_name', due), due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
-        'live', follow.unique_key, (follower ->> 'version')::bigint,
+        'live', enqueue_follower.unique_key, (follower ->> 'version')::bigint,
         (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
         follower ->> 'limit_name', follower ->> 'limit_key', nullif(follower -> 'metadata', 'null')
     )
     RETURNING j.id INTO born;
-    UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = follow.task AND k.unique_key = follow.unique_key;
+    UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
     IF due < clock_timestamp() + interval '60 s' THEN
-        PERFORM taskd.ring(follower ->> 'queue');
+        PERFORM taskd.notify_workers(follower ->> 'queue');
     END IF;
     RETURN born;
 END
@@ -1551,7 +1526,7 @@ $$;
 
 -- Those of these jobs that cannot end now, for somebody has locked a job whom their end may move or end: a user who enqueues behind
 -- it, and has not committed yet. The others' dependants are locked for the caller, who need not back off any more.
-CREATE FUNCTION taskd.held_up(ids bigint[]) RETURNS bigint[]
+CREATE FUNCTION taskd.jobs_with_locked_dependants(ids bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -1589,7 +1564,7 @@ END
 $$;
 
 -- Ends blocked jobs that will not begin any more. The caller has locked them.
-CREATE FUNCTION taskd.end_blocked(ids bigint[], reason text) RETURNS void
+CREATE FUNCTION taskd.cancel_blocked(ids bigint[], reason text) RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -1606,7 +1581,7 @@ AS $$
         SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
                now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
                ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
-               ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, end_blocked.reason, ended.errors,
+               ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, cancel_blocked.reason, ended.errors,
                ended.key_scope, ended.unique_key, ended.version,
                ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
                ended.limit_name, ended.limit_key, ended.metadata
@@ -1675,7 +1650,7 @@ BEGIN
         )
         SELECT coalesce(array_agg(job_id), '{}') INTO doomed FROM gone;
         IF doomed <> '{}' THEN
-            PERFORM taskd.end_blocked(doomed, 'dependency');
+            PERFORM taskd.cancel_blocked(doomed, 'dependency');
         END IF;
         WITH counted AS (
             UPDATE taskd.dependency AS d
@@ -1710,9 +1685,9 @@ BEGIN
                coalesce(array_agg(id) FILTER (WHERE waits_for = 0), '{}')
         INTO ring_for, needless
         FROM moved;
-        PERFORM taskd.ring(queue) FROM unnest(ring_for) AS queue;
+        PERFORM taskd.notify_workers(queue) FROM unnest(ring_for) AS queue;
         IF needless <> '{}' THEN
-            PERFORM taskd.end_blocked(needless, 'nothing failed');
+            PERFORM taskd.cancel_blocked(needless, 'nothing failed');
         END IF;
         wave := doomed || needless;
         wave_states := array_fill('cancelled'::text, ARRAY[cardinality(wave)]);
@@ -1841,7 +1816,7 @@ BEGIN
         PERFORM taskd.lock_parents(existing);
     END IF;
     -- Jobs that wait for others come later: they neither count nor fail.
-    PERFORM taskd.has_room(q.name, q.max_depth, those.wanted)
+    PERFORM taskd.check_queue_room(q.name, q.max_depth, those.wanted)
     FROM taskd.queue AS q
     CROSS JOIN LATERAL (
         SELECT count(*) AS wanted
@@ -1906,7 +1881,7 @@ BEGIN
             SELECT DISTINCT job.queue::text FROM taskd.job AS job WHERE job.id = ANY (existing) AND job.state = 'queued'
         );
     END IF;
-    PERFORM taskd.ring(rung) FROM (SELECT DISTINCT unnest(ring_for)) AS q (rung);
+    PERFORM taskd.notify_workers(rung) FROM (SELECT DISTINCT unnest(ring_for)) AS q (rung);
     RETURN run_id || asked.ids;
 END
 $$;
@@ -1960,7 +1935,7 @@ BEGIN
     IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
        OR NOT args ?& required OR args - accepted <> '{}'
     THEN
-        PERFORM taskd.refuse(task, goes_to, args, required, accepted);
+        PERFORM taskd.raise_invalid_job(task, goes_to, args, required, accepted);
     END IF;
     PERFORM taskd.lock_parents(parents);
     SELECT j.workflow_id INTO run_id
@@ -2046,7 +2021,7 @@ $$;
 -- The job of the next stage, born where that of the stage before ends, with the metadata of that one, which the caller puts
 -- into the step; its id, NULL when the run ends. It is called when all
 -- jobs are locked: it waits for nobody but whoever is just cancelling the workflow, who waits for no job.
-CREATE FUNCTION taskd.advance(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_next_stage(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2081,7 +2056,7 @@ BEGIN
     RETURNING j.id INTO born;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
     VALUES (parent_id, born, workflow_id, 'cancel', true);
-    PERFORM taskd.ring(stage ->> 'queue');
+    PERFORM taskd.notify_workers(stage ->> 'queue');
     RETURN born;
 END
 $$;
@@ -2155,7 +2130,7 @@ $$;
 -- ====================================================================================================
 
 -- The first tick of a period after a moment.
-CREATE FUNCTION taskd.next_of_every(starts_at timestamptz, every_s double precision, after timestamptz)
+CREATE FUNCTION taskd.next_interval_tick(starts_at timestamptz, every_s double precision, after timestamptz)
 RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -2245,7 +2220,7 @@ BEGIN
         jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
         OR query IS NULL AND NOT args ?& required OR args - accepted <> '{}'
     ) THEN
-        PERFORM taskd.refuse(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
+        PERFORM taskd.raise_invalid_job(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
     END IF;
     said := jsonb_build_object(
         'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
@@ -2269,7 +2244,7 @@ BEGIN
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         ) VALUES (
             name, app, period_s, cron, timezone, coalesce(starts_at, now()),
-            CASE WHEN cron IS NULL THEN taskd.next_of_every(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
+            CASE WHEN cron IS NULL THEN taskd.next_interval_tick(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
             task, queue, args, form, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         )
@@ -2297,7 +2272,7 @@ BEGIN
     UPDATE taskd.schedule AS s
     SET every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
         next_at = CASE WHEN same THEN s.next_at
-                       WHEN cron IS NULL THEN taskd.next_of_every(starts_at, period_s, after)
+                       WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, period_s, after)
                        WHEN next_at > after THEN next_at END,
         revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
         task = task, queue = queue, args = args, args_version = form, query = query,
@@ -2400,11 +2375,11 @@ BEGIN
         WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
         LIMIT 1;
         IF FOUND THEN
-            PERFORM taskd.refuse(def.task, def.queue, odd, known.required, known.accepted);
+            PERFORM taskd.raise_invalid_job(def.task, def.queue, odd, known.required, known.accepted);
         END IF;
     END IF;
     -- As for whoever enqueues: jobs for later neither count nor fail.
-    PERFORM taskd.has_room(q.name, q.max_depth, greatest(cardinality(argses), 1))
+    PERFORM taskd.check_queue_room(q.name, q.max_depth, greatest(cardinality(argses), 1))
     FROM taskd.queue AS q
     WHERE q.name = def.queue AND q.max_depth IS NOT NULL AND argses IS DISTINCT FROM '{}'
       AND (at_once OR coalesce(def.jitter_s, 0) = 0);
@@ -2431,7 +2406,7 @@ BEGIN
     )
     SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM born;
     IF ids <> '{}' THEN
-        PERFORM taskd.ring(def.queue);
+        PERFORM taskd.notify_workers(def.queue);
     END IF;
 END
 $$;
@@ -2546,13 +2521,6 @@ $$;
 -- ====================================================================================================
 -- Functions: limits of jobs
 -- ====================================================================================================
-
--- Has somebody look at the line of a key soon. For those who must not take the limit's lock, as their transaction may stay
--- open for long: producers, and handlers that complete a job in their own one.
-CREATE FUNCTION taskd.leave_opening(limit_name text, limit_key text) RETURNS void
-LANGUAGE sql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$ INSERT INTO taskd.opening (limit_name, limit_key) VALUES (limit_name, limit_key) $$;
 
 -- Whether it got the lock, for which it waits a moment only: somebody may have forgotten a transaction.
 CREATE FUNCTION taskd.lock_limit(limit_name text) RETURNS boolean
@@ -2731,7 +2699,7 @@ BEGIN
             LIMIT 1;
         END IF;
     END IF;
-    PERFORM taskd.ring(q) FROM (SELECT DISTINCT unnest(went) AS q) AS each_queue;
+    PERFORM taskd.notify_workers(q) FROM (SELECT DISTINCT unnest(went) AS q) AS each_queue;
     -- Whoever attends the queue may have its slow lane taken.
     PERFORM taskd.notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(suspects) AS q) AS each_queue;
     RETURN went || suspects;
@@ -2848,7 +2816,7 @@ BEGIN
             RETURNING o.limit_key, o.after_key
         LOOP
             looked := looked + 1;
-            keys := keys || CASE WHEN opened.limit_key IS NULL THEN taskd.keys_in_line(one, opened.after_key, batch)
+            keys := keys || CASE WHEN opened.limit_key IS NULL THEN taskd.keys_with_waiting_jobs(one, opened.after_key, batch)
                                  ELSE ARRAY[opened.limit_key] END;
         END LOOP;
         CONTINUE WHEN keys IS NULL;
@@ -2865,7 +2833,7 @@ END
 $$;
 
 -- Keys of a limit that have jobs in line, `batch` of them; an opening remembers where to go on. One probe for each.
-CREATE FUNCTION taskd.keys_in_line(limit_name text, after_key text, batch bigint) RETURNS text[]
+CREATE FUNCTION taskd.keys_with_waiting_jobs(limit_name text, after_key text, batch bigint) RETURNS text[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -2879,15 +2847,15 @@ BEGIN
     WITH RECURSIVE line AS (
         (SELECT CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END AS name
          FROM taskd.job AS j
-         WHERE j.limit_name = keys_in_line.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
+         WHERE j.limit_name = keys_with_waiting_jobs.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
            AND j.waits_for IS NULL
-           AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) > keys_in_line.after_key
+           AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) > keys_with_waiting_jobs.after_key
          ORDER BY CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
          LIMIT 1)
         UNION ALL
         SELECT (SELECT CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
                 FROM taskd.job AS j
-                WHERE j.limit_name = keys_in_line.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
+                WHERE j.limit_name = keys_with_waiting_jobs.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
                   AND j.waits_for IS NULL
                   AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) > line.name
                 ORDER BY CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
@@ -2912,7 +2880,7 @@ $$;
 -- Takes as many places of a limited queue as there are, `wanted` at most, and the tokens for them; and says in how many
 -- seconds there will be one, when it is tokens that are missing. It keeps the lock of the queue until the end of the
 -- transaction, so that the jobs which then begin are counted by the next one.
-CREATE FUNCTION taskd.queue_room(queue text, wanted bigint, OUT room bigint, OUT opens_s double precision)
+CREATE FUNCTION taskd.take_queue_slots(queue text, wanted bigint, OUT room bigint, OUT opens_s double precision)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -2925,12 +2893,12 @@ DECLARE
     full_of double precision;
 BEGIN
     room := wanted;
-    SELECT * INTO its FROM taskd.queue AS q WHERE q.name = queue_room.queue FOR NO KEY UPDATE;
+    SELECT * INTO its FROM taskd.queue AS q WHERE q.name = take_queue_slots.queue FOR NO KEY UPDATE;
     IF its.max_running IS NOT NULL THEN
         room := least(room, its.max_running - (
             SELECT count(*)
             FROM (
-                SELECT FROM taskd.job AS j WHERE j.worker_id IS NOT NULL AND j.queue = queue_room.queue
+                SELECT FROM taskd.job AS j WHERE j.worker_id IS NOT NULL AND j.queue = take_queue_slots.queue
                 LIMIT its.max_running
             ) AS place
         ));
@@ -2941,7 +2909,7 @@ BEGIN
             its.tokens + its.rate * greatest(0, date_part('epoch', moment - its.filled_at)), its.burst));
         room := least(room, floor(full_of)::bigint);
         opens_s := CASE WHEN room < wanted THEN greatest(0, (1 - (full_of - room)) / its.rate) END;
-        UPDATE taskd.queue AS q SET tokens = full_of - room, filled_at = moment WHERE q.name = queue_room.queue;
+        UPDATE taskd.queue AS q SET tokens = full_of - room, filled_at = moment WHERE q.name = take_queue_slots.queue;
     END IF;
 END
 $$;
@@ -2973,7 +2941,7 @@ BEGIN
     ) THEN
         RETURN;
     END IF;
-    SELECT r.room, r.opens_s INTO room, in_s FROM taskd.queue_room(claim_limited.queue, batch) AS r;
+    SELECT r.room, r.opens_s INTO room, in_s FROM taskd.take_queue_slots(claim_limited.queue, batch) AS r;
     RETURN QUERY
     UPDATE taskd.job AS j
     SET state = 'running',
@@ -3054,7 +3022,7 @@ $$;
 -- (count_depths); since then no more can have been enqueued than ids were drawn, and as long as that is not too many
 -- nobody counts. Otherwise it counts what it sees: jobs of transactions that are still open are not among them.
 -- It runs with its owner's rights, for producers may not read what waits.
-CREATE FUNCTION taskd.has_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
+CREATE FUNCTION taskd.check_queue_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -3065,17 +3033,17 @@ DECLARE
 BEGIN
     SELECT q.depth + (s.last_value - q.depth_id) INTO at_most
     FROM taskd.queue AS q CROSS JOIN taskd.job_id_seq AS s
-    WHERE q.name = has_room.queue;
+    WHERE q.name = check_queue_room.queue;
     IF at_most + wanted <= max_depth THEN
         RETURN true;
     END IF;
-    depth := taskd.queue_depth(has_room.queue, max_depth + 1);
+    depth := taskd.queue_depth(check_queue_room.queue, max_depth + 1);
     IF depth + wanted > max_depth THEN
         RAISE EXCEPTION 'the queue "%" is full: % jobs wait in it, no more than % may, and % would come',
-            has_room.queue, CASE WHEN wanted = 0 THEN depth - 1 ELSE depth END, max_depth, greatest(wanted, 1)
+            check_queue_room.queue, CASE WHEN wanted = 0 THEN depth - 1 ELSE depth END, max_depth, greatest(wanted, 1)
             USING ERRCODE = 'configuration_limit_exceeded', CONSTRAINT = 'queue_has_room',
                   HINT = 'Wait until workers have caught up, or allow more: taskd queues set '
-                         || has_room.queue || ' --max-depth N';
+                         || check_queue_room.queue || ' --max-depth N';
     END IF;
     RETURN true;
 END
@@ -3264,7 +3232,7 @@ BEGIN
                 ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
                 RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
             ), rung AS (
-                SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM born
+                SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM born
                 WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
             )
             SELECT array_agg(born.id), array_agg(born.state::text) INTO back, states
@@ -3280,7 +3248,7 @@ BEGIN
     IF held <> '{}' THEN
         UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
         -- Claims step over what is locked, and nobody would look again.
-        PERFORM taskd.ring(q.queue)
+        PERFORM taskd.notify_workers(q.queue)
         FROM (SELECT DISTINCT j.queue::text AS queue FROM taskd.job AS j WHERE j.id = ANY (held) AND j.state = 'queued') AS q;
     END IF;
     UPDATE taskd.workflow AS w
@@ -3359,7 +3327,7 @@ BEGIN
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Give all of the arguments.';
         END IF;
         IF FOUND THEN
-            PERFORM taskd.refuse(odd.task, '', odd.args, odd.required, odd.accepted);
+            PERFORM taskd.raise_invalid_job(odd.task, '', odd.args, odd.required, odd.accepted);
         END IF;
     END IF;
     WITH wanted AS MATERIALIZED (
@@ -3411,7 +3379,7 @@ BEGIN
                WHERE came OR state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
     INTO changed, called
     FROM moved;
-    PERFORM taskd.ring(c.queue) FROM unnest(called) AS c (queue);
+    PERFORM taskd.notify_workers(c.queue) FROM unnest(called) AS c (queue);
     RETURN QUERY
         SELECT i.id, CASE WHEN i.id = ANY (changed) THEN 'changed'
                           WHEN EXISTS (SELECT FROM taskd.job AS j WHERE j.id = i.id) THEN 'running'
@@ -3455,7 +3423,7 @@ BEGIN
         )
         SELECT DISTINCT marked.name FROM marked WHERE marked.state = 'queued'
     LOOP
-        PERFORM taskd.ring(queue);
+        PERFORM taskd.notify_workers(queue);
     END LOOP;
     RETURN QUERY
     SELECT asked.id, found.state, found.awaited, found.reason, found.error, found.result
@@ -3484,7 +3452,7 @@ $$;
 -- What keeps them apart is a lock on the parent, which ATTACH takes anyway and which stops neither reads nor
 -- writes. It is no advisory lock: whoever may connect can hold one of those for ever, and the upkeep would
 -- stop without a word; this one needs rights on the table that no producer has.
-CREATE FUNCTION taskd.begin_history_upkeep() RETURNS boolean
+CREATE FUNCTION taskd.lock_history_upkeep() RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -3510,7 +3478,7 @@ BEGIN
         RAISE EXCEPTION 'partitions are made for 0 to 31 days ahead, not for %', days
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF NOT taskd.begin_history_upkeep() THEN
+    IF NOT taskd.lock_history_upkeep() THEN
         RETURN 0;
     END IF;
     FOR day IN
@@ -3556,7 +3524,7 @@ AS $$
 DECLARE
     leaf text;
 BEGIN
-    IF NOT taskd.begin_history_upkeep() THEN
+    IF NOT taskd.lock_history_upkeep() THEN
         RETURN NULL;
     END IF;
     SELECT c.relname INTO leaf
@@ -3583,7 +3551,7 @@ BEGIN
     IF leaf !~ '^job_history_[0-9]{8}$' OR to_date(right(leaf, 8), 'YYYYMMDD') >= current_date THEN
         RAISE EXCEPTION 'partition % has not expired', leaf USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF NOT taskd.begin_history_upkeep() OR to_regclass('taskd.' || leaf) IS NULL THEN
+    IF NOT taskd.lock_history_upkeep() OR to_regclass('taskd.' || leaf) IS NULL THEN
         RETURN false;
     END IF;
     EXECUTE format('DROP TABLE taskd.%I', leaf);
@@ -3618,7 +3586,7 @@ $$;
 -- take more than `blocks_max` blocks of a partition is made shorter; `since` says how far it reaches. Rows need not stand quite in the
 -- order of their times, as several sessions fill blocks of their own; hence the margin. A job that was put where a retried one
 -- had been, far from the end, is not found. Waits and runs are those of the last attempt; each is p50 and p95.
-CREATE FUNCTION taskd.finished_lately(
+CREATE FUNCTION taskd.finished_recently(
     queue text, window_s double precision, steps integer, blocks_max integer
 ) RETURNS TABLE (
     since timestamptz, until timestamptz, step integer, done bigint, failed bigint, cancelled bigint,

@@ -4,7 +4,7 @@
 -- One statement per group, so that one that is refused, or takes too long, hides no other. What the rows mean is decided
 -- in taskd/core/doctor/. Catalogues are open to every role, so those statements work for a login without a single right;
 -- of other users' sessions PostgreSQL then tells the process, the user and the snapshot, but not since when.
--- Ages are by the database's clock. What mends a fault stands in sql/mends.sql.
+-- Ages are by the database's clock. What mends a fault stands in sql/repairs.sql.
 
 -- The server in one row. `hidden`: it does not tell this login about other users' sessions. The reserved connections
 -- are those for superusers and for members of pg_use_reserved_connections. `notify_usage`: the part of the

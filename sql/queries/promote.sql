@@ -22,7 +22,7 @@ WITH moved AS (
 ), counted AS (
     SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
 ), rung AS (
-    SELECT taskd.ring(queue) FROM counted
+    SELECT taskd.notify_workers(queue) FROM counted
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 
