@@ -1,5 +1,9 @@
 -- The schema of taskd: types, tables, views, and the functions that statements and SQL clients call.
 --
+-- The tables come first, with what they hold, their columns and indexes; then the functions, by concern. Each function names
+-- its callers: statements of sql/queries by their names, functions with parentheses. sql/README.md shows the tables and the
+-- states of a job in pictures, and the rules that all SQL here follows.
+--
 -- step: expand
 -- works with: >= 1
 
@@ -9,35 +13,32 @@ CREATE SCHEMA taskd;
 -- Types
 -- ====================================================================================================
 
--- Limits live in domains, not in CHECKs of the tables: PostgreSQL evaluates every CHECK of a
--- row again at each UPDATE of it (so at each claim), but a domain only when a value enters.
--- And a refused domain value does not put the whole row into the error's DETAIL. (What few jobs say at all is not of these types
--- in taskd.job, and held to them all the same: see taskd.job_is_valid().)
--- `~ '^[a-z0-9_.-]{1,48}$'` would say the same and take 2.8 us, for an automaton of 48 steps is made each time; this takes
--- 0.3, of the 8 that a row of a thousand costs the server. A job that is enqueued alone, between whose statement and the last one
--- the processor has done other things, pays 4 of its 290 us for each regular expression; so a name that needs no quotes, as most,
--- is asked for no more than that: it consists of a-z, 0-9 and _.
+-- Domains hold the bounds, and not CHECKs of the tables: PostgreSQL evaluates every CHECK of a row at each UPDATE, so at
+-- each claim, but a domain only when a value is stored. A refused domain value also keeps the row out of the error's
+-- DETAIL. Optional columns of taskd.job have base types instead: see taskd.job_is_valid().
+--
+-- A name that needs no quotes, as most, consists of a-z, 0-9 and _, so no regular expression is evaluated for it: each
+-- one costs a job that is enqueued alone 4 us.
 CREATE DOMAIN taskd.queue_name AS text
     CONSTRAINT queue_name_is_a_channel CHECK (
         octet_length(VALUE) BETWEEN 1 AND 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
     );
 CREATE DOMAIN taskd.task_name AS text
     CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
-    -- It is printed on terminals and in logs: no newline, no escape sequence.
+    -- It appears on terminals and in logs: no newline, no escape sequence.
     CONSTRAINT task_name_is_printable CHECK (quote_ident(VALUE) = VALUE OR VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
 CREATE DOMAIN taskd.payload AS jsonb
     CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
-    -- What takes 400 bytes as it is stored need not be written out to be measured, which is 5 us of the 290 of a job that is
-    -- enqueued alone: compressed or not, it is no text of 256 KiB, save of numbers with a hundred thousand digits each, such as
-    -- 1e131071, of which 20 fit.
+    -- A value of up to 400 stored bytes, compressed or not, is no text of 256 KiB, so its text need not be produced to be
+    -- measured. (The exception: up to 20 numbers with a hundred thousand digits each, such as 1e131071.)
     CONSTRAINT payload_fits_256_kib CHECK (
         CASE WHEN pg_column_size(VALUE) <= 400 THEN true ELSE octet_length(VALUE::text) <= 262144 END
     );
--- What travels with a job beside its arguments: the context of a trace (W3C), and tags of its owner.
+-- What travels with a job beside its arguments: the trace context (W3C), and the owner's tags.
 CREATE DOMAIN taskd.metadata AS jsonb
     CONSTRAINT metadata_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT metadata_fits_8_kib CHECK (octet_length(VALUE::text) <= 8192);
--- Python knows no year before 1, nor after 9999, in whatever time zone: one such row, and no list of jobs could be read.
+-- Years that Python's datetime supports in every time zone: a single row beyond them would make lists of jobs unreadable.
 CREATE DOMAIN taskd.moment AS timestamptz
     CONSTRAINT moment_is_finite CHECK (VALUE >= '0002-01-01 00:00:00+00' AND VALUE < '9000-01-01 00:00:00+00');
 CREATE DOMAIN taskd.attempts AS smallint
@@ -60,70 +61,73 @@ CREATE TYPE taskd.job_state AS ENUM (
     'blocked', 'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
 );
 
--- Where a job stands at the gate of its limit; NULL: nobody has looked at it yet. `parked`: it waits for
--- its key; `next`: it has a place of its key, and waits for one among all keys; `admitted`: a suspect that may run.
+-- How far the admission of a job by its limit has got; NULL: nobody has checked the job yet. `parked`: it waits for a
+-- slot or a token of its key; `next`: it has a slot of its key and waits for one among all keys; `admitted`: a suspect
+-- that may run.
 CREATE TYPE taskd.gate AS ENUM ('parked', 'next', 'admitted');
 
--- For how long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until
--- it has finished.
+-- How long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until it has
+-- finished.
 CREATE TYPE taskd.key_scope AS ENUM ('waiting', 'live');
 
--- What becomes of a job when one that it waits for has failed or was cancelled: it is cancelled as well; it waits until that is
--- retried; it goes on as if that were done. `only`: it begins then and only then, at once.
+-- What happens to a job when a job that it waits for has failed or was cancelled. `cancel`: it is cancelled as well;
+-- `wait`: it waits until that job is retried; `continue`: it goes on as if that job were done; `only`: it starts then, at
+-- once, and in no other case.
 CREATE TYPE taskd.on_failed AS ENUM ('cancel', 'wait', 'continue', 'only');
 
 -- ====================================================================================================
 -- Jobs
 -- ====================================================================================================
 
--- Live jobs. Fixed-width columns first, so that no row carries padding.
+-- Live jobs. Fixed-width columns come first, so that rows have no padding.
 CREATE TABLE taskd.job (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    worker_id bigint,                       -- the incarnation that runs it; no foreign key:
-                                            -- one would lock the worker's row at each claim
+    worker_id bigint,                       -- the worker that runs it; no foreign key, which would lock the worker's row at
+                                            -- each claim
     enqueued_at timestamptz NOT NULL DEFAULT now(),
     run_at taskd.moment NOT NULL DEFAULT now(),
-    started_at timestamptz,                 -- of the current or last attempt
-    timeout_s double precision,             -- NULL: the task's option decides
+    started_at timestamptz,                 -- start of the current or last attempt
+    timeout_s double precision,             -- NULL: the task's option applies
     deadline timestamptz,                   -- no attempt starts after it: the job expires
-    tick timestamptz,                       -- the time of its schedule that it was made for
+    tick timestamptz,                       -- the planned time of its schedule that it was made for
     workflow_id bigint,
-    fence bigint NOT NULL DEFAULT 0,        -- grows at every claim, never taken back
+    fence bigint NOT NULL DEFAULT 0,        -- fencing token: grows at every claim and never shrinks
     state taskd.job_state NOT NULL DEFAULT 'queued',
-    gate taskd.gate,                        -- where it waits, while it is blocked by its limit
+    gate taskd.gate,                        -- how far its admission by its limit has got
     priority smallint NOT NULL DEFAULT 100, -- smaller first
     attempt smallint NOT NULL DEFAULT 0,
-    max_attempts smallint,                  -- NULL: the task's option decides
-    args_version smallint,                  -- of the form of its arguments; NULL: the first
-    crashes smallint NOT NULL DEFAULT 0,    -- its worker died while running it
-    interrupts smallint NOT NULL DEFAULT 0, -- a stopping worker gave it back
-    waits_for integer,                      -- while blocked: how many jobs hold it up
-    parked boolean NOT NULL DEFAULT false,  -- given back because its task is paused
-    awaited boolean,                        -- somebody waits for its end, which notifies `taskd:ended`
+    max_attempts smallint,                  -- NULL: the task's option applies
+    args_version smallint,                  -- schema version of its arguments; NULL: 1
+    crashes smallint NOT NULL DEFAULT 0,    -- how often its worker died while running it
+    interrupts smallint NOT NULL DEFAULT 0, -- how often a stopping worker released it
+    waits_for integer,                      -- number of jobs that it still waits for; NULL: none
+    parked boolean NOT NULL DEFAULT false,  -- released because its task is paused
+    awaited boolean,                        -- a client waits for its end, which notifies `taskd:ended`
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',
-    errors jsonb NOT NULL DEFAULT '[]',     -- the first and the last 19 attempts that failed
+    errors jsonb NOT NULL DEFAULT '[]',     -- the first and the last 19 failed attempts
     key_scope taskd.key_scope,
     unique_key text,
-    version bigint,                         -- of what the job works on; newer wins
-    follower jsonb,                         -- the job of a newer version that came while this one ran
-    cancel_reason text,                     -- somebody asked to cancel it while it ran, and why
+    version bigint,                         -- of the data that the job works on; newer wins
+    follower jsonb,                         -- the job of a newer version that was enqueued while this one ran
+    cancel_reason text,                     -- why its cancellation was requested while it ran
     node text,                              -- its name in its workflow, or its stage
-    limit_name text,                        -- the limit that it counts for, and the key (tenant, host) within it
+    limit_name text,                        -- the limit that applies to it, and its key (tenant, host) within that limit
     limit_key text,
     schedule text,                          -- the schedule that made it
-    metadata jsonb                          -- the context of its trace, tags; for no decision here
+    metadata jsonb                          -- the context of its trace, tags; it decides nothing
 ) WITH (
-    -- Rows live for milliseconds: vacuum by the number of dead rows, not by a share of the table.
+    -- Rows live for milliseconds: vacuum by the number of dead rows, not by their share of the table.
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0.02
 );
 
--- True, or an error that says what is wrong with a job. What runs has its worker, and nothing else has one; what has finished is
--- not here.
+-- Return true, or raise an error that says what is wrong with a job. A running job has a worker, no other job has one,
+-- and finished jobs are not in this table.
+-- Called by: the schema.
 CREATE FUNCTION taskd.job_is_valid(
     worker_id bigint, state taskd.job_state, max_attempts smallint, timeout_s double precision, deadline timestamptz,
     unique_key text, metadata jsonb
@@ -142,33 +146,32 @@ BEGIN
         RAISE EXCEPTION 'no job can be "%" % a worker (job_fits_its_state)', state,
             CASE WHEN worker_id IS NULL THEN 'without' ELSE 'with' END
             USING ERRCODE = 'check_violation', CONSTRAINT = 'job_fits_its_state',
-                  HINT = 'What is running has a worker, and nothing else has one; what has finished is in job_history.';
+                  HINT = 'A running job has a worker, no other job has one, and finished jobs are in job_history.';
     END IF;
     RETURN true;
 END
 $$;
 
--- Nobody reads this index. It is there because its predicate is asked of each job that is written, and its key, which refuses what
--- does not fit, is made of those that say something unusual and wait. (A claim takes them out, and asks nothing more.) A CHECK
--- would be the usual way to say it, and types with limits; but a CHECK is read from its text, planned and made ready anew by every
--- statement that writes jobs, and the limits of a type are made ready whether there is a value or not. Of a job that is enqueued
--- alone, between whose statement and the last one the processor has done other things, they took 10 and 8 us of 290; this takes 5.
+-- Nothing reads this index: it enforces taskd.job_is_valid(). PostgreSQL evaluates its predicate for each row that is
+-- written, and its key, which raises the error, only for waiting jobs that have an optional value. (A claim removes the
+-- entry and evaluates no key.) A CHECK and domains would be the usual means, but every statement that writes jobs has to
+-- prepare those, even where all values are NULL: 18 us of a job that is enqueued alone; this index takes 5.
 CREATE INDEX job_is_valid ON taskd.job (taskd.job_is_valid(worker_id, state, max_attempts, timeout_s, deadline, unique_key, metadata))
     WHERE CASE WHEN worker_id IS NULL THEN state >= 'running' OR max_attempts IS NOT NULL OR timeout_s IS NOT NULL
                                            OR deadline IS NOT NULL OR unique_key IS NOT NULL OR metadata IS NOT NULL
                ELSE state <> 'running' END;
 
 CREATE INDEX job_claim ON taskd.job (queue, priority, run_at, id) WHERE state = 'queued';
--- What waits for its time: first the jobs that never crashed a worker (0), then the suspects (1).
+-- Jobs that wait for their time: first those that never crashed a worker (0), then the suspects (1).
 CREATE INDEX job_due ON taskd.job (least(crashes, 1::smallint), run_at) WHERE state = 'scheduled';
--- `IS NOT NULL` means running, by what fits, and is written so on purpose: a guard that says
--- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'` cannot use this index, so that the planner has
--- no choice but the primary key. Given the choice it walked all running rows: 100 ms for 1,000 acks, not 5.
+-- `IS NOT NULL` means running, and is written in this way on purpose: a guard that says
+-- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'` cannot use this index, so the planner has no choice but the
+-- primary key. Given the choice it read all running rows: 100 ms for 1,000 acks, in place of 5.
 CREATE INDEX job_running ON taskd.job (worker_id) WHERE worker_id IS NOT NULL;
--- Who holds a key. Nothing but a first claim and an end takes a row out of it, and nothing puts one back in: a retry,
--- a release or a rescue cannot collide with the job that has got the key meanwhile, as fences never shrink.
--- Its second key is NULL where the job's own is not held any more; as a part of the predicate, which is made ready by every statement
--- that writes jobs, the same words took 4 us of the 290 of a job that is enqueued alone.
+-- Which job holds a key. Only a first claim and an end take a row out of this index, and nothing puts one back: fences never
+-- shrink, so a retry, a release or a rescue cannot collide with the job that has taken the key meanwhile. The second column is
+-- NULL where the job does not hold its key any more. The same condition as a part of the predicate, which every statement that
+-- writes jobs prepares, would cost a job that is enqueued alone 4 us.
 CREATE UNIQUE INDEX job_holds_key
     ON taskd.job (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL;
 
@@ -177,26 +180,28 @@ CREATE INDEX job_schedule ON taskd.job (schedule) WHERE schedule IS NOT NULL;
 
 CREATE INDEX job_workflow ON taskd.job (workflow_id) WHERE workflow_id IS NOT NULL;
 
--- Jobs that wait and have a deadline, whatever they wait for. Those without one, the most, cost a test for NULL.
+-- Waiting jobs with a deadline, whatever they wait for.
 CREATE INDEX job_deadline ON taskd.job (deadline) WHERE deadline IS NOT NULL AND worker_id IS NULL;
--- Jobs that were given back because their task is paused. (One that was claimed from here keeps the mark while it runs.)
--- The predicate is made ready by every statement that writes jobs: it says no more than it must.
+-- Jobs that were released because their task is paused. (A job that was claimed from here keeps `parked` while it runs.)
+-- The predicate is short, because every statement that writes jobs prepares it.
 CREATE INDEX job_parked ON taskd.job (task) WHERE parked;
 
--- Who holds a place, and of which key. The predicates of these differ on purpose: each question can use one of them only,
--- whatever the statistics say.
+-- The predicates of the next three indexes differ on purpose: each query can use only one of them, whatever the statistics say.
+-- Jobs that hold a slot of a limit, by key.
 CREATE INDEX job_limit_slots ON taskd.job (limit_name, limit_key, state)
     WHERE limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next');
--- The lines: one for each key, and the empty one of those that have a place of their key and wait for one in all.
+-- Jobs that wait for a slot or a token of their key, in their order; and with the empty key those that have a slot of their key
+-- and wait for one among all keys.
 CREATE INDEX job_limit_waiting
     ON taskd.job (limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END), priority, run_at, id)
     WHERE limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
--- What has come to its gate, and what was blocked by hand and has no limit: the doctor tells of it.
+-- Jobs that nobody has checked for admission yet; and blocked jobs without a limit, which a manual UPDATE has left and of which
+-- the doctor tells.
 CREATE INDEX job_limit_arrived ON taskd.job (limit_name, id)
     WHERE state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
 
--- Keys that are held for a while, whatever became of the job. Written after the job's row, which decides who is
--- first; a row whose time is over means nothing, and upkeep forgets it.
+-- Unique keys that are held for a time, whatever becomes of the job. A row is written after the row of the job, which
+-- decides who was first. A row whose time is over has no effect, and upkeep deletes it.
 CREATE TABLE taskd.job_key (
     task text NOT NULL,
     unique_key text NOT NULL,
@@ -211,9 +216,8 @@ CREATE INDEX job_key_until ON taskd.job_key (until);
 -- History
 -- ====================================================================================================
 
--- Finished jobs, partitioned by the day on which they expire, so that any retention is a
--- dropped partition. Types are the base types: what was checked on its way in is not
--- checked again at the completion.
+-- Finished jobs, partitioned by the day on which they expire, so that any retention ends with the drop of a partition.
+-- Columns have base types: values that were checked when the job was enqueued are not checked again when it ends.
 CREATE TABLE taskd.job_history (
     id bigint NOT NULL,
     worker_id bigint,
@@ -252,15 +256,16 @@ CREATE TABLE taskd.job_history (
 ) PARTITION BY RANGE (expires_at);
 
 CREATE INDEX job_history_id ON taskd.job_history (id);
--- Few jobs fail, so the list of those that did costs the hot path nothing.
+-- Failed and cancelled jobs. Few jobs fail, so this index costs the hot path nothing.
 CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state <> 'done';
 CREATE INDEX job_history_workflow ON taskd.job_history (workflow_id) WHERE workflow_id IS NOT NULL;
 
--- An ack never fails for a missing partition.
+-- An ack never fails because a partition is missing.
 CREATE TABLE taskd.job_history_default PARTITION OF taskd.job_history DEFAULT;
--- Which days it holds rows for, and which of them have expired, must stay a quick question.
+-- For which days it holds rows, and which of these have expired, must remain a quick question.
 CREATE INDEX job_history_default_expires ON taskd.job_history_default (expires_at);
 
+-- All jobs, live and finished, with the same columns.
 CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
@@ -279,46 +284,51 @@ CREATE VIEW taskd.jobs AS
 -- Queues, tasks, workers
 -- ====================================================================================================
 
+-- Queues: pauses, retention, and limits that an operator has set. A queue needs no row to work.
 CREATE TABLE taskd.queue (
     name taskd.queue_name PRIMARY KEY,
     paused_at timestamptz,
-    paused_until timestamptz,               -- NULL while paused: until somebody resumes it
+    paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
-    -- How long finished jobs are kept, in seconds; 0 forgets them at once.
+    -- How long finished jobs are kept, in seconds; 0: they are not kept.
     keep_done_s integer NOT NULL DEFAULT 604800 CHECK (keep_done_s BETWEEN 0 AND 315360000),
     keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000),
-    -- Attempts that each worker process may run at the same time; NULL: its own setting decides.
+    -- Attempts that each worker process may run at the same time; NULL: its own setting applies.
     concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000),
-    -- What an operator allows all workers together; NULL: no limit.
+    -- Limits for all workers together; NULL: no limit.
     max_running integer CONSTRAINT max_running_is_1_to_100000 CHECK (max_running BETWEEN 1 AND 100000),
     max_depth integer CONSTRAINT max_depth_is_1_to_100000000 CHECK (max_depth BETWEEN 1 AND 100000000),
     rate double precision CONSTRAINT rate_is_bounded CHECK (rate BETWEEN 1e-9 AND 1000000), -- jobs per second
     burst integer CONSTRAINT burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
-    tokens double precision,                -- how many there were at filled_at
+    tokens double precision,                -- tokens left at filled_at
     filled_at timestamptz,
-    depth integer,                          -- as counted when depth_id was the last id of a job
+    depth integer,                          -- waiting jobs, counted when depth_id was the newest id of a job
     depth_id bigint,
     depth_at timestamptz,
     CONSTRAINT rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL))
 );
 
--- Few queues keep what is done for another time; ack_done looks for them.
+-- The few queues that keep completed jobs for another time than the default; ack_done reads them.
 CREATE INDEX queue_keeps ON taskd.queue (name) WHERE keep_done_s <> 604800;
--- Few have a depth that must not be passed; each enqueue looks for them.
+-- The few queues with a depth limit; each enqueue reads them.
 CREATE INDEX queue_bounded ON taskd.queue (name) WHERE max_depth IS NOT NULL;
 
--- Names of arguments out of the JSON Schema of them all. taskd.enqueue() checks every job by them, and two arrays
--- need no query for that.
+-- Return the names of the required arguments in a JSON Schema. Generated columns of taskd.task store the result, so that
+-- taskd.enqueue() checks arguments without another query.
+-- Called by: the schema.
 CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_array_elements_text(args_schema -> 'required') AS r (name) $$;
 
+-- Return the names of all arguments in a JSON Schema.
+-- Called by: the schema.
 CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
 
+-- Tasks, as workers have published them.
 CREATE TABLE taskd.task (
     name taskd.task_name PRIMARY KEY,
     app text NOT NULL,
@@ -326,27 +336,29 @@ CREATE TABLE taskd.task (
     queue taskd.queue_name NOT NULL,
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,              -- NULL: no limit
-    kind text NOT NULL DEFAULT 'async',     -- how its handler runs: async, thread, process, batch, transaction
+    kind text NOT NULL DEFAULT 'async',     -- kind of its handler: async, thread, process, batch, transaction
     args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
-    args_version smallint NOT NULL DEFAULT 1, -- of the form that this schema describes
-    redact text[] NOT NULL DEFAULT '{}',    -- arguments that are shown as ***
-    alias_of text,                          -- the task's name today, if this is a former one
+    args_version smallint NOT NULL DEFAULT 1, -- version of this schema
+    redact text[] NOT NULL DEFAULT '{}',    -- arguments that are displayed as ***
+    alias_of text,                          -- the current name of the task, if this is a former one
     paused_at timestamptz,
-    paused_until timestamptz,               -- NULL while paused: until somebody resumes it
+    paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    limit_name text,                        -- the limit of its jobs, the arguments that make the key
-    limit_by text[],                        -- within it, and what those are when they are left out
-    limit_defaults jsonb,
-    unique_rule jsonb,                      -- of the keys of its jobs, as Unique in Python has it; what is left out is as in `defaults`
-    -- Its jobs say nothing but their arguments: taskd.enqueue() has a short way for them.
+    limit_name text,                        -- the limit of its jobs,
+    limit_by text[],                        -- the arguments that form the key in it,
+    limit_defaults jsonb,                   -- and the values of omitted arguments
+    unique_rule jsonb,                      -- how its jobs get unique keys: `Unique` of Python, with the values of omitted
+                                            -- arguments
+    -- Whether its jobs need nothing but arguments, so that taskd.enqueue() inserts them directly.
     usual boolean NOT NULL GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1) STORED,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
 );
 
--- One row per worker incarnation, kept some days after its end for whoever asks what it was.
--- Logged on purpose: an unlogged table is emptied by a crash, and every job would look orphaned.
+-- Workers, one row for each worker instance, kept for some days after its end for diagnosis. The table is logged on
+-- purpose: a crash of the server empties unlogged tables, and every job would look as if its worker were gone. The fill
+-- factor leaves room for lease renewals as HOT updates; no index covers what they change.
 CREATE TABLE taskd.worker (
     id bigint PRIMARY KEY,                  -- random 63 bits drawn by the worker, never reused
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -363,37 +375,44 @@ CREATE TABLE taskd.worker (
     app text NOT NULL,
     queues text[] NOT NULL,
     tasks text[] NOT NULL,
-    -- The schemas that its code was written for, by the numbers of migrations; 0: it does not say.
+    -- The schema versions that its code works with, as numbers of migrations; 0: unknown.
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
--- Those that nobody has buried, for taskd.notify_workers(): the dead are kept for days, and may be thousands.
+-- Workers that are not declared dead. Dead ones are kept for days, and there may be thousands.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;
 
 -- ====================================================================================================
 -- Schedules
 -- ====================================================================================================
 
+-- Schedules, which make jobs by a period or by cron, one for each tick (planned time). Code declares them, or clients
+-- create them at run time.
+--
+-- Any worker fires a schedule that is due: in one transaction it locks the row, enqueues the jobs and moves `next_at`, if
+-- `next_at` still is what the worker has read. So each tick is fired once, however many workers poll and whichever of
+-- them dies. The next tick is computed from the database's clock: that of a period by addition, that of cron by the
+-- worker (taskd/core/schedule.py), because PostgreSQL knows no cron.
 CREATE TABLE taskd.schedule (
     name taskd.schedule_name PRIMARY KEY,
-    app text,                               -- whose code declares it; NULL: it was made at run time
+    app text,                               -- whose code declares it; NULL: it was created at run time
     created_at timestamptz NOT NULL DEFAULT now(),
-    changed_at timestamptz,                 -- by hand, though an app declares it: its code changes it no more
-    revision bigint NOT NULL DEFAULT 0,     -- grows when its rhythm changes
-    -- Its rhythm: the moments that are a multiple of the period after `starts_at`, or those of cron in its zone.
+    changed_at timestamptz,                 -- when it was changed by hand; from then on its code does not change it
+    revision bigint NOT NULL DEFAULT 0,     -- grows when its times change
+    -- Its times: multiples of the period after `starts_at`, or those of cron in its time zone.
     every_s double precision CONSTRAINT every_is_1_s_to_10_years CHECK (every_s BETWEEN 1 AND 315360000),
     cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ '[\u0001-\u001f\u007f-\u009f]'),
     timezone text NOT NULL DEFAULT 'UTC'
         CONSTRAINT timezone_is_bounded CHECK (octet_length(timezone) <= 100 AND timezone !~ '[\u0001-\u001f\u007f-\u009f]'),
     starts_at taskd.moment NOT NULL DEFAULT now(),
-    next_at taskd.moment,                   -- its next tick; NULL: a worker shall reckon it
+    next_at taskd.moment,                   -- its next tick; NULL: a worker has to compute it
     last_tick timestamptz,
-    -- Its jobs. With a query, one for each row, whose columns are arguments beside `args`; it runs with the rights of
-    -- the user who has set it, for no other user's worker fires it.
+    -- Its jobs. With a query, one for each row, whose columns are arguments in addition to `args`. The query runs with the
+    -- rights of the user who has set it, because no other user's worker fires the schedule.
     task taskd.task_name NOT NULL,
     queue taskd.queue_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',
-    args_version smallint,                  -- of the form that they had when it was set; NULL: the first
+    args_version smallint,                  -- schema version of the arguments when it was set; NULL: 1
     query text CONSTRAINT query_is_bounded CHECK (octet_length(query) <= 65536),
     query_user name,
     priority smallint NOT NULL DEFAULT 100,
@@ -401,25 +420,25 @@ CREATE TABLE taskd.schedule (
     timeout_s taskd.timeout_s,
     jitter_s double precision CONSTRAINT jitter_is_up_to_a_day CHECK (jitter_s BETWEEN 0 AND 86400),
     deadline_s double precision CONSTRAINT deadline_is_1_s_to_a_year CHECK (deadline_s BETWEEN 1 AND 31536000),
-    -- Ticks that nobody fired in time: none of them is made up for, the last one, or all, up to a number.
+    -- Which of the ticks that no worker fired in time are made up for: none, the last one, or all, up to a number.
     catch_up text NOT NULL DEFAULT 'last' CONSTRAINT catch_up_is_known CHECK (catch_up IN ('none', 'last', 'all')),
     catch_up_max integer NOT NULL DEFAULT 100 CONSTRAINT catch_up_is_bounded CHECK (catch_up_max BETWEEN 1 AND 1000),
-    -- A tick that comes while a job of this schedule is live: one more, none, or one in its place.
+    -- What a tick does while a job of this schedule is live: make one more, make none, or replace the live one.
     overlap text NOT NULL DEFAULT 'allow' CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'cancel')),
-    skipped bigint NOT NULL DEFAULT 0,      -- ticks that made no job for that
+    skipped bigint NOT NULL DEFAULT 0,      -- number of ticks that `overlap` has skipped
     skipped_tick timestamptz,               -- the last of these
-    last_error text,                        -- of its last tick; NULL when that went well
+    last_error text,                        -- of its last tick; NULL if that succeeded
     last_error_at timestamptz,
     paused_at timestamptz,
-    paused_until timestamptz,               -- NULL: until somebody resumes it; else no tick comes before
+    paused_until timestamptz,               -- NULL: until it is resumed; otherwise no tick before this time
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     CONSTRAINT schedule_has_one_rhythm CHECK ((every_s IS NULL) <> (cron IS NULL)),
     CONSTRAINT schedule_catches_up_one_by_one CHECK (catch_up <> 'all' OR overlap = 'allow'),
     CONSTRAINT schedule_query_has_a_user CHECK ((query IS NULL) = (query_user IS NULL))
 );
 
--- Which one is due first, of those without a query ('') and of those of each user; one that has no next tick yet is due
--- at once. A pause with an end needs nobody to end it: the next tick is one after it.
+-- The schedules that are due first, of those without a query ('') and of those of each user; without a next tick a schedule is
+-- due at once. A pause with an end needs nobody to end it: the next tick comes after it.
 CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at NULLS FIRST)
     WHERE paused_at IS NULL OR paused_until IS NOT NULL;
 
@@ -427,11 +446,12 @@ CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at N
 -- Workflows
 -- ====================================================================================================
 
+-- Workflows, and runs of pipelines.
 CREATE TABLE taskd.workflow (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     created_at timestamptz NOT NULL DEFAULT now(),
-    look_at timestamptz NOT NULL DEFAULT now() + interval '1 day', -- when upkeep sees whether a job of it is left
-    stopped_at timestamptz,                 -- cancelled: no further stage begins
+    look_at timestamptz NOT NULL DEFAULT now() + interval '1 day', -- when upkeep checks whether it still has jobs
+    stopped_at timestamptz,                 -- when it was cancelled: no further stage begins
     name taskd.workflow_name NOT NULL,
     kind text NOT NULL CONSTRAINT workflow_kind_is_known CHECK (kind IN ('workflow', 'pipeline')),
     stages jsonb                            -- of a pipeline: the plan of this run, whatever is deployed meanwhile
@@ -439,7 +459,8 @@ CREATE TABLE taskd.workflow (
 CREATE INDEX workflow_look ON taskd.workflow (look_at);
 CREATE INDEX workflow_named ON taskd.workflow (name, id);
 
--- `counted`: the parent holds the job up no longer. Each row is changed in its place, once, and back when both are retried.
+-- Which job waits for which other job. `counted`: the parent does not block the job any more. A row is updated once, when
+-- the parent ends, and back when both jobs are retried.
 CREATE TABLE taskd.dependency (
     parent_id bigint NOT NULL,
     job_id bigint NOT NULL,
@@ -447,13 +468,13 @@ CREATE TABLE taskd.dependency (
     on_failed taskd.on_failed NOT NULL,
     counted boolean NOT NULL DEFAULT false,
     PRIMARY KEY (parent_id, job_id),
-    -- So there are no circles.
+    -- This excludes cycles.
     CONSTRAINT dependency_is_on_an_older_job CHECK (parent_id < job_id)
 ) WITH (fillfactor = 70);
 CREATE INDEX dependency_of ON taskd.dependency (workflow_id, job_id);
 
--- How many jobs of each part of a workflow are in which state; the part of a pipeline is its stage. Members of a group are
--- one part: what stands before the bracket in `send[17]`.
+-- Numbers of jobs by workflow, part and state. The part of a pipeline is its stage. The members of a group are one part:
+-- the text before the bracket in `send[17]`.
 CREATE VIEW taskd.workflow_parts AS
     SELECT workflow.name::text AS workflow, split_part(coalesce(job.node, ''), '[', 1) AS part, job.queue, job.task,
            job.state, count(*) AS jobs
@@ -465,36 +486,38 @@ CREATE VIEW taskd.workflow_parts AS
 -- Limits
 -- ====================================================================================================
 
--- Producers write the name of a limit into a job's row, unchecked. Whatever they write has a row here, for its lock, and
--- waits for itself alone: one that was refused kept every worker from admitting any job.
+-- Limits: how many jobs run at the same time, for each key and in all, and how many start per second. A producer writes
+-- the name of a limit into a job's row, unchecked. Every such name gets a row here, for its lock; a name that was refused
+-- here would keep workers from admitting any job.
 CREATE TABLE taskd.job_limit (
     name text PRIMARY KEY,
     concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000), -- of each key
     concurrency_in_all integer
         CONSTRAINT concurrency_in_all_is_1_to_10000 CHECK (concurrency_in_all BETWEEN 1 AND 10000),
-    -- Of each key, per second; less than one in 31 years would bring a token at no time that there is.
+    -- Of each key, per second. With less than one in 31 years the time of the next token could exceed all timestamps.
     rate double precision CONSTRAINT limit_rate_is_bounded CHECK (rate BETWEEN 1e-9 AND 1000000),
     burst integer CONSTRAINT limit_burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
-    app text,                               -- which has published it last, and what its code says
-    declared jsonb,
-    by_hand boolean NOT NULL DEFAULT false, -- an operator has set it: what apps publish does not count
+    app text,                               -- the app that has published it last,
+    declared jsonb,                         -- and what its code says
+    by_hand boolean NOT NULL DEFAULT false, -- an operator has set it: what apps publish has no effect
     CONSTRAINT limit_rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL)),
     CONSTRAINT limit_name_is_printable CHECK (
         app IS NULL AND NOT by_hand OR octet_length(name) BETWEEN 1 AND 200 AND name !~ '[\u0001-\u001f\u007f-\u009f]'
     )
 );
 
--- Tokens of a rate, one row per key that is not full of them.
+-- Tokens of rates, one row for each key whose bucket is not full.
 CREATE TABLE taskd.bucket (
     limit_name text NOT NULL,
     limit_key text NOT NULL,
-    tokens double precision NOT NULL,       -- how many there were at filled_at
+    tokens double precision NOT NULL,       -- tokens left at filled_at
     filled_at timestamptz NOT NULL,
     PRIMARY KEY (limit_name, limit_key)
 );
 
--- When to look at the line of a key again: a token comes, or a place was freed by somebody who could not take the lock.
--- Not unique on purpose: nobody shall wait for another one's row. A key that is NULL means all keys behind after_key.
+-- Openings: when to check again whether jobs that wait for a key can be admitted, because a token arrives, or because a
+-- transaction without the limit's lock has freed a slot. Not unique on purpose: nobody has to wait for another one's row.
+-- A key that is NULL stands for all keys after after_key.
 CREATE TABLE taskd.opening (
     limit_name text NOT NULL,
     limit_key text,
@@ -505,9 +528,9 @@ CREATE INDEX opening_at ON taskd.opening (at);
 CREATE INDEX opening_key ON taskd.opening (limit_name, limit_key, at);
 CREATE INDEX opening_limit ON taskd.opening (limit_name, at);
 
--- In how many seconds the next scheduled job, the next suspect, and a look at the limits are due; NULL when there is
--- none. And which queues an operator has limited.
--- (A suspect that has yet to be admitted counts as due for both: the gate comes first.)
+-- When workers have something to do: in how many seconds the next scheduled job, the next suspect and the next admission
+-- are due, NULL if there is none; and which queues an operator has limited. (A suspect that is not admitted yet counts
+-- for both, and the admission comes first.)
 CREATE VIEW taskd.due AS
     SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
             WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 ORDER BY run_at LIMIT 1) AS job_s,
@@ -529,18 +552,22 @@ CREATE VIEW taskd.due AS
 -- Progress and logs
 -- ====================================================================================================
 
--- How far running attempts are: the last word of each, written by its worker at most once a second and only if a
--- handler says anything. Unlogged: it is of no use once the attempt has ended, which a crash of the server does not
--- change. A row counts while the job runs with the same fence.
+-- Progress of running attempts: the last report of each, written by its worker at most once a second, and only if the
+-- handler reports any. Unlogged, because a report is of no use after its attempt. A row counts while the job runs with
+-- the same fence. The fill factor leaves room for HOT updates; no index covers what changes.
 CREATE UNLOGGED TABLE taskd.progress (
     job_id bigint PRIMARY KEY,
     fence bigint NOT NULL,
     done double precision NOT NULL,
-    total double precision,                 -- NULL: nobody knows
+    total double precision,                 -- NULL: unknown
     note text NOT NULL CONSTRAINT note_is_bounded CHECK (octet_length(note) <= 500),
     told_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
 
+-- Log lines of handlers, one row for each attempt of which they are kept (`keep_logs`). Neither claims nor acks read this
+-- table. A worker writes the row beside the outcome of the attempt, never before the outcome and never in its way. While
+-- a long attempt runs, the row is written again every few seconds, so that a crash of the worker leaves the lines until
+-- then. A row is kept as long as a job that ends as the attempt did, at that time.
 CREATE TABLE taskd.job_log (
     job_id bigint NOT NULL,
     fence bigint NOT NULL,                  -- of the attempt: each claim has another one
@@ -548,9 +575,9 @@ CREATE TABLE taskd.job_log (
     written_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL,
     attempt smallint NOT NULL,
-    ended boolean NOT NULL,                 -- false: it runs, or its worker has died
-    first smallint NOT NULL,                -- so many lines stand before those that were left out
-    left_out bigint NOT NULL,
+    ended boolean NOT NULL,                 -- false: the attempt runs, or its worker has died
+    first smallint NOT NULL,                -- number of lines before the omitted ones
+    left_out bigint NOT NULL,               -- number of omitted lines
     lines jsonb NOT NULL CONSTRAINT lines_are_bounded CHECK (octet_length(lines::text) <= 131072),
     PRIMARY KEY (job_id, fence)
 );
@@ -560,9 +587,10 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 -- Functions: notifications, busy marks
 -- ====================================================================================================
 
--- Notifies, unless the server's queue of notifications is nearly full, as behind a session that listens and never ends
--- its transaction: a notification would be refused, and the caller's work with it; and what it says is found by polling
--- as well. To look costs 1.3 us.
+-- Send a NOTIFY, unless the server's notification queue is nearly full, as it becomes when a session listens and never
+-- ends its transaction. PostgreSQL would refuse the notification, and with it the caller's work; and polling finds the
+-- same news.
+-- Called by: 5 functions, 12 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -574,55 +602,61 @@ BEGIN
 END
 $$;
 
--- Whether any queue may need something of whoever enqueues: 0 from when the last worker has left, if no depth has a
--- limit then; 1 from when a worker is registered, or a depth is limited. A sequence, as a mark is, for the same reason: a producer
--- that has its xid and reads 0 came before any worker that is registered from then on, and is waited for by it. It is
--- written before the commit of the row that needs it, in the same WAL: so no crash and no failover keeps the row alone. Where
--- no worker lives, a client that enqueues one job at a time has 33 us of its 350 back: the call of taskd.run_enqueue_checks(),
--- and its looks, which find nothing.
+-- Whether enqueues need checks: 0 from when the last worker has left, if no depth is limited then; 1 from when a worker
+-- is registered or a depth is limited. It is a sequence for the same reason as a busy mark: a producer that has its xid
+-- and reads 0 came before any worker that registers afterwards, and that worker waits for it. The sequence is written
+-- before the commit of the row that needs it, in the same WAL, so no crash and no failover keeps the row alone. Where no
+-- worker lives, the sequence saves a client that enqueues one job at a time 33 of 350 us.
 CREATE SEQUENCE taskd.needs MINVALUE 0 START 0;
 GRANT SELECT ON SEQUENCE taskd.needs TO PUBLIC;
 SELECT setval('taskd.needs', 0);
 
--- The mark of a queue: who attends it, and until when. Who attends a queue claims from it all the time, and so needs no ring.
--- Its value is a time, some two seconds ahead: microseconds since 1970, the last three digits of which are those of the
--- worker's id. Its worker renews it while it is busy, and takes it back (0) before it sleeps. A negative value says the
--- same of a queue whose depth has a limit, so that whoever enqueues looks for room.
+-- Return the busy mark of a queue: a time until which a worker polls the queue continuously, so that producers need not
+-- notify anybody. It is a number of microseconds since 1970, about two seconds ahead, of which the last three digits are
+-- those of the worker's id. A busy worker renews it, and resets it to 0 before it sleeps. A negative mark means the same,
+-- for a queue with a depth limit: there producers still have to check for room.
 --
--- A mark is a sequence, one for each queue that was ever attended, for what is written to a sequence counts at once,
--- for everybody, whatever their snapshots are. So the statement that inserts a job can read it, and so can one above
--- READ COMMITTED; and no versions of it pile up while a snapshot is held. As rows of a table, which it was, it was
--- read by index with a snapshot that had to be younger than the xid; this takes 1.4 us in place of 4. It is logged,
--- although it need not be durable, for one that is not cannot be read any more where a standby was promoted within minutes
--- of its making (PostgreSQL 18.4: `bad magic number in sequence`), and no job could be enqueued.
+-- A mark is a sequence, one for each queue that was ever polled continuously, because a write to a sequence is visible at
+-- once to every session, whatever its snapshot. So the statement that inserts a job can read it, also above READ
+-- COMMITTED, and no row versions pile up while somebody holds a snapshot. It is also cheaper to read than a row. The
+-- sequence is logged although it need not be durable: an unlogged one could not be read after a standby is promoted
+-- within minutes of its creation (PostgreSQL 18.4: `bad magic number in sequence`), and every enqueue would fail.
+-- Called by: is_polled_unbounded(), is_polled(), set_busy_mark(), clear_busy_mark().
 CREATE FUNCTION taskd.busy_mark(queue text) RETURNS bigint
 LANGUAGE sql
 RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
 
--- Whether nothing is left to do for a job that was inserted: because no queue needs anything, or because somebody attends this
--- one and its depth has no limit. Either is enough, and which is asked first is a matter of cost. The first costs next to nothing
--- by itself, the second, which is found by its name, 6 us of the 290 of a client that enqueues one job at a time where no worker
--- lives. Where producers are many, by SQL, workers are busy, so there the second comes first: each takes a lock for itself.
+-- Return whether no queue needs the checks of taskd.run_enqueue_checks(), because no worker lives and no depth is
+-- limited: `needs` is 0. It costs next to nothing, so a client that enqueues one job at a time asks this first, and
+-- taskd.is_polled_unbounded() then. Functions for SQL clients ask in the other order: where producers are many, workers
+-- are busy.
+-- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
 CREATE FUNCTION taskd.enqueue_checks_are_off() RETURNS boolean
 LANGUAGE sql
 RETURN pg_sequence_last_value('taskd.needs'::regclass) = 0;
 
+-- Return whether a queue needs no checks after an insert: a worker polls it continuously, and its depth has no limit.
+-- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
 CREATE FUNCTION taskd.is_polled_unbounded(queue text) RETURNS boolean
 LANGUAGE sql
 RETURN to_timestamp(taskd.busy_mark(queue) / 1e6::double precision) > clock_timestamp() IS TRUE;
 
+-- Return whether a worker polls the queue continuously, according to its busy mark.
+-- Called by: notify_workers(), run_enqueue_checks(), watch_state.
 CREATE FUNCTION taskd.is_polled(queue text) RETURNS boolean
 LANGUAGE sql
 RETURN to_timestamp(abs(taskd.busy_mark(queue)) / 1e6::double precision) > clock_timestamp();
 
--- Rings a queue, if a worker serves it and none attends it. A transaction that notifies holds a
--- lock of the whole database cluster until its commit is flushed: 16 producers that rang each time fell to 0.27
--- of their rate.
--- It is called when the rows are written: so the transaction has its xid before it reads, and a worker that has begun to
--- serve the queue, or taken its mark back, knows which transactions may not have seen that yet
--- (taskd/worker/attendance.py). Who serves the queue is asked only where nobody attends it, with a snapshot of its own,
--- for this is a volatile function. Above READ COMMITTED there is no new snapshot, and it rings.
--- A setting keeps the plan to the index, whatever the table looks like when it is planned.
+-- Notify the workers of a queue, if there are any and none polls the queue continuously. A transaction that notifies
+-- holds a lock of the whole database cluster until its commit is flushed: 16 producers that notified for each job fell to
+-- 0.27 of their rate.
+--
+-- The caller has written its rows before, so the transaction has its xid before it reads the mark. A worker that has just
+-- begun to serve the queue, or has cleared its mark, relies on that to know which transactions may not have seen it yet
+-- (taskd/worker/claiming/busy_mark.py). Workers are looked up with a snapshot of its own, because the function is
+-- volatile; above READ COMMITTED there is no new snapshot, so it notifies in any case. The setting keeps the plan on the
+-- index, whatever the statistics were when it was planned.
+-- Called by: 10 functions, 6 statements.
 CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -640,7 +674,9 @@ BEGIN
 END
 $$;
 
--- For its owner, who alone may make a sequence. Everybody may read a mark: its name needs rights on the schema.
+-- Write the mark of a queue. Only the owner can create its sequence, so only functions with the owner's rights call this.
+-- Everybody may read a mark, but needs rights on the schema to name it.
+-- Called by: set_busy_mark(), clear_busy_mark().
 CREATE FUNCTION taskd.write_busy_mark(queue taskd.queue_name, value bigint) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -655,15 +691,17 @@ BEGIN
     END IF;
     PERFORM setval(name::regclass, value);
 EXCEPTION WHEN unique_violation OR duplicate_table THEN
-    -- Another worker has made it at the same time, and marks the queue.
+    -- Another worker has created the sequence at the same time, and marks the queue.
     NULL;
 END
 $$;
 
--- Marks a queue for so long, if this worker lives and serves it: whether it is the only one that attends, and NULL if it
--- does not. `gives_way`: one is enough, so another's mark stays, and that worker answers for the queue. (Of two who each see
--- no mark both attend, until one of them sees the other's: whose mark it is stays.) A limit of the depth may be set between the
--- look for one and the mark, and taskd.clear_busy_mark() be called for it, hence the second look.
+-- Mark a queue as polled for some seconds, if this worker lives and serves the queue. Return whether this worker is the
+-- only one that marks it, or NULL if it was not marked. With `gives_way` another worker's mark stays, and that worker
+-- answers for the queue: one is enough. (Two workers that both see no mark both poll, until one sees the mark of
+-- the other and gives way.) The depth limit is read again after the mark was written: it may have been set in between, when
+-- taskd.clear_busy_mark() found no mark to clear.
+-- Called by: set_busy_mark.
 CREATE FUNCTION taskd.set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -675,7 +713,7 @@ DECLARE
     until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
     value bigint := until_ms * 1000 + worker_id % 1000;
     former bigint := abs(taskd.busy_mark(queue));
-    -- One that is more than a minute ahead was made before a clock was set back.
+    -- A mark more than a minute ahead was written before a clock was set back.
     another boolean := coalesce(
         former % 1000 <> worker_id % 1000
         AND to_timestamp(former / 1e6) BETWEEN clock_timestamp() AND clock_timestamp() + interval '1 min',
@@ -698,10 +736,10 @@ BEGIN
 END
 $$;
 
--- Takes back the mark of this worker; NULL: whosever it is. Another's stays, if it was written later: whoever attends the
--- queue then answers for it. A mark that is more than a minute ahead was made before a clock was set back. Two workers
--- in a thousand have the same digits, and another's mark may come between the look and the write: what is taken back by
--- mistake is renewed within a second, and until then it is rung.
+-- Clear the mark of this worker, or, with NULL as the worker, any mark. Another worker's mark stays: that worker answers
+-- for the queue. Two workers in a thousand share their last three digits, and another mark can be written between the
+-- read and the write: a mark that was cleared by mistake is renewed within a second, and until then workers are notified.
+-- Called by: clear_busy_mark, retire_worker, declare_workers_dead.
 CREATE FUNCTION taskd.clear_busy_mark(queue text, worker_id bigint) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -720,7 +758,8 @@ BEGIN
 END
 $$;
 
--- Of a queue that nobody enqueues to any more: an enqueue that is just reading it would fail.
+-- Drop the mark of a queue to which nobody enqueues any more: an enqueue that reads it at that moment would fail.
+-- Called by: bench_clear_names.
 CREATE FUNCTION taskd.drop_busy_mark(queue taskd.queue_name) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -730,7 +769,9 @@ BEGIN
 END
 $$;
 
--- By triggers, so that nothing comes into these tables without it.
+
+-- Note that enqueues need checks. Triggers do so, so that no row gets into their tables without it.
+-- Called by: the schema.
 CREATE FUNCTION taskd.turn_enqueue_checks_on() RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -747,9 +788,11 @@ CREATE TRIGGER worker_needs AFTER INSERT ON taskd.worker
 CREATE TRIGGER queue_needs AFTER INSERT OR UPDATE OF max_depth ON taskd.queue
     FOR EACH ROW WHEN (new.max_depth IS NOT NULL) EXECUTE FUNCTION taskd.turn_enqueue_checks_on();
 
--- For a worker that has left, when that is written: whether it was the last. The locks keep out whoever would change what it
--- sees until its value is written. Who writes to these tables at the moment may be about to register, unseen: then it stays
--- as it is, which costs a little and loses nothing. Nobody is waited for.
+-- Note that enqueues need no checks, if the worker that has just left was the last one and no depth is limited; return
+-- whether it is noted. The locks keep out transactions that would change this until the note is written. If a transaction
+-- that writes to these tables is open, it may be registering a worker, so the note stays as it is; that costs a little
+-- and loses nothing. No lock is waited for.
+-- Called by: turn_enqueue_checks_off.
 CREATE FUNCTION taskd.turn_enqueue_checks_off() RETURNS boolean
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -772,22 +815,25 @@ $$;
 -- Functions: enqueue
 -- ====================================================================================================
 
--- Where a job goes that is, or will be, due at that time. Every move to `queued` but those of the gate itself asks this:
--- a job that has a limit waits for its admission. It costs no call: the planner puts its body in its place.
+-- Return the state of a job that is due at that time. Every move to `queued`, except by admission itself, uses this
+-- function: a job with a limit waits for its admission. The planner inlines the body.
+-- Called by: 9 functions, 3 statements.
 CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamptz) RETURNS taskd.job_state
 LANGUAGE sql STABLE
 RETURN CASE WHEN due > now() THEN 'scheduled'::taskd.job_state
             WHEN limit_name IS NULL THEN 'queued'::taskd.job_state
             ELSE 'blocked'::taskd.job_state END;
 
--- Says what is wrong with a job that names no queue, or whose arguments do not fit what was published.
+-- Raise the error for a job that names no queue, or whose arguments do not match the published schema. Return if it finds
+-- nothing wrong.
+-- Called by: enqueue_one(), enqueue_unique(), enqueue_after(), set_schedule(), make_scheduled_jobs(), change().
 CREATE FUNCTION taskd.raise_invalid_job(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
-    odd text;
+    arg text;
 BEGIN
     IF queue IS NULL THEN
         RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
@@ -803,30 +849,31 @@ BEGIN
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = 'Store the data elsewhere and pass a reference to it.';
     END IF;
-    SELECT r INTO odd FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
-    IF odd IS NOT NULL THEN
-        RAISE EXCEPTION 'task "%" needs the argument "%"', task, odd
+    SELECT r INTO arg FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
+    IF arg IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" needs the argument "%"', task, arg
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT k INTO odd FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
-    IF odd IS NOT NULL THEN
-        RAISE EXCEPTION 'task "%" has no argument "%"', task, odd
+    SELECT k INTO arg FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
+    IF arg IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" has no argument "%"', task, arg
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;
 
--- Whether arguments are an object that has all that a task requires, and nothing that it does not accept, and are not too many (see
--- taskd.payload). The planner puts its body in its place. All is one CASE, for of several conditions it puts those that say
--- nothing of the task in a node of their own above its row, which then comes with all its columns: that took 8 of the 65 us
--- that taskd.enqueue() takes over a plain insert beside 15 others.
+-- Return whether the arguments are an object with all required arguments, without unknown ones, and within the size limit
+-- (see taskd.payload). The planner inlines the body. It is a single CASE, because the planner would put conditions
+-- without a column of the task into a plan node of their own, which costs taskd.enqueue() 8 us.
+-- Called by: enqueue_one(), enqueue().
 CREATE FUNCTION taskd.args_are_valid(args jsonb, required text[], accepted text[]) RETURNS boolean
 LANGUAGE sql STABLE
 RETURN CASE WHEN jsonb_typeof(args) = 'object'
                  AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
             THEN args ?& required AND args - accepted = '{}' ELSE false END;
 
--- A name, checked. As a cast it would be made ready for each job, whether it is needed or not.
+-- Return a queue name, checked. As a cast the check would be prepared for each enqueue, whether it is needed or not.
+-- Called by: enqueue().
 CREATE FUNCTION taskd.checked_queue_name(queue text) RETURNS taskd.queue_name
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -836,8 +883,9 @@ BEGIN
 END
 $$;
 
--- A value as unique keys have it: JSON without spaces, the names of objects in the order of their bytes, numbers by their
--- value, so that 1.0 is 1. Python makes the same, byte for byte (taskd/core/unique.py).
+-- Return JSON text for use in keys: without spaces, with names in the order of their bytes, and numbers by value, so that
+-- 1.0 is 1. Python creates the same text, byte for byte (taskd/core/jobs/unique.py).
+-- Called by: unique_key_of(), limit_key().
 CREATE FUNCTION taskd.canonical_json(value jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -856,7 +904,8 @@ AS $$
     END
 $$;
 
--- A key that fits: itself, or its hash when it is long or not printable.
+-- Return the key, or its hash if it is long or not printable.
+-- Called by: unique_key_of(), limit_key().
 CREATE FUNCTION taskd.bounded_key(key text) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -865,7 +914,9 @@ AS $$
                 THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
 $$;
 
--- The key that the rule of a task gives a job with these arguments: its own, or the list of those that it names.
+-- Return the unique key that a task's rule gives a job with these arguments: the rule's own key, or the list of the
+-- arguments that the rule names.
+-- Called by: enqueue_one().
 CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -877,27 +928,29 @@ AS $$
     ) AS made
 $$;
 
--- The version that it gives; NULL: none.
+-- Return the version that a task's rule gives a job with these arguments, or NULL.
+-- Called by: enqueue_one().
 CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     name text := rule ->> 'version_by';
-    said jsonb := CASE WHEN name = '' THEN rule -> 'version' ELSE coalesce(args -> name, rule -> 'defaults' -> name) END;
+    version jsonb := CASE WHEN name = '' THEN rule -> 'version' ELSE coalesce(args -> name, rule -> 'defaults' -> name) END;
 BEGIN
-    IF said IS NULL OR said = 'null' THEN
+    IF version IS NULL OR version = 'null' THEN
         RETURN NULL;
     END IF;
-    IF jsonb_typeof(said) <> 'number' OR scale(trim_scale((said #>> '{}')::numeric)) > 0 THEN
+    IF jsonb_typeof(version) <> 'number' OR scale(trim_scale((version #>> '{}')::numeric)) > 0 THEN
         RAISE EXCEPTION 'the argument "%" is the version of the job, and must be a whole number', name
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    RETURN (said #>> '{}')::numeric::bigint;
+    RETURN (version #>> '{}')::numeric::bigint;
 END
 $$;
 
--- The values that make a job's key; what a job leaves out is as its task has it by default.
+-- Return the values that form the limit's key: those of the arguments, or the task's defaults.
+-- Called by: enqueue_one(), enqueue_unique(), enqueue_after(), enqueue_next_stage(), make_scheduled_jobs(), change().
 CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -906,7 +959,8 @@ AS $$
     FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
 $$;
 
--- The key that they make: the value itself, or the list of them. A number counts by its value, in a list as well: 1.0 is 1.
+-- Return the limit's key: the value itself, or the list of values. Numbers count by value, also in a list: 1.0 is 1.
+-- Called by: 6 functions, 2 statements.
 CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -919,13 +973,15 @@ AS $$
     )
 $$;
 
--- What is left to do for a job that was inserted, where its queue needs anything: refuse it if it is one too many, and ring, as
--- taskd.notify_workers() does; whether it did. All is looked up by one statement, for most queues that nobody attends need nothing either.
--- Nobody need be rung for a job that is due later than in a minute, for workers look at the due times every five seconds.
--- It sets no search path, and names the schema of all that it calls: two settings for its length took some 10 us of
--- the 340 of a client that enqueues one job at a time, as the processor has done other things between two of them. Nor does a
--- setting keep its plan to the indexes: beats have the table of workers analysed before it has grown by much, and
--- each session then plans anew.
+-- Do what remains to be done after a job was inserted, unless the queue needs no checks: refuse the job if it exceeds the
+-- depth limit, and notify the workers, under the conditions of taskd.notify_workers(). Return whether it notified. One
+-- query reads both, because most queues that nobody polls need nothing else. A job that is due in more than a minute
+-- needs no notification, because workers check due times every five seconds.
+--
+-- The function sets no search path and names the schema of everything that it uses: each setting would cost a client that
+-- enqueues one job at a time 5 us. For the same reason no setting keeps the plan on the indexes; the lease renewals cause
+-- the table of workers to be analysed before it has grown by much, and then each session plans again.
+-- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
 CREATE FUNCTION taskd.run_enqueue_checks(queue text, due timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
@@ -953,7 +1009,9 @@ BEGIN
 END
 $$;
 
--- Enqueues one job; its id. `checked`: the arguments were, by a client that knows the task.
+-- Insert one job and return its id, or the id of the job that holds its unique key. `checked`: the arguments were
+-- checked, by a client that knows the task.
+-- Called by: enqueue(), enqueue_unique_batch().
 CREATE FUNCTION taskd.enqueue_one(
     task text,
     queue text,
@@ -984,7 +1042,7 @@ DECLARE
     accepted text[];
     usual boolean;
     job_id bigint;
-    rung boolean;
+    notified boolean;
 BEGIN
     IF NOT checked THEN
         SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
@@ -995,7 +1053,7 @@ BEGIN
         FROM taskd.task AS t WHERE t.name = task;
         queue := coalesce(queue, usual_queue);
         IF usual IS NOT TRUE THEN
-            -- A task that nobody has published may have any arguments.
+            -- An unpublished task may have any arguments.
             PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
         END IF;
         IF rule IS NOT NULL THEN
@@ -1018,27 +1076,19 @@ BEGIN
     )
     RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(queue) OR taskd.enqueue_checks_are_off() THEN false
                          ELSE taskd.run_enqueue_checks(queue, due) END
-    INTO job_id, rung;
+    INTO job_id, notified;
     RETURN job_id;
 END
 $$;
 
--- Enqueues one job as most are: of a task that is published, with arguments that fit it, as soon as possible;
--- its id. One that is not so goes the long way.
--- One statement, and few columns, for each statement, each expression and the checks of each value are made ready anew in each
--- transaction, and 16 clients that commit one job each pay up to three times for it, as none finds its own in
--- the processor's caches. Over a plain insert a job took 49 us of them when all went through taskd.enqueue_one()
--- and its looks (pgbench, two cores, synchronous_commit off); this takes 17. A search path would
--- be some 2 more: so it sets none, and names the schema of all that it calls. `rung` is there for `plpgsql.extra_errors`,
--- which may ask for as many variables as there are columns.
--- The door for SQL clients: enqueues one job in the caller's own transaction, returns its id.
+-- Enqueue one job in the caller's own transaction, and return its id.
 --
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
--- What workers have published about the task supplies the queue, the limit and the unique key (of which the id may be that
--- of the job that holds it; no_key: none), and is checked here: arguments that are required or unknown. Their types are checked by the worker, before the handler runs.
--- The planner puts its body in its place, so that this door itself costs nothing. That is why it sets no search path;
--- it needs none, for a body of this form was read when the function was made.
+-- The queue, the limit and the unique key come from what workers have published about the task. If another job holds the
+-- unique key, the id may be that job's; with no_key the job gets no key. Missing and unknown arguments are refused here.
+-- The worker checks the types of the arguments before the handler runs.
+-- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue(
     task text,
     args jsonb DEFAULT '{}',
@@ -1051,14 +1101,14 @@ CREATE FUNCTION taskd.enqueue(
     deadline timestamptz DEFAULT NULL,
     deadline_s double precision DEFAULT NULL,
     no_key boolean DEFAULT false,
-    metadata jsonb DEFAULT NULL             -- '{"traceparent": "00-..."}' has the job go on with a trace
+    metadata jsonb DEFAULT NULL             -- '{"traceparent": "00-..."}' continues a trace
 ) RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 #variable_conflict use_variable
 DECLARE
     job_id bigint;
-    rung boolean;
+    notified boolean;
 BEGIN
     IF pg_catalog.num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) OPERATOR(pg_catalog.=) 0 THEN
         INSERT INTO taskd.job AS j (queue, task, args, priority)
@@ -1068,7 +1118,7 @@ BEGIN
         WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.args_are_valid(args, t.required, t.accepted)
         RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(j.queue) OR taskd.enqueue_checks_are_off() THEN false
                              ELSE taskd.run_enqueue_checks(j.queue, pg_catalog.now()) END
-        INTO job_id, rung;
+        INTO job_id, notified;
     END IF;
     IF job_id IS NULL THEN
         job_id := taskd.enqueue_one(
@@ -1080,17 +1130,18 @@ BEGIN
 END
 $$;
 
--- Lets the others go first, when a row was found locked: longer each time, and never twice the same; not for ever, for two who
--- hold what the other one wants (transactions of users can) would never learn it: no lock is waited for, so
--- nobody sees a deadlock. The end is that of any lock, `lock_timeout`, and ten seconds where there is none.
+-- Sleep before the next attempt after a row was found locked: longer each time, and for a random time. No lock is waited
+-- for, so PostgreSQL cannot detect a deadlock with a user's transaction; therefore it fails after `lock_timeout`, or
+-- after ten seconds if that is 0.
+-- Called by: enqueue_unique_batch(), unblock(), lock_jobs(), lock_parents(), retry().
 CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    patience interval := current_setting('lock_timeout');
+    lock_timeout interval := current_setting('lock_timeout');
 BEGIN
-    IF clock_timestamp() - began > coalesce(nullif(patience, interval '0'), interval '10 s') THEN
+    IF clock_timestamp() - began > coalesce(nullif(lock_timeout, interval '0'), interval '10 s') THEN
         RAISE EXCEPTION 'a job stays locked by another transaction'
             USING ERRCODE = 'lock_not_available', HINT = 'Nothing was changed. Try again when that transaction has ended.';
     END IF;
@@ -1102,24 +1153,26 @@ $$;
 -- Functions: unique keys
 -- ====================================================================================================
 
--- Enqueues a job that holds a unique key, or finds out who holds it: the job that does, and what happened: `enqueued`,
--- `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
+-- Enqueue a job that holds a unique key, or find the job that holds the key. Return the id of that job, and what
+-- happened: `enqueued`, `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
 --
 --     SELECT * FROM taskd.enqueue_unique('sync_account', '{"id": 42}', 'account-42', queue => 'sync');
 --
--- on_conflict: `skip` leaves the holder as it is; `replace` gives a holder that waits the new arguments, priority,
--- limits and time; `debounce` does the same, but puts its time no later than debounce_max_s after it was enqueued;
--- `raise` fails. One that runs is never changed, and the time of a retry not brought forward. With for_s the key stays held for so long, also when its job has ended.
+-- on_conflict: `skip` leaves the holder as it is; `replace` gives a waiting holder the new arguments, priority, limits
+-- and time; `debounce` does the same, but sets a time no later than debounce_max_s after the holder was enqueued; `raise`
+-- raises an error. A running holder is never changed, and the time of a retry is not brought forward. With for_s the key
+-- stays held for that many seconds, even if its job ends.
 --
--- With a version, newer wins and on_conflict says nothing: a version that is not newer than the last one of its key is
--- `ignored`, whether that waits, runs or has ended, which is remembered for 30 days. A newer one replaces a holder that
--- waits. On one that runs it is put down, and `follows` when that ends, whatever its end: never two at once, and
--- none is lost, for what ends it takes the row along as it is then.
+-- With a version, the newer version wins, and on_conflict does not apply. A version that is not newer than the last one
+-- of its key is `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer
+-- version replaces a waiting holder. If the holder runs, the new job is stored with it and `follows` when the holder
+-- ends, whatever its outcome: two never run at once, and none is lost.
 --
--- The row of a job decides who is first: a second one with its key waits at the index until the first has
--- committed; so when a row was written, all is looked at once more. A holder that waits is locked until the caller
--- commits: so it starts after that and sees what the caller has written. Claims pass over it meanwhile, hence the ring.
--- It runs with its owner's rights, for producers may change no row.
+-- The insert decides which job is first: the insert of a second job with the same key waits at the index until the first
+-- transaction has ended. A waiting holder is locked until the caller commits, so it starts after that and sees what the
+-- caller has written. Claims skip the holder until then, so the workers are notified. The function runs with the owner's
+-- rights, because producers may not change rows.
+-- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
 CREATE FUNCTION taskd.enqueue_unique(
     task text,
     args jsonb,
@@ -1157,14 +1210,14 @@ AS $$
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
-    form integer := args_version;
-    goes_to text := queue;
+    target_args_version integer := args_version;
+    target_queue text := queue;
     required text[];
     accepted text[];
-    goes_by text := limit_name;             -- its limit, and its key within that
-    goes_as text;
-    held_for_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
-    mine bigint;
+    target_limit text := limit_name;
+    target_limit_key text;
+    window_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
+    new_id bigint;
     holder record;
 BEGIN
     IF unique_key IS NULL OR key_scope IS NULL
@@ -1180,25 +1233,25 @@ BEGIN
         RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT checked THEN
-        SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+        SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
                CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
-        INTO goes_to, asked.required, asked.accepted, form, goes_by, limit_values
+        INTO target_queue, asked.required, asked.accepted, target_args_version, target_limit, limit_values
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
-        IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+        IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
            OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
         THEN
-            PERFORM taskd.raise_invalid_job(enqueue_unique.task, goes_to, enqueue_unique.args, asked.required, asked.accepted);
+            PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, asked.required, asked.accepted);
         END IF;
     END IF;
-    IF goes_by IS NOT NULL THEN
-        goes_as := taskd.limit_key(limit_values);
+    IF target_limit IS NOT NULL THEN
+        target_limit_key := taskd.limit_key(limit_values);
     END IF;
     LOOP
         SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
         FROM taskd.job AS j
         WHERE j.task = enqueue_unique.task AND j.unique_key = enqueue_unique.unique_key
           AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = enqueue_unique.unique_key
-          AND j.id IS DISTINCT FROM mine;
+          AND j.id IS DISTINCT FROM new_id;
         IF NOT FOUND THEN
             SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
             FROM taskd.job_key AS k
@@ -1206,33 +1259,33 @@ BEGIN
               AND k.until > clock_timestamp()
               AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version);
         END IF;
-        IF NOT FOUND AND mine IS NULL THEN
+        IF NOT FOUND AND new_id IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
                 version, deadline, args_version, limit_name, limit_key, metadata
             )
-            SELECT goes_to, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
-                   taskd.state_when_due(goes_by, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
+            SELECT target_queue, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
+                   taskd.state_when_due(target_limit, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
                    enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
-                   ends_at, form, goes_by, goes_as, enqueue_unique.metadata
+                   ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata
             WHERE coalesce(
                 (SELECT taskd.check_queue_room(q.name, q.max_depth, 1)
-                 FROM taskd.queue AS q WHERE q.name = goes_to AND q.max_depth IS NOT NULL AND due <= now()),
+                 FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL AND due <= now()),
                 true
             )
             ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL
             DO NOTHING
-            RETURNING j.id INTO mine;
+            RETURNING j.id INTO new_id;
             CONTINUE;
         END IF;
         IF NOT FOUND THEN
-            job_id := mine;
+            job_id := new_id;
             outcome := 'enqueued';
             EXIT;
         END IF;
-        -- A window that was opened, and whose job has ended, between a look and the insert.
-        DELETE FROM taskd.job AS j WHERE j.id = mine;
-        mine := NULL;
+        -- Between the look-up and the insert another job has taken the key for a time, and ended.
+        DELETE FROM taskd.job AS j WHERE j.id = new_id;
+        new_id := NULL;
         IF on_conflict = 'raise' THEN
             RAISE EXCEPTION 'job % of task "%" holds the unique key "%"', holder.id, task, unique_key
                 USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key';
@@ -1242,13 +1295,13 @@ BEGIN
         IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
             RETURN;
         END IF;
-        -- The client's statement, and nothing else in its transaction: whatever it is about was committed before, and
-        -- a job that begins from now on sees that. (Producers that locked a busy key in turn kept it from its worker.)
+        -- The transaction consists of this statement alone, so everything that the job is about was committed before, and a
+        -- holder that starts from now on sees it: no lock is needed, which would keep the holder from its worker.
         IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
         IF in_batch THEN
-            -- It holds others already, and comes to this one in the order of the keys.
+            -- The batch holds other rows already, so it does not wait.
             PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
         ELSE
             BEGIN
@@ -1260,7 +1313,7 @@ BEGIN
                     RAISE EXCEPTION 'the holder has moved' USING ERRCODE = 'TD001';
                 END IF;
             EXCEPTION WHEN SQLSTATE 'TD001' THEN
-                -- Its lock was given back: the next holder would be waited for with this one in hand.
+                -- The block has released the lock: otherwise this row would stay locked while the next holder is waited for.
                 CONTINUE;
             END;
         END IF;
@@ -1276,10 +1329,10 @@ BEGIN
         IF holder.state = 'running' THEN
             UPDATE taskd.job AS j
             SET follower = jsonb_build_object(
-                'queue', goes_to, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
+                'queue', target_queue, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', form,
-                'limit_name', goes_by, 'limit_key', goes_as, 'metadata', enqueue_unique.metadata
+                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', target_args_version,
+                'limit_name', target_limit, 'limit_key', target_limit_key, 'metadata', enqueue_unique.metadata
             )
             WHERE j.id = holder.id;
             outcome := 'follows';
@@ -1287,52 +1340,53 @@ BEGIN
             EXIT;
         END IF;
         IF on_conflict = 'skip' AND version IS NULL THEN
-            goes_to := holder.queue;
+            target_queue := holder.queue;
             due := holder.run_at;
             EXIT;
         END IF;
         IF on_conflict = 'debounce' THEN
             due := least(due, holder.enqueued_at + make_interval(secs => debounce_max_s));
         END IF;
-        -- Whoever enqueues often must not take the delays away between the attempts of one that fails.
+        -- Frequent enqueues must not remove the delays between the attempts of a failing job.
         IF holder.tries > 0 THEN
             due := greatest(due, holder.run_at);
         END IF;
-        -- What was admitted, or stood next, comes to the gate again; others may have its place.
+        -- A job that was admitted, or had a slot of its key, goes through admission again; others may get its slot.
         INSERT INTO taskd.opening (limit_name, limit_key)
         SELECT j.limit_name, j.limit_key
         FROM taskd.job AS j
         WHERE j.id = holder.id AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'));
         UPDATE taskd.job AS j
-        SET queue = goes_to, args = enqueue_unique.args, priority = enqueue_unique.priority,
-            state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(goes_by, due) END,
-            gate = NULL, limit_name = goes_by, limit_key = goes_as,
+        SET queue = target_queue, args = enqueue_unique.args, priority = enqueue_unique.priority,
+            state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END,
+            gate = NULL, limit_name = target_limit, limit_key = target_limit_key,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            -- Who says no version takes none away, and not the newer one that is to follow.
+            -- An enqueue without a version removes neither the version nor the follower with a newer one.
             version = coalesce(enqueue_unique.version, j.version),
             follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
-            deadline = ends_at, args_version = form, parked = false, metadata = enqueue_unique.metadata
+            deadline = ends_at, args_version = target_args_version, parked = false, metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
     END LOOP;
-    IF outcome = 'enqueued' AND held_for_s IS NOT NULL OR version IS NOT NULL THEN
+    IF outcome = 'enqueued' AND window_s IS NOT NULL OR version IS NOT NULL THEN
         INSERT INTO taskd.job_key (task, unique_key, job_id, version, until)
         VALUES (
             enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
-            now() + make_interval(secs => held_for_s)
+            now() + make_interval(secs => window_s)
         )
         ON CONFLICT (task, unique_key) DO UPDATE
         SET job_id = excluded.job_id, version = excluded.version, until = excluded.until;
     END IF;
     IF due < clock_timestamp() + interval '60 s' THEN
-        PERFORM taskd.notify_workers(goes_to);
+        PERFORM taskd.notify_workers(target_queue);
     END IF;
 END
 $$;
 
--- Locks the holders of keys that a batch will come to one by one, all of them or none: acks, cancels, retries and other
--- batches hold some of them and want others, so none is waited for.
+-- Lock the holders of the keys that a batch comes to one by one, all of them or none. None is waited for, because acks,
+-- cancels, retries and other batches hold some of these rows and want others.
+-- Called by: enqueue_unique_batch().
 CREATE FUNCTION taskd.lock_key_holders(
     tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean
 ) RETURNS void
@@ -1353,19 +1407,19 @@ BEGIN
 END
 $$;
 
--- Enqueues jobs of which some hold unique keys, each by itself, keys in one order, so that two batches cannot wait for each
--- other's new ones. `n` is a job's place in the arrays.
+-- Enqueue jobs of which some have unique keys, each job by itself, in the order of their keys, so that two batches cannot
+-- wait for each other's new keys. `n` is the job's position in the arrays.
 --
--- A batch holds many rows, so it waits for none: who waits for one while it holds others meets those who do so in another
--- order, in a deadlock. The holders that are there are locked first; one that waits only since then, for it was just born or
--- has just stopped running, when its turn comes. Where one is locked all is taken back, the others go first, and
--- it begins again.
+-- A batch locks many rows, so it waits for none: two batches that wait in different orders would deadlock. First it locks
+-- the holders that exist. If it later finds a locked holder that has just been inserted or has just stopped running, it
+-- rolls everything back, lets other transactions go first, and starts again.
 --
--- NOWAIT alone does not see to that. Where a row was changed by a transaction that ends in this very moment, PostgreSQL
--- (18.4, heap_lock_updated_tuple) locks its new version, too, and waits for whoever has locked that already: in 2 of 85 short
--- runs of the crowd in tests/store/deadlocks.py a batch met somebody so in a deadlock. Nor does a new key, which waits for the
--- transaction that has just taken it or gives it back. So a batch waits ten milliseconds for anything, which is far
--- less than the second after which PostgreSQL looks for a deadlock, and then begins again as well.
+-- NOWAIT alone does not guarantee that. If a row was changed by a transaction that ends at that moment, PostgreSQL 18.4
+-- (heap_lock_updated_tuple) also locks the new version of the row, and waits for the transaction that has locked it. A
+-- new key also waits for the transaction that has just taken the key or releases it. Therefore a batch waits at most ten
+-- milliseconds for any lock, far less than the second after which PostgreSQL looks for deadlocks, and then starts again,
+-- too.
+-- Called by: enqueue_unique_jobs.
 CREATE FUNCTION taskd.enqueue_unique_batch(
     tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[],
     max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[],
@@ -1380,7 +1434,7 @@ AS $$
 DECLARE
     tries integer := 0;
     began timestamptz := clock_timestamp();
-    patience text := current_setting('lock_timeout');
+    lock_timeout_before text := current_setting('lock_timeout');
     ns bigint[];
     ids bigint[];
     outcomes text[];
@@ -1402,26 +1456,26 @@ BEGIN
                                           deadline_s, args_version, limit_name, limit_values, unique_key, key_scope, for_s,
                                           on_conflict, debounce_max_s, version, metadata, n)
                 ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
-            ) AS asked
+            ) AS wanted
             CROSS JOIN LATERAL (
-                -- Named here as well, `n` keeps the planner from taking two equal jobs for one.
-                SELECT asked.n, made.job_id, made.outcome
+                -- Because `n` is named here as well, the planner does not treat two equal jobs as one.
+                SELECT wanted.n, enqueued.job_id, enqueued.outcome
                 FROM taskd.enqueue_unique(
-                    asked.task, asked.args::jsonb, asked.unique_key, asked.queue, asked.priority, asked.run_at, asked.delay_s,
-                    asked.max_attempts, asked.timeout_s, asked.key_scope, asked.for_s, asked.on_conflict, asked.debounce_max_s,
-                    asked.version, asked.deadline, asked.deadline_s, asked.args_version, true, alone, asked.limit_name,
-                    asked.limit_values::jsonb, cardinality(tasks) > 1, asked.metadata::jsonb
-                ) AS made
-                WHERE asked.unique_key IS NOT NULL
+                    wanted.task, wanted.args::jsonb, wanted.unique_key, wanted.queue, wanted.priority, wanted.run_at, wanted.delay_s,
+                    wanted.max_attempts, wanted.timeout_s, wanted.key_scope, wanted.for_s, wanted.on_conflict, wanted.debounce_max_s,
+                    wanted.version, wanted.deadline, wanted.deadline_s, wanted.args_version, true, alone, wanted.limit_name,
+                    wanted.limit_values::jsonb, cardinality(tasks) > 1, wanted.metadata::jsonb
+                ) AS enqueued
+                WHERE wanted.unique_key IS NOT NULL
                 UNION ALL
-                SELECT asked.n, taskd.enqueue_one(
-                    asked.task, asked.queue, asked.args::jsonb, asked.priority, asked.run_at, asked.delay_s, asked.max_attempts,
-                    asked.timeout_s, asked.deadline, asked.deadline_s, asked.args_version, true, asked.limit_name,
-                    asked.limit_values::jsonb, false, asked.metadata::jsonb
+                SELECT wanted.n, taskd.enqueue_one(
+                    wanted.task, wanted.queue, wanted.args::jsonb, wanted.priority, wanted.run_at, wanted.delay_s, wanted.max_attempts,
+                    wanted.timeout_s, wanted.deadline, wanted.deadline_s, wanted.args_version, true, wanted.limit_name,
+                    wanted.limit_values::jsonb, false, wanted.metadata::jsonb
                 ), 'enqueued'
-                WHERE asked.unique_key IS NULL
+                WHERE wanted.unique_key IS NULL
             ) AS done;
-            PERFORM set_config('lock_timeout', patience, true);
+            PERFORM set_config('lock_timeout', lock_timeout_before, true);
             RETURN QUERY SELECT * FROM unnest(ns, ids, outcomes);
             RETURN;
         EXCEPTION WHEN lock_not_available THEN
@@ -1432,8 +1486,10 @@ BEGIN
 END
 $$;
 
--- The job of a newer version, when the one that ran while it came has ended. Its key is free by then: the row that had
--- it was deleted by the same statement. With its owner's rights, for workers make no jobs.
+-- Enqueue the job of a newer version, when the job that ran at its arrival has ended; return its id. Its key is free
+-- then: the same statement has deleted the row that held it. The function runs with the owner's rights, because workers
+-- may not insert jobs.
+-- Called by: ack_done, ack_outcomes, complete_job, expire_jobs, cancel_jobs, rescue_jobs.
 CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1442,7 +1498,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     due timestamptz := follower ->> 'run_at';
-    born bigint;
+    new_id bigint;
 BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
@@ -1455,18 +1511,19 @@ BEGIN
         (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
         follower ->> 'limit_name', follower ->> 'limit_key', nullif(follower -> 'metadata', 'null')
     )
-    RETURNING j.id INTO born;
-    UPDATE taskd.job_key AS k SET job_id = born WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
+    RETURNING j.id INTO new_id;
+    UPDATE taskd.job_key AS k SET job_id = new_id WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
     IF due < clock_timestamp() + interval '60 s' THEN
         PERFORM taskd.notify_workers(follower ->> 'queue');
     END IF;
-    RETURN born;
+    RETURN new_id;
 END
 $$;
 
--- The job that holds the unique key of a failed or cancelled one now: a live one, or the one by which a window or a newer
--- version is remembered (a retry asks the same). With its owner's rights, for keys may be personal:
--- who watches may know that a key is held, and not which.
+-- Return the job that holds the unique key of a failed or cancelled job now: a live job, or the job for which the key is
+-- remembered by a period or a newer version (a retry checks the same). The function runs with the owner's rights, because
+-- keys may be personal: observers may know that a key is held, and not which.
+-- Called by: why_job.
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -1486,9 +1543,23 @@ $$;
 -- ====================================================================================================
 -- Functions: workflows
 -- ====================================================================================================
+-- A dependency blocks one job for another, its parent, until it is `counted`. A blocked job stores the number of its
+-- dependencies that are not counted yet (`waits_for`, which also tells it from a job that waits for its limit), so that
+-- the last of 10,000 parents need not look for the others. Whatever ends jobs calls taskd.unblock() once for the whole
+-- batch; a job outside of workflows pays only for the test of a column.
+--
+-- Locks. Finished jobs, which only retries and new dependants lock, come first; then jobs that wait for no other job, in
+-- the order of their ids; then jobs that wait for others; then limits; the row of a workflow comes last. A job that waits
+-- for others is never waited for: the lock of a job that is just being unblocked would follow the row to its last
+-- version, and so into the ack that ends the job and may want rows locked here. A function that finds such a job locked
+-- releases all of its locks and tries again a moment later. The jobs that an end may also end are found before anything
+-- is locked, and searched again behind the locks; if one has moved or was added meanwhile, all locks are taken anew. The
+-- blocks with an exception handler do both. NOWAIT does not prevent all waits (see taskd.enqueue_unique_batch()), hence
+-- the lock_timeout of ten milliseconds in taskd.lock_blocked().
 
--- The jobs that the end of these may move or end, in the order of their ids; NULL: none. `spreads`: one of them may end, so that
--- those behind it are among them.
+-- Return the jobs that the end of these jobs may move or end, in the order of their ids, or NULL. `spreads`: one of them
+-- may end itself, so their dependants are included.
+-- Called by: jobs_with_locked_dependants(), unblock(), lock_jobs().
 CREATE FUNCTION taskd.dependants(ids bigint[], states text[], OUT jobs bigint[], OUT spreads boolean)
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -1511,7 +1582,8 @@ AS $$
     SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
 $$;
 
--- Locks those of these jobs that wait for others, and waits for none of them; their ids.
+-- Lock those of these jobs that wait for others, without waiting for a lock; return their ids.
+-- Called by: unblock(), lock_jobs(), lock_parents(), retry().
 CREATE FUNCTION taskd.lock_blocked(ids bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1524,8 +1596,10 @@ BEGIN
 END
 $$;
 
--- Those of these jobs that cannot end now, for somebody has locked a job whom their end may move or end: a user who enqueues behind
--- it, and has not committed yet. The others' dependants are locked for the caller, who need not back off any more.
+-- Return those of these jobs that cannot end now, because another transaction has locked a job that their end may move or
+-- end, such as a producer that enqueues a job behind it and has not committed. The dependants of the others are locked
+-- for the caller, which therefore need not back off.
+-- Called by: locked_jobs, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.jobs_with_locked_dependants(ids bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1563,7 +1637,8 @@ BEGIN
 END
 $$;
 
--- Ends blocked jobs that will not begin any more. The caller has locked them.
+-- Cancel blocked jobs that can no longer start. The caller has locked them.
+-- Called by: unblock(), sql/repairs.sql.
 CREATE FUNCTION taskd.cancel_blocked(ids bigint[], reason text) RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -1591,13 +1666,15 @@ AS $$
     SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
--- What the end of jobs does to those that wait for them; how many these are. Called by whatever ends jobs, in the same
--- statement, once for all, when it holds their rows: nobody can begin to wait for them any more.
+-- Apply the end of jobs to the jobs that wait for them; return their number. Every statement that ends jobs calls this
+-- once, for all of them, while it holds their rows, so that no further job can begin to wait for them.
 --
--- Each dependency is counted once. A job that nothing holds up any more is queued, or scheduled when its time is
--- still to come, or comes to the gate of its limit: so whatever also frees places of limits calls this first, and takes
--- their locks behind it. One that cannot begin any more is cancelled, with all that cannot be without it, and that is an
--- end like any other: hence the waves. With its owner's rights: workers and people may end jobs, but not write who waits.
+-- Each dependency is counted once. A job that waits for nothing else is queued, or scheduled if its time is still to
+-- come, or gets to the admission of its limit; so statements that also free slots of limits call this function first, and
+-- lock limits afterwards. A job that can no longer start is cancelled, with all jobs that depend on it, which is an end
+-- like any other: hence the waves. The function runs with the owner's rights, because workers and admins may end jobs,
+-- but not write dependencies.
+-- Called by: 2 functions, 6 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1616,7 +1693,7 @@ DECLARE
     wave_states text[] := states;
     doomed bigint[];
     needless bigint[];
-    ring_for text[];
+    queues_to_notify text[];
 BEGIN
     LOOP
         waiting := taskd.dependants(ids, states);
@@ -1667,7 +1744,7 @@ BEGIN
         ), moved AS (
             UPDATE taskd.job AS job
             SET waits_for = CASE WHEN less.free THEN NULL ELSE job.waits_for - less.parents END,
-                -- It is due from now on, and was not late before.
+                -- The job is due from now on, so its wait counts from now on.
                 run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
                 state = CASE WHEN NOT less.free THEN 'blocked'
                              WHEN job.run_at > clock_timestamp() THEN 'scheduled'
@@ -1683,9 +1760,9 @@ BEGIN
         SELECT coalesce(array_agg(DISTINCT queue::text) FILTER (
                    WHERE waits_for IS NULL AND run_at < clock_timestamp() + interval '60 s'), '{}'),
                coalesce(array_agg(id) FILTER (WHERE waits_for = 0), '{}')
-        INTO ring_for, needless
+        INTO queues_to_notify, needless
         FROM moved;
-        PERFORM taskd.notify_workers(queue) FROM unnest(ring_for) AS queue;
+        PERFORM taskd.notify_workers(queue) FROM unnest(queues_to_notify) AS queue;
         IF needless <> '{}' THEN
             PERFORM taskd.cancel_blocked(needless, 'nothing failed');
         END IF;
@@ -1696,7 +1773,8 @@ BEGIN
 END
 $$;
 
--- Locks jobs that somebody wants to cancel or change, and all whom their end may move.
+-- Lock jobs that are to be cancelled or changed, and all jobs that their end may move.
+-- Called by: change(), cancel_jobs.
 CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1728,7 +1806,9 @@ BEGIN
 END
 $$;
 
--- Locks jobs that others shall wait for, so that none of them ends, or comes back, before that is written.
+-- Lock the jobs that new jobs will wait for, so that none of them ends, or is retried, before the dependencies are
+-- written.
+-- Called by: enqueue_workflow(), enqueue_after().
 CREATE FUNCTION taskd.lock_parents(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1757,7 +1837,7 @@ BEGIN
             EXIT WHEN missing = '{}';
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
-            -- One look at both tables at once: a job is always in one of them.
+            -- One query for both tables: in each snapshot a job is in one of them.
             IF missing <> '{}' AND NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
                 RAISE EXCEPTION 'no job has the id %: never enqueued, or kept no longer', array_to_string(missing, ', ')
                     USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
@@ -1769,10 +1849,12 @@ BEGIN
 END
 $$;
 
--- Enqueues all jobs of a workflow, all or none; its id, and then theirs in their order. Each dependency names the place of its
--- job, and as its parent the place of an earlier one, or the id of any job: done, it holds nobody up; failed, what is to
--- happen then happens now; live without a workflow, it becomes part of this one, so that its end is looked at.
--- With its owner's rights, for producers may block no jobs by themselves.
+-- Enqueue all jobs of a workflow, or none; return the id of the workflow, followed by the ids of its jobs in their order.
+-- Each dependency names the position of its job, and as the parent the position of an earlier job, or the id of any job.
+-- A parent that is done does not block. A parent that has failed has the effect of its policy at once. A live parent
+-- without a workflow joins this one, so that its end is noticed. The function runs with the owner's rights, because
+-- producers may not insert blocked jobs.
+-- Called by: enqueue_after(), enqueue_workflow.
 CREATE FUNCTION taskd.enqueue_workflow(
     name text,
     kind text,
@@ -1808,14 +1890,14 @@ DECLARE
     run_id bigint := enqueue_workflow.workflow_id;
     existing bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(parent_ids) AS id WHERE id IS NOT NULL ORDER BY id);
     ids bigint[];
-    ring_for text[];
+    queues_to_notify text[];
     ended bigint[];
     ended_states text[];
 BEGIN
     IF existing <> '{}' AND NOT locked THEN
         PERFORM taskd.lock_parents(existing);
     END IF;
-    -- Jobs that wait for others come later: they neither count nor fail.
+    -- Jobs that wait for others are not counted, and not refused.
     PERFORM taskd.check_queue_room(q.name, q.max_depth, those.wanted)
     FROM taskd.queue AS q
     CROSS JOIN LATERAL (
@@ -1830,14 +1912,15 @@ BEGIN
         VALUES (enqueue_workflow.name, enqueue_workflow.kind, enqueue_workflow.stages)
         RETURNING id INTO run_id;
     END IF;
-    WITH flagged AS (
-        -- Also where it has one: who ends it in a transaction with an older snapshot (REPEATABLE READ) would not see us.
+    WITH joined AS (
+        -- The row is updated even if it has a workflow, so that a transaction with an older snapshot (REPEATABLE READ), which
+        -- does not see the new dependency, cannot end the job.
         UPDATE taskd.job AS job
         SET workflow_id = coalesce(job.workflow_id, run_id)
         WHERE job.id = ANY (existing)
     ), waits AS (
         SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
-    ), born AS (
+    ), inserted AS (
         INSERT INTO taskd.job AS job (
             task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
             node, waits_for, limit_name, limit_key, metadata
@@ -1860,11 +1943,11 @@ BEGIN
         ORDER BY new.n
         RETURNING job.id, job.queue, job.waits_for, job.run_at
     )
-    SELECT array_agg(born.id ORDER BY born.id),
-           array_agg(DISTINCT born.queue::text) FILTER (
-               WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s')
-    INTO asked.ids, asked.ring_for
-    FROM born;
+    SELECT array_agg(inserted.id ORDER BY inserted.id),
+           array_agg(DISTINCT inserted.queue::text) FILTER (
+               WHERE inserted.waits_for IS NULL AND inserted.run_at < clock_timestamp() + interval '60 s')
+    INTO asked.ids, asked.queues_to_notify
+    FROM inserted;
     INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
     SELECT coalesce(edge.parent_id, asked.ids[edge.parent_place]), asked.ids[edge.place], run_id, edge.policy::taskd.on_failed
     FROM unnest(places, parent_places, parent_ids, enqueue_workflow.on_failed)
@@ -1876,22 +1959,24 @@ BEGIN
         IF ended IS NOT NULL THEN
             PERFORM taskd.unblock(ended, ended_states);
         END IF;
-        -- Claims step over what is locked, and nobody would look again.
-        ring_for := ring_for || ARRAY(
+        -- Claims skip locked rows, and nothing else would trigger another claim.
+        queues_to_notify := queues_to_notify || ARRAY(
             SELECT DISTINCT job.queue::text FROM taskd.job AS job WHERE job.id = ANY (existing) AND job.state = 'queued'
         );
     END IF;
-    PERFORM taskd.notify_workers(rung) FROM (SELECT DISTINCT unnest(ring_for)) AS q (rung);
+    PERFORM taskd.notify_workers(notified) FROM (SELECT DISTINCT unnest(queues_to_notify)) AS q (notified);
     RETURN run_id || asked.ids;
 END
 $$;
 
--- The door for SQL clients: enqueues a job that begins when others are done, in the caller's transaction; its id.
+-- Enqueue a job that starts when other jobs are done, in the caller's own transaction, and return its id.
 --
 --     SELECT taskd.enqueue_after('report', '{}', after => ARRAY[41, 42], on_failed => 'continue');
 --
--- on_failed says what happens when one of them fails or is cancelled; see the type of that name. The job joins the
--- workflow of the first of its parents that has one. They are locked until the caller commits, and cannot end before.
+-- on_failed says what happens when one of them fails or is cancelled: `cancel`, `wait`, `continue` or `only`. The job
+-- joins the workflow of the first of its parents that has one. The parents are locked until the caller commits, and
+-- cannot end before.
+-- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue_after(
     task text,
     args jsonb DEFAULT '{}',
@@ -1916,7 +2001,7 @@ AS $$
 #variable_conflict use_variable
 DECLARE
     parents bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(after) AS id WHERE id IS NOT NULL ORDER BY id);
-    goes_to text := queue;
+    target_queue text := queue;
     required text[];
     accepted text[];
     args_version integer;
@@ -1928,14 +2013,14 @@ BEGIN
         RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT coalesce(goes_to, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+    SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
-    INTO goes_to, required, accepted, args_version, limit_name, limit_values
+    INTO target_queue, required, accepted, args_version, limit_name, limit_values
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-    IF goes_to IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+    IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
        OR NOT args ?& required OR args - accepted <> '{}'
     THEN
-        PERFORM taskd.raise_invalid_job(task, goes_to, args, required, accepted);
+        PERFORM taskd.raise_invalid_job(task, target_queue, args, required, accepted);
     END IF;
     PERFORM taskd.lock_parents(parents);
     SELECT j.workflow_id INTO run_id
@@ -1943,13 +2028,13 @@ BEGIN
     WHERE j.id = ANY (parents) AND j.workflow_id IS NOT NULL
     ORDER BY j.id
     LIMIT 1;
-    -- Kept from upkeep until the job is there; when it is gone already, the job begins a new one.
+    -- Keep upkeep from deleting the workflow until the job exists. If it is deleted already, the job starts a new workflow.
     PERFORM FROM taskd.workflow AS w WHERE w.id = run_id FOR KEY SHARE;
     IF NOT FOUND THEN
         run_id := NULL;
     END IF;
     RETURN (taskd.enqueue_workflow(
-        left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[goes_to], ARRAY[args::text], ARRAY[priority]::smallint[],
+        left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[target_queue], ARRAY[args::text], ARRAY[priority]::smallint[],
         ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
         ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
         ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
@@ -1959,8 +2044,9 @@ BEGIN
 END
 $$;
 
--- Which stage comes after this one: {"stage": its plan, "args": {...}}, or {"fault": why it cannot be}; NULL: none, the run
--- ends. `next`: what the handler has said, {"stage": name, "args": {...}} or {"stop": true}.
+-- Return the stage that comes next in a pipeline: {"stage": its plan, "args": {...}}, or {"fault": why it cannot start},
+-- or NULL if the run ends. `next` is what the handler has requested: {"stage": name, "args": {...}} or {"stop": true}.
+-- Called by: ack_outcomes, complete_job.
 CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1972,7 +2058,7 @@ DECLARE
     stage jsonb;
     args jsonb := next -> 'args';
     named text := next ->> 'stage';
-    odd text;
+    fault text;
 BEGIN
     SELECT w.stages INTO stages FROM taskd.workflow AS w WHERE w.id = workflow_id;
     IF stages IS NULL THEN
@@ -1992,7 +2078,7 @@ BEGIN
                     THEN jsonb_build_object('fault', format('its pipeline has no stage "%s"', named)) END;
     END IF;
     IF result ? 'unstored' AND args IS NULL THEN
-        odd := format('the stage "%s" cannot have its result: %s', stage ->> 'name', result ->> 'unstored');
+        fault := format('the stage "%s" cannot have its result: %s', stage ->> 'name', result ->> 'unstored');
     END IF;
     args := coalesce(args, CASE
         WHEN result IS NULL THEN '{}'
@@ -2000,27 +2086,29 @@ BEGIN
         WHEN stage ->> 'takes' IS NOT NULL THEN jsonb_build_object(stage ->> 'takes', result)
     END);
     IF args IS NULL THEN
-        odd := format('the stage "%s" takes several arguments: return a dict of them, not a %s', stage ->> 'name',
+        fault := format('the stage "%s" takes several arguments: return a dict of them, not a %s', stage ->> 'name',
                       jsonb_typeof(result));
     ELSIF octet_length(args::text) > 262144 THEN
-        odd := format('the arguments of the stage "%s" take %s bytes; the limit is 262144', stage ->> 'name',
+        fault := format('the arguments of the stage "%s" take %s bytes; the limit is 262144', stage ->> 'name',
                       octet_length(args::text));
     END IF;
-    odd := coalesce(
-        odd,
+    fault := coalesce(
+        fault,
         (SELECT format('the stage "%s" needs the argument "%s"', stage ->> 'name', r)
          FROM jsonb_array_elements_text(stage -> 'required') AS r WHERE NOT args ? r LIMIT 1),
         (SELECT format('the stage "%s" has no argument "%s"', stage ->> 'name', k)
          FROM jsonb_object_keys(args) AS k WHERE NOT stage -> 'accepted' ? k LIMIT 1)
     );
-    RETURN CASE WHEN odd IS NOT NULL THEN jsonb_build_object('fault', odd)
+    RETURN CASE WHEN fault IS NOT NULL THEN jsonb_build_object('fault', fault)
                 ELSE jsonb_build_object('stage', stage, 'args', args) END;
 END
 $$;
 
--- The job of the next stage, born where that of the stage before ends, with the metadata of that one, which the caller puts
--- into the step; its id, NULL when the run ends. It is called when all
--- jobs are locked: it waits for nobody but whoever is just cancelling the workflow, who waits for no job.
+-- Enqueue the job of the next stage, in the statement that ends the job of the stage before, with the metadata of that
+-- job, which the caller has put into `step`; return its id, or NULL if the run ends. All jobs are locked by then, and the
+-- only lock that it may wait for is that of the workflow, held by a transaction that cancels the workflow and waits for
+-- no job.
+-- Called by: ack_outcomes, complete_job.
 CREATE FUNCTION taskd.enqueue_next_stage(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -2030,7 +2118,7 @@ AS $$
 DECLARE
     stage jsonb := step -> 'stage';
     due timestamptz := now();
-    born bigint;
+    new_id bigint;
 BEGIN
     IF step ? 'fault' THEN
         RAISE EXCEPTION '%', step ->> 'fault' USING ERRCODE = 'invalid_parameter_value';
@@ -2053,16 +2141,17 @@ BEGIN
            CASE WHEN t.limit_name IS NOT NULL
                 THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END, step -> 'metadata'
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
-    RETURNING j.id INTO born;
+    RETURNING j.id INTO new_id;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
-    VALUES (parent_id, born, workflow_id, 'cancel', true);
+    VALUES (parent_id, new_id, workflow_id, 'cancel', true);
     PERFORM taskd.notify_workers(stage ->> 'queue');
-    RETURN born;
+    RETURN new_id;
 END
 $$;
 
--- What the jobs that this one waited for have returned, those that are done, in the order of their ids. Nothing is read when all
--- of it takes more than `bytes_max`; `bytes` says how much.
+-- Return the results of the jobs that this job has waited for, as far as they are done, in the order of their ids. No
+-- result is read if all of them together take more than `bytes_max`; `bytes` is their size.
+-- Called by: parent_results.
 CREATE FUNCTION taskd.parent_results(job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint)
 RETURNS SETOF record
 LANGUAGE sql
@@ -2087,9 +2176,10 @@ AS $$
     ORDER BY read.id
 $$;
 
--- Forgets workflows of which no job is left, with their dependencies; how many rows that were. Called until it is none: each call
--- looks at a hundred workflows and deletes up to 5,000 dependencies. One that still has jobs is looked at again when
--- the last of them must have expired.
+-- Delete workflows without jobs, and their dependencies; return the number of rows. Upkeep calls it until the number is
+-- 0: each call checks a hundred workflows and deletes up to 5,000 dependencies. A workflow that still has jobs is checked
+-- again when the last of them must have expired.
+-- Called by: prune_workflows.
 CREATE FUNCTION taskd.prune_workflows() RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -2129,7 +2219,8 @@ $$;
 -- Functions: schedules
 -- ====================================================================================================
 
--- The first tick of a period after a moment.
+-- Return the first tick of a period after a moment.
+-- Called by: set_schedule(), pause_schedules, resume_schedules.
 CREATE FUNCTION taskd.next_interval_tick(starts_at timestamptz, every_s double precision, after timestamptz)
 RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
@@ -2140,17 +2231,19 @@ AS $$
     )::double precision)
 $$;
 
--- Makes a schedule, or changes one; what happened: `created`, `changed` or `unchanged`.
+-- Create or change a schedule; return `created`, `changed` or `unchanged`.
 --
 --     SELECT taskd.set_schedule('tidy', 'tidy_up', every => '5 min');
 --     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
 --
--- The next tick of one whose rhythm stays is not moved, a pause stays, and so does what is not said of `starts_at`. With
--- an app it is a declaration of its code: that changes no schedule that was changed by hand, and none of another app, or
--- of nobody, that says something else (`taken`). The next tick of cron is said by who knows cron; a worker reckons it otherwise.
+-- The next tick does not move if the period or cron stays the same. A pause stays, and so does `starts_at` if it is not
+-- given. A declaration by the code of an app changes no schedule that was changed by hand, and no different schedule of
+-- another app or of none (`taken`). A client that knows cron gives the next tick; otherwise a worker computes it.
 --
--- Whoever may set a schedule may make jobs of any task by it. A query needs more: it is kept with the user who sets it,
--- and that must be one who may fire it. It runs with its owner's rights, for nobody else writes these columns.
+-- A user who may set schedules can enqueue jobs of any task with them. A query needs more rights: it is stored with the
+-- user who sets it, who must be allowed to fire schedules. The function runs with the owner's rights, because nobody else
+-- may write these columns.
+-- Called by: SQL clients, set_schedules.
 CREATE FUNCTION taskd.set_schedule(
     name text,
     task text,
@@ -2182,8 +2275,8 @@ DECLARE
     period_s double precision := extract(epoch FROM every);
     required text[];
     accepted text[];
-    form smallint;
-    said jsonb;
+    set_args_version smallint;
+    wanted jsonb;
     old taskd.schedule;
     after timestamptz;
     same boolean;
@@ -2201,7 +2294,7 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- A worker that names the next tick has found the zone.
+    -- A worker that gives the next tick has found the time zone.
     IF cron IS NOT NULL AND next_at IS NULL
        AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = timezone)
     THEN
@@ -2214,7 +2307,7 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
     END IF;
-    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, form
+    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, set_args_version
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF queue IS NULL OR NOT checked AND (
         jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
@@ -2222,16 +2315,16 @@ BEGIN
     ) THEN
         PERFORM taskd.raise_invalid_job(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
     END IF;
-    said := jsonb_build_object(
+    wanted := jsonb_build_object(
         'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
         'priority', priority, 'max_attempts', max_attempts, 'timeout_s', timeout_s, 'jitter_s', jitter_s,
         'deadline_s', deadline_s, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
     );
-    -- What is so already is not written again, and does not wait for whoever fires it, whose query may take a minute:
-    -- a worker that starts would.
+    -- An unchanged schedule is neither written nor locked: a starting worker would wait for the worker that fires the schedule,
+    -- whose query can take a minute.
     SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name;
-    IF to_jsonb(old) || said = to_jsonb(old) AND coalesce(app = old.app, app IS NULL)
-       AND coalesce(starts_at, old.starts_at) = old.starts_at AND form IS NOT DISTINCT FROM old.args_version
+    IF to_jsonb(old) || wanted = to_jsonb(old) AND coalesce(app = old.app, app IS NULL)
+       AND coalesce(starts_at, old.starts_at) = old.starts_at AND set_args_version IS NOT DISTINCT FROM old.args_version
        AND coalesce(old.query_user = session_user, true)
     THEN
         RETURN 'unchanged';
@@ -2245,7 +2338,7 @@ BEGIN
         ) VALUES (
             name, app, period_s, cron, timezone, coalesce(starts_at, now()),
             CASE WHEN cron IS NULL THEN taskd.next_interval_tick(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
-            task, queue, args, form, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
+            task, queue, args, set_args_version, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         )
         ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
@@ -2256,8 +2349,8 @@ BEGIN
     IF app IS NOT NULL AND old.changed_at IS NOT NULL THEN
         RETURN 'unchanged';
     END IF;
-    -- Two apps may import the same module: what they say alike belongs to who has started last.
-    IF app <> old.app AND to_jsonb(old) || said = to_jsonb(old) THEN
+    -- Two apps can import the same module: equal declarations belong to the app that has started last.
+    IF app <> old.app AND to_jsonb(old) || wanted = to_jsonb(old) THEN
         UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
         RETURN 'unchanged';
     END IF;
@@ -2275,7 +2368,7 @@ BEGIN
                        WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, period_s, after)
                        WHEN next_at > after THEN next_at END,
         revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
-        task = task, queue = queue, args = args, args_version = form, query = query,
+        task = task, queue = queue, args = args, args_version = set_args_version, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
         max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
         catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
@@ -2291,7 +2384,9 @@ BEGIN
 END
 $$;
 
--- Ends what waits of a schedule, and asks what runs to end. The rows are moved whole, whatever columns they have.
+-- Cancel the waiting jobs of a schedule, and request the cancellation of its running ones. Rows move to the history with
+-- all of their columns, whatever these are.
+-- Called by: make_scheduled_jobs().
 CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2299,8 +2394,8 @@ SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
 DECLARE
-    freed bigint;                           -- asked for, so that it is done
-    told bigint;
+    unblocked_count bigint;                 -- read, so that the CTE runs
+    notified_count bigint;
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
@@ -2320,28 +2415,29 @@ BEGIN
         SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
         FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
     ), opened AS (
-        -- The next ones of their limits may have their places.
+        -- The next jobs of their limits may get their slots.
         INSERT INTO taskd.opening (limit_name, limit_key)
         SELECT limit_name, limit_key FROM ended
         WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
-    ), asked AS (
+    ), cancelling AS (
         UPDATE taskd.job AS job
         SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
         FROM held
         WHERE job.id = held.id AND held.state = 'running'
     )
     SELECT (SELECT count(*) FROM unblocked), (SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited)
-    INTO freed, told;
+    INTO unblocked_count, notified_count;
     PERFORM taskd.notify('taskd', worker_id::text)
     FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
 END
 $$;
 
--- Makes the jobs of one tick: one, or one for each element of argses, which come from the schedule's query; their
--- ids, or why there are none: `skipped`. With its owner's rights, for workers make no jobs; and with nobody's arguments but those of
--- the schedule, or of a query by the very user who has set it.
--- `run_at` is put off by a share of the jitter, unless at_once, that the tick and the place among its jobs decide, so
--- that it is the same again.
+-- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return
+-- their ids, or the reason why there are none: `skipped`. The function runs with the owner's rights, because workers may
+-- not insert jobs; arguments are only those of the schedule, or those from a query that runs as the user who set it.
+-- Unless at_once, `run_at` is delayed by a part of the jitter that the tick and the job's position determine, so that a
+-- repetition gives the same time.
+-- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.make_scheduled_jobs(
     schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]
 )
@@ -2355,7 +2451,7 @@ DECLARE
     moment timestamptz := clock_timestamp();
     def taskd.schedule;
     known taskd.task;
-    odd jsonb;
+    wrong_args jsonb;
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment THEN
@@ -2369,27 +2465,27 @@ BEGIN
         PERFORM taskd.cancel_scheduled_jobs(schedule);
     END IF;
     SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
-    -- What was set for an older form is lifted by the worker, and checked there.
+    -- Arguments of an older schema version are converted, and checked, by the worker.
     IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
-        SELECT def.args || a INTO odd FROM unnest(argses) AS a
+        SELECT def.args || a INTO wrong_args FROM unnest(argses) AS a
         WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
         LIMIT 1;
         IF FOUND THEN
-            PERFORM taskd.raise_invalid_job(def.task, def.queue, odd, known.required, known.accepted);
+            PERFORM taskd.raise_invalid_job(def.task, def.queue, wrong_args, known.required, known.accepted);
         END IF;
     END IF;
-    -- As for whoever enqueues: jobs for later neither count nor fail.
+    -- As in an enqueue, jobs for later are not counted, and not refused.
     PERFORM taskd.check_queue_room(q.name, q.max_depth, greatest(cardinality(argses), 1))
     FROM taskd.queue AS q
     WHERE q.name = def.queue AND q.max_depth IS NOT NULL AND argses IS DISTINCT FROM '{}'
       AND (at_once OR coalesce(def.jitter_s, 0) = 0);
-    WITH asked AS (
+    WITH wanted AS (
         SELECT def.args || a.args AS args, a.n,
                tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
                    hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
                ) / 4503599627370496.0) AS due
         FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
-    ), born AS (
+    ), inserted AS (
         INSERT INTO taskd.job AS j (
             queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
             args_version, limit_name, limit_key, metadata
@@ -2400,19 +2496,20 @@ BEGIN
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
                     THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END, metadata
-        FROM asked
+        FROM wanted
         ORDER BY n
         RETURNING j.id
     )
-    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM born;
+    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM inserted;
     IF ids <> '{}' THEN
         PERFORM taskd.notify_workers(def.queue);
     END IF;
 END
 $$;
 
--- The rows of a query as objects. It runs as whoever calls, is a part of a SELECT and so writes nothing by itself, names
--- tables with their schema, and may say $1 for the tick.
+-- Return the rows of a schedule's query as JSON objects. The query runs with the caller's rights inside of a SELECT, so
+-- it writes nothing by itself. It names tables with their schema, and can use $1 for the tick.
+-- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.query_args(query text, tick timestamptz) RETURNS jsonb[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2434,11 +2531,13 @@ EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_
 END
 $$;
 
--- Fires a schedule: makes the jobs of these ticks and moves its next tick on, if that is still what the caller has read.
--- `fired` (so many jobs), `skipped`, `failed` (why), `moved` without ticks, and NULL when somebody else fires it, or has.
+-- Fire a schedule: enqueue the jobs of these ticks and move the next tick, if the next tick still is what the caller has
+-- read. Return `fired` and the number of jobs, `skipped`, `failed` and the error, `moved` if there were no ticks, or NULL
+-- if another worker fires the schedule or has fired it.
 --
--- What fails is told in its row, and the next tick goes on: nothing of this one was written. What may go well
--- a moment later (a deadlock, no room, a lock) is raised, and the tick stays due.
+-- An error is stored in the schedule, none of its jobs are written, and the next tick moves on. An error that may not
+-- recur a moment later (a deadlock, no room, a lock) is raised, and the tick remains due.
+-- Called by: fire_schedule.
 CREATE FUNCTION taskd.fire_schedule(
     schedule text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz,
     metadata jsonb DEFAULT NULL, OUT outcome text, OUT jobs bigint, OUT error text
@@ -2456,7 +2555,7 @@ BEGIN
     FROM taskd.schedule AS s
     WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at
       AND (s.paused_at IS NULL OR s.paused_until IS NOT NULL)
-      AND following > coalesce(s.paused_until, '-infinity')   -- reckoned before the pause began
+      AND following > coalesce(s.paused_until, '-infinity')   -- not computed before the pause began
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -2473,7 +2572,7 @@ BEGIN
             jobs := jobs + coalesce(cardinality(made.ids), 0);
         END LOOP;
     EXCEPTION WHEN query_canceled OR OTHERS THEN
-        -- A full queue (53400) has room when it has; a query of more rows than may wait would never go well.
+        -- A full queue (53400) is not retried: a query with more rows than the queue may hold would never succeed.
         IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') AND SQLSTATE <> '53400' OR SQLSTATE LIKE '57P%' THEN
             RAISE;
         END IF;
@@ -2492,7 +2591,8 @@ BEGIN
 END
 $$;
 
--- Makes the jobs of a schedule now, beside its ticks, be it paused or not; what it does about live ones holds here, too.
+-- Enqueue the jobs of a schedule now, in addition to its ticks, even if it is paused. Its rule for overlaps applies.
+-- Called by: run_schedule.
 CREATE FUNCTION taskd.run_schedule(schedule text, OUT outcome text, OUT ids bigint[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2521,8 +2621,22 @@ $$;
 -- ====================================================================================================
 -- Functions: limits of jobs
 -- ====================================================================================================
+-- A job with a limit is never queued before it is admitted. While it is due and not admitted, it is `blocked`, and
+-- therefore outside of the index of the claims, which pay nothing for limits. (A job that waits for other jobs is blocked
+-- as well, but has `waits_for`, and gets to its admission afterwards.) The rows of live jobs say who holds a slot, so a
+-- slot cannot leak: whatever ends or moves a job frees it. All admissions of one limit happen under the lock of its row
+-- in taskd.job_limit. The holder of that lock never waits for the row of a job (SKIP LOCKED), and several limits are
+-- locked in the order of their names. Therefore a statement that ends jobs can lock limits after all rows of jobs,
+-- including those that waited for its jobs, without a deadlock.
+--
+-- A job is checked when it arrives, and again when a slot of its key is free, never in between: one that finds no room is
+-- `parked`. A statement that frees a slot (an ack, a rescue, a cancel) admits the next job of that key itself. It reads
+-- after it has the lock, with a new snapshot: so either it sees a job that was just parked, or the transaction that parks
+-- the job comes after it and sees the free slot.
 
--- Whether it got the lock, for which it waits a moment only: somebody may have forgotten a transaction.
+-- Lock a limit, and wait for the lock for a moment only, because its holder may have forgotten an open transaction.
+-- Return whether the lock was taken.
+-- Called by: free_slots(), admit_due().
 CREATE FUNCTION taskd.lock_limit(limit_name text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2537,10 +2651,12 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Admits, of these keys of a limit, as many jobs as there are places and tokens, the most urgent first; the queue of each.
--- The caller has the limit's lock. No more than `burst` may be admitted and not yet begun: what a queue without workers
--- has gathered must not begin all at once. Where jobs are left that no end of another one will call, an opening says when
--- to look again. A thousand at a time; a limit that nobody has published or set admits none.
+-- Admit jobs of these keys of a limit, the most urgent first, as far as there are slots and tokens; return the queue of
+-- each admitted job. The caller holds the limit's lock. At most `burst` jobs are admitted and not yet started at a time:
+-- a backlog that has gathered without workers must not start all at once. If jobs remain that the end of no other job
+-- will admit, an opening says when to check again. One call admits up to a thousand jobs. A limit that was neither
+-- published nor set admits none.
+-- Called by: free_slots(), admit_due().
 CREATE FUNCTION taskd.admit_keys(limit_name text, keys text[]) RETURNS text[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2554,14 +2670,14 @@ DECLARE
     rule taskd.job_limit;
     moment timestamptz := clock_timestamp();
     key text[];
-    free bigint[];
+    free_slots bigint[];
     tokens double precision[];
     waiting bigint[];
     taken bigint[];
-    went text[];
-    went_on text[];
-    suspects text[];
-    room bigint;
+    queues_admitted text[];
+    queues_of_moved text[];
+    queues_of_suspects text[];
+    free_in_all bigint;
 BEGIN
     SELECT * INTO rule FROM taskd.job_limit AS r WHERE r.name = admit_keys.limit_name;
     IF rule.declared IS NULL AND NOT rule.by_hand THEN
@@ -2577,7 +2693,7 @@ BEGIN
                          AND (j.state >= 'queued' OR j.gate >= 'next')
                        LIMIT rule.concurrency
                    ) AS place
-               ) END AS free,
+               ) END AS free_slots,
                CASE WHEN rule.rate IS NOT NULL THEN coalesce((
                    SELECT least(rule.burst, b.tokens + rule.rate * greatest(0, date_part('epoch', moment - b.filled_at)))
                    FROM taskd.bucket AS b
@@ -2603,7 +2719,7 @@ BEGIN
             WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
               AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = '=' || line.key
             ORDER BY j.priority, j.run_at, j.id
-            LIMIT greatest(0, least(line.free, floor(line.tokens)::bigint, rule.burst - line.waiting, 1000))
+            LIMIT greatest(0, least(line.free_slots, floor(line.tokens)::bigint, rule.burst - line.waiting, 1000))
             FOR UPDATE SKIP LOCKED
         ) AS first
         LIMIT 1000
@@ -2616,11 +2732,11 @@ BEGIN
         WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM picked))
         RETURNING j.limit_key, j.queue::text AS queue, j.gate
     )
-    SELECT array_agg(line.key), array_agg(line.free), array_agg(line.tokens), array_agg(line.waiting),
+    SELECT array_agg(line.key), array_agg(line.free_slots), array_agg(line.tokens), array_agg(line.waiting),
            array_agg(coalesce(m.jobs, 0)),
            (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate IS NULL),
            (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate = 'admitted')
-    INTO looked.key, looked.free, looked.tokens, looked.waiting, looked.taken, looked.went, looked.suspects
+    INTO looked.key, looked.free_slots, looked.tokens, looked.waiting, looked.taken, looked.queues_admitted, looked.queues_of_suspects
     FROM line
     LEFT JOIN (SELECT limit_key, count(*) AS jobs FROM moved GROUP BY limit_key) AS m ON m.limit_key = line.key;
     IF rule.rate IS NOT NULL THEN
@@ -2632,15 +2748,15 @@ BEGIN
     END IF;
     INSERT INTO taskd.opening (limit_name, limit_key, at)
     SELECT rule.name, u.key, w.at
-    FROM unnest(looked.key, looked.free, looked.tokens, looked.waiting, looked.taken)
-        AS u (key, free, tokens, waiting, taken)
+    FROM unnest(looked.key, looked.free_slots, looked.tokens, looked.waiting, looked.taken)
+        AS u (key, free_slots, tokens, waiting, taken)
     CROSS JOIN LATERAL (
         SELECT moment + make_interval(secs => CASE
                    WHEN u.tokens - u.taken < 1 THEN (1 - (u.tokens - u.taken)) / rule.rate
                    WHEN u.waiting + u.taken >= rule.burst THEN greatest(0.2, 1 / rule.rate)
                    ELSE 0.1 END) AS at
     ) AS w
-    WHERE (u.free IS NULL OR u.free > u.taken)
+    WHERE (u.free_slots IS NULL OR u.free_slots > u.taken)
       AND EXISTS (
           SELECT FROM taskd.job AS j
           WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
@@ -2650,15 +2766,15 @@ BEGIN
           SELECT FROM taskd.opening AS o
           WHERE o.limit_name = rule.name AND o.limit_key = u.key AND o.at > moment AND o.at <= w.at
       );
-    -- From the places of the keys to those in all.
+    -- From jobs with a slot of their key to slots among all keys.
     IF EXISTS (
         SELECT FROM taskd.job AS j
         WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
           AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = ''
     ) THEN
-        room := 1000;
+        free_in_all := 1000;
         IF rule.concurrency_in_all IS NOT NULL THEN
-            room := rule.concurrency_in_all - (
+            free_in_all := rule.concurrency_in_all - (
                 SELECT count(*)
                 FROM (
                     SELECT FROM taskd.job AS j
@@ -2680,17 +2796,17 @@ BEGIN
                   AND n.waits_for IS NULL
                   AND (CASE WHEN n.gate = 'next' THEN '' ELSE '=' || n.limit_key END) = ''
                 ORDER BY n.priority, n.run_at, n.id
-                LIMIT least(room, 1000)
+                LIMIT least(free_in_all, 1000)
                 FOR UPDATE SKIP LOCKED
             ))
             RETURNING j.queue::text AS queue, j.gate
         )
         SELECT coalesce(array_agg(queue) FILTER (WHERE gate IS NULL), '{}'),
-               suspects || coalesce(array_agg(queue) FILTER (WHERE gate = 'admitted'), '{}')
-        INTO looked.went_on, looked.suspects
+               queues_of_suspects || coalesce(array_agg(queue) FILTER (WHERE gate = 'admitted'), '{}')
+        INTO looked.queues_of_moved, looked.queues_of_suspects
         FROM moved;
-        went := went || went_on;
-        IF cardinality(went_on) < room THEN
+        queues_admitted := queues_admitted || queues_of_moved;
+        IF cardinality(queues_of_moved) < free_in_all THEN
             INSERT INTO taskd.opening (limit_name, limit_key, at)
             SELECT n.limit_name, n.limit_key, moment + interval '100 ms'
             FROM taskd.job AS n
@@ -2699,22 +2815,23 @@ BEGIN
             LIMIT 1;
         END IF;
     END IF;
-    PERFORM taskd.notify_workers(q) FROM (SELECT DISTINCT unnest(went) AS q) AS each_queue;
-    -- Whoever attends the queue may have its slow lane taken.
-    PERFORM taskd.notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(suspects) AS q) AS each_queue;
-    RETURN went || suspects;
+    PERFORM taskd.notify_workers(q) FROM (SELECT DISTINCT unnest(queues_admitted) AS q) AS each_queue;
+    -- The worker that polls the queue may be running another suspect.
+    PERFORM taskd.notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(queues_of_suspects) AS q) AS each_queue;
+    RETURN queues_admitted || queues_of_suspects;
 END
 $$;
 
--- Places were freed: admits the next ones, in the statement that has freed them. How many limits it could not lock, and
--- above READ COMMITTED no lock brings a newer snapshot: for those it leaves an opening.
+-- Admit the next jobs of these keys, in the statement that has freed their slots. Return the number of limits that it
+-- could not lock; those get openings, and so do all limits above READ COMMITTED, where a lock brings no newer snapshot.
+-- Called by: ack_done, ack_outcomes, expire_jobs, cancel_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     each record;
-    left_open integer := 0;
+    not_locked integer := 0;
 BEGIN
     FOR each IN
         SELECT u.name, array_agg(DISTINCT u.key) AS keys
@@ -2726,16 +2843,17 @@ BEGIN
             PERFORM taskd.admit_keys(each.name, each.keys);
         ELSE
             INSERT INTO taskd.opening (limit_name, limit_key) SELECT each.name, unnest(each.keys);
-            left_open := left_open + 1;
+            not_locked := not_locked + 1;
         END IF;
     END LOOP;
-    RETURN left_open;
+    RETURN not_locked;
 END
 $$;
 
--- Looks at the jobs that have come to a gate, and at the lines that have an opening: admits what there is room for, and
--- parks the others. How many it has looked at, and the queue of each job that it has admitted. Limits that are locked for
--- longer are passed over. Suspects come to the gate as well, when they are due.
+-- Check the jobs that have come to their admission, and the keys that have an opening: admit jobs as far as there is
+-- room, and park the others. Return the number of jobs and openings checked, and the queue of each admitted job. Limits
+-- that stay locked are skipped. Suspects need an admission too, when they are due.
+-- Called by: admit_jobs.
 CREATE FUNCTION taskd.admit_due(batch bigint, OUT looked integer, OUT queues text[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2751,7 +2869,7 @@ DECLARE
 BEGIN
     looked := 0;
     queues := '{}';
-    -- By skipping from limit to limit: what waits for one that is locked must not hide the others, however much it is.
+    -- One index probe per limit: any number of jobs of a locked limit must not hide other limits.
     WITH RECURSIVE came AS (
         (SELECT j.limit_name AS name FROM taskd.job AS j
          WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
@@ -2783,7 +2901,7 @@ BEGIN
         SELECT open.name FROM open
         WHERE EXISTS (SELECT FROM taskd.opening AS o WHERE o.limit_name = open.name AND o.at <= clock_timestamp())
     ) AS u;
-    -- One that nobody has published yet gets a row, for its lock.
+    -- A limit that nobody has published yet gets a row, for its lock.
     INSERT INTO taskd.job_limit (name)
     SELECT n FROM unnest(names) AS n WHERE NOT EXISTS (SELECT FROM taskd.job_limit AS r WHERE r.name = n)
     ON CONFLICT (name) DO NOTHING;
@@ -2832,7 +2950,9 @@ BEGIN
 END
 $$;
 
--- Keys of a limit that have jobs in line, `batch` of them; an opening remembers where to go on. One probe for each.
+-- Return keys of a limit that have waiting jobs, up to `batch` of them, with one index probe for each. An opening stores
+-- where to go on.
+-- Called by: admit_due().
 CREATE FUNCTION taskd.keys_with_waiting_jobs(limit_name text, after_key text, batch bigint) RETURNS text[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2840,7 +2960,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
-<<mine>>
+<<result>>
 DECLARE
     found_keys text[];
 BEGIN
@@ -2863,12 +2983,12 @@ BEGIN
         FROM line
         WHERE line.name IS NOT NULL
     )
-    SELECT coalesce(array_agg(substr(few.name, 2)), '{}') INTO mine.found_keys
+    SELECT coalesce(array_agg(substr(few.name, 2)), '{}') INTO result.found_keys
     FROM (SELECT name FROM line WHERE name IS NOT NULL LIMIT batch) AS few;
     IF cardinality(found_keys) = batch THEN
         INSERT INTO taskd.opening (limit_name, after_key) VALUES (limit_name, '=' || found_keys[batch]);
     END IF;
-    -- There may be a line of those that wait for a place in all, and no other one.
+    -- There may be jobs that wait for a slot among all keys, and no others.
     RETURN CASE WHEN found_keys = '{}' THEN ARRAY[''] ELSE found_keys END;
 END
 $$;
@@ -2877,9 +2997,10 @@ $$;
 -- Functions: limits of queues
 -- ====================================================================================================
 
--- Takes as many places of a limited queue as there are, `wanted` at most, and the tokens for them; and says in how many
--- seconds there will be one, when it is tokens that are missing. It keeps the lock of the queue until the end of the
--- transaction, so that the jobs which then begin are counted by the next one.
+-- Take up to `wanted` free slots of a limited queue, and tokens for them. `opens_s` is the time in seconds until the next
+-- token, if tokens are missing. The lock of the queue is kept until the end of the transaction, so that the next caller
+-- counts the jobs that start now.
+-- Called by: claim_limited(), claim_suspect.
 CREATE FUNCTION taskd.take_queue_slots(queue text, wanted bigint, OUT room bigint, OUT opens_s double precision)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2888,34 +3009,35 @@ SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    its taskd.queue;
+    limits taskd.queue;
     moment timestamptz;
-    full_of double precision;
+    tokens_now double precision;
 BEGIN
     room := wanted;
-    SELECT * INTO its FROM taskd.queue AS q WHERE q.name = take_queue_slots.queue FOR NO KEY UPDATE;
-    IF its.max_running IS NOT NULL THEN
-        room := least(room, its.max_running - (
+    SELECT * INTO limits FROM taskd.queue AS q WHERE q.name = take_queue_slots.queue FOR NO KEY UPDATE;
+    IF limits.max_running IS NOT NULL THEN
+        room := least(room, limits.max_running - (
             SELECT count(*)
             FROM (
                 SELECT FROM taskd.job AS j WHERE j.worker_id IS NOT NULL AND j.queue = take_queue_slots.queue
-                LIMIT its.max_running
+                LIMIT limits.max_running
             ) AS place
         ));
     END IF;
-    IF its.rate IS NOT NULL AND room > 0 THEN
+    IF limits.rate IS NOT NULL AND room > 0 THEN
         moment := clock_timestamp();
-        full_of := least(its.burst, coalesce(
-            its.tokens + its.rate * greatest(0, date_part('epoch', moment - its.filled_at)), its.burst));
-        room := least(room, floor(full_of)::bigint);
-        opens_s := CASE WHEN room < wanted THEN greatest(0, (1 - (full_of - room)) / its.rate) END;
-        UPDATE taskd.queue AS q SET tokens = full_of - room, filled_at = moment WHERE q.name = take_queue_slots.queue;
+        tokens_now := least(limits.burst, coalesce(
+            limits.tokens + limits.rate * greatest(0, date_part('epoch', moment - limits.filled_at)), limits.burst));
+        room := least(room, floor(tokens_now)::bigint);
+        opens_s := CASE WHEN room < wanted THEN greatest(0, (1 - (tokens_now - room)) / limits.rate) END;
+        UPDATE taskd.queue AS q SET tokens = tokens_now - room, filled_at = moment WHERE q.name = take_queue_slots.queue;
     END IF;
 END
 $$;
 
--- Claims from a queue that an operator has limited, as claim_jobs does from the others. One more row, without a job, tells in
--- how many seconds it is worth to ask again, when tokens are missing.
+-- Claim jobs from a queue that an operator has limited, as claim_jobs does from the other queues. If tokens are missing,
+-- one more row, without a job, says after how many seconds another claim makes sense.
+-- Called by: claim_limited_jobs.
 CREATE FUNCTION taskd.claim_limited(worker_id bigint, queue text, batch bigint, stride bigint)
 RETURNS TABLE (opens_s double precision, job taskd.job)
 LANGUAGE plpgsql
@@ -2969,6 +3091,8 @@ BEGIN
 END
 $$;
 
+-- Return tokens that a claim has taken and not used.
+-- Called by: claim_limited().
 CREATE FUNCTION taskd.return_tokens(queue text, unused bigint) RETURNS void
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2977,7 +3101,8 @@ AS $$
     WHERE q.name = return_tokens.queue AND q.rate IS NOT NULL
 $$;
 
--- How many jobs wait in a queue, queued or blocked by their limit, counted up to a limit.
+-- Return how many jobs wait in a queue, queued or blocked by their limit, counted up to `up_to`.
+-- Called by: count_depths(), check_queue_room().
 CREATE FUNCTION taskd.queue_depth(queue text, up_to bigint) RETURNS bigint
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -2995,8 +3120,9 @@ AS $$
     ) AS few
 $$;
 
--- Counts what waits in the queues whose depth has a limit, for has_room(); not more often than every four seconds, whoever
--- asks. The id is read first: what comes while it counts is counted twice, rather than not at all.
+-- Count the waiting jobs of queues with a depth limit, for taskd.check_queue_room(), at most every four seconds. The
+-- newest id is read before the jobs are counted: a job that arrives in between is counted twice rather than not at all.
+-- Called by: count_depths.
 CREATE FUNCTION taskd.count_depths() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3018,10 +3144,12 @@ BEGIN
 END
 $$;
 
--- Whether a queue has room for so many more jobs, or (0) for one that was just inserted; raises when it has not. Workers count how many wait every few seconds
--- (count_depths); since then no more can have been enqueued than ids were drawn, and as long as that is not too many
--- nobody counts. Otherwise it counts what it sees: jobs of transactions that are still open are not among them.
--- It runs with its owner's rights, for producers may not read what waits.
+-- Return true if a queue has room for `wanted` more jobs, or (0) for a job that was just inserted; raise an error
+-- otherwise. Every few seconds a worker counts the waiting jobs (count_depths). Since then at most as many jobs were
+-- enqueued as ids were drawn, so while that sum is below the limit nothing is counted. Otherwise the jobs in the snapshot
+-- are counted, without those of open transactions. The function runs with the owner's rights, because producers may not
+-- read waiting jobs.
+-- Called by: run_enqueue_checks(), enqueue_unique(), enqueue_workflow(), make_scheduled_jobs(), enqueue_jobs, enqueue_usual_jobs.
 CREATE FUNCTION taskd.check_queue_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3053,7 +3181,8 @@ $$;
 -- Functions: retry, change, wait for jobs
 -- ====================================================================================================
 
--- These jobs, and those that were cancelled because of them, in the order of their ids.
+-- Return these jobs and those that were cancelled because of them, in the order of their ids.
+-- Called by: retry().
 CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -3071,17 +3200,18 @@ AS $$
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
 
--- Brings finished jobs back; where each is now. The same id and the same fence, so that nothing written by an earlier
--- attempt can ever be mistaken for one of the new ones. A job gets at least one more attempt, a clean crash count, and
--- no deadline: somebody wants it now, or when it is `due`. One that has had 1,000 attempts stays where it is, and so does one whose unique
--- key has gone to another job, be it in this very moment; of several with one key, the last one comes back.
+-- Retry finished jobs; return their new states. A job keeps its id and its fence, so that nothing that an earlier attempt
+-- wrote can be mistaken for a new attempt. It gets at least one more attempt, a crash count of 0, and no deadline: it is
+-- wanted now, or at `due`. A job stays in the history after 1,000 attempts, or if another job has its unique key, even
+-- one that is just being inserted. Of several jobs with one key the last one is retried.
 --
--- With a job come those that were cancelled because of it, and wait for it again; so does whatever else comes back with
--- a parent, or while that is on its way. A job whose parent has failed, and does
--- not come back, stays where it is.
+-- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
+-- or while that parent is live, waits for the parent again. A job stays in the history if one of its parents has failed
+-- and is not retried.
 --
--- Finished jobs are found by their ids. Their states are compared as text: otherwise a partition that nobody has analysed
--- offers job_history_not_done, and all that has ever failed is read for one job.
+-- Finished jobs are found by their ids. Their states are compared as text, because on a partition without statistics the
+-- planner would otherwise choose job_history_not_done, and read everything that has ever failed.
+-- Called by: retry_jobs.
 CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -3095,7 +3225,7 @@ DECLARE
     began timestamptz := clock_timestamp();
     patience text := current_setting('lock_timeout');
     wanted bigint[];
-    back bigint[];
+    retried bigint[];
     states text[];
     parents bigint[];
     held bigint[];
@@ -3103,7 +3233,7 @@ BEGIN
     LOOP
         wanted := taskd.cancelled_with(ids);
         BEGIN
-            back := ARRAY(
+            retried := ARRAY(
                 SELECT past.id
                 FROM taskd.job_history AS past
                 WHERE past.id = ANY (wanted) AND past.state::text IN ('failed', 'cancelled') AND past.attempt < 1000
@@ -3131,17 +3261,17 @@ BEGIN
                 ORDER BY past.id
                 FOR UPDATE
             );
-            -- By their ids first: PostgreSQL 16 went through all of their workflows else, where the history was not analysed yet.
+            -- First by id: otherwise PostgreSQL 16 read whole workflows, before the history was analysed.
             parents := ARRAY(
                 WITH past AS MATERIALIZED (
-                    SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (back)
+                    SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
                 )
                 SELECT DISTINCT d.parent_id
                 FROM past
                 JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
             );
             held := '{}';
-            -- Most have none; and what is one of none is proof enough for PostgreSQL to read a small index from end to end.
+            -- For an empty list, which is the usual case, PostgreSQL would read a small index from end to end.
             IF parents <> '{}' THEN
                 held := ARRAY(
                     SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
@@ -3154,9 +3284,9 @@ BEGIN
             THEN
                 RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
             END IF;
-            -- Without those that one which stays would hold up, and whoever waits for these.
+            -- Leave out jobs that would wait for one that is not retried, and the dependants of these.
             WITH RECURSIVE past AS MATERIALIZED (
-                SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (back)
+                SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
             ), edge AS MATERIALIZED (
                 SELECT d.job_id, d.parent_id
                 FROM past
@@ -3165,30 +3295,30 @@ BEGIN
             ), stays AS (
                 SELECT edge.job_id
                 FROM edge
-                WHERE edge.parent_id NOT IN (SELECT unnest(back))
+                WHERE edge.parent_id NOT IN (SELECT unnest(retried))
                   AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = edge.parent_id)
                 UNION
                 SELECT edge.job_id FROM stays JOIN edge ON edge.parent_id = stays.job_id
             )
-            SELECT ARRAY(SELECT unnest(back) EXCEPT SELECT stays.job_id FROM stays) INTO back;
-            IF back = '{}' THEN
+            SELECT ARRAY(SELECT unnest(retried) EXCEPT SELECT stays.job_id FROM stays) INTO retried;
+            IF retried = '{}' THEN
                 RETURN;
             END IF;
-            -- A key may be changing hands, by somebody who wants what is held here.
+            -- A key may be changing its holder, in a transaction that wants rows which are locked here.
             PERFORM set_config('lock_timeout', '10ms', true);
-            -- What comes back with those that it went on without, or began because of, waits for them again: otherwise a callback of a
-            -- cancelled workflow would begin before all others.
+            -- A job that is retried together with a parent waits for it again, even if it had gone on without the parent or was
+            -- started by its failure: otherwise a callback of a cancelled workflow would start first.
             WITH past AS MATERIALIZED (
-                SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (back)
+                SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
             )
             UPDATE taskd.dependency AS d
             SET counted = false
             FROM past
             WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
-              AND (d.parent_id = ANY (back) OR d.parent_id = ANY (held));
+              AND (d.parent_id = ANY (retried) OR d.parent_id = ANY (held));
             WITH past AS (
-                DELETE FROM taskd.job_history AS h WHERE h.id = ANY (back) RETURNING h.*
-            ), born AS (
+                DELETE FROM taskd.job_history AS h WHERE h.id = ANY (retried) RETURNING h.*
+            ), inserted AS (
                 INSERT INTO taskd.job AS j (
                     id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
                     max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
@@ -3201,21 +3331,21 @@ BEGIN
                             ELSE past.max_attempts END,
                        0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
                        past.args_version, past.schedule, past.tick,
-                       -- Somebody may have begun to wait for it when it was in the history.
+                       -- A job may have begun to wait for it while it was in the history.
                        coalesce(past.workflow_id,
                                 (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
                        past.node, past.limit_name, past.limit_key, past.metadata
                 FROM past
                 LEFT JOIN taskd.task AS task ON task.name = past.task
                 CROSS JOIN LATERAL (
-                    -- What begins when another one fails need not wait for the rest, when one has. Step by step: as a plain join it
-                    -- read the edges of all workflows for ten jobs.
+                    -- A job that starts when a parent fails need not wait for the others once one has failed. As a plain join,
+                    -- without OFFSET 0, this read the dependencies of all workflows.
                     SELECT CASE WHEN EXISTS (
                         SELECT
                         FROM taskd.dependency AS other
                         CROSS JOIN LATERAL (
                             SELECT FROM taskd.job_history AS failed
-                            WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (back)
+                            WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (retried)
                             OFFSET 0
                         ) AS failed
                         WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
@@ -3228,15 +3358,15 @@ BEGIN
                     ) END AS parents
                     OFFSET 0
                 ) AS waits
-                -- Keys in the order of enqueue_unique_jobs, so that the two cannot wait for each other's.
+                -- Keys in the order of taskd.enqueue_unique_batch(), so that the two cannot wait for each other.
                 ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
                 RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
-            ), rung AS (
-                SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM born
-                WHERE born.waits_for IS NULL AND born.run_at < clock_timestamp() + interval '60 s') AS q
+            ), notified AS (
+                SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM inserted
+                WHERE inserted.waits_for IS NULL AND inserted.run_at < clock_timestamp() + interval '60 s') AS q
             )
-            SELECT array_agg(born.id), array_agg(born.state::text) INTO back, states
-            FROM born, (SELECT count(*) FROM rung) AS r;
+            SELECT array_agg(inserted.id), array_agg(inserted.state::text) INTO retried, states
+            FROM inserted, (SELECT count(*) FROM notified) AS r;
             PERFORM set_config('lock_timeout', patience, true);
             EXIT;
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available OR unique_violation THEN
@@ -3244,22 +3374,24 @@ BEGIN
             PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
-    -- Who ends a parent in a transaction with an older snapshot (REPEATABLE READ) would not see that somebody waits again.
+    -- The rows are updated, so that a transaction with an older snapshot (REPEATABLE READ), which does not see that a job waits
+    -- for them again, cannot end them.
     IF held <> '{}' THEN
         UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
-        -- Claims step over what is locked, and nobody would look again.
+        -- Claims skip locked rows, and nothing else would trigger another claim.
         PERFORM taskd.notify_workers(q.queue)
         FROM (SELECT DISTINCT j.queue::text AS queue FROM taskd.job AS j WHERE j.id = ANY (held) AND j.state = 'queued') AS q;
     END IF;
     UPDATE taskd.workflow AS w
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
-      AND w.id = ANY (ARRAY(SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (back)));
-    RETURN QUERY SELECT * FROM unnest(back, states);
+      AND w.id = ANY (ARRAY(SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (retried)));
+    RETURN QUERY SELECT * FROM unnest(retried, states);
 END
 $$;
 
--- The arguments of a job as they may be shown: those that its task redacts are hidden.
+-- Return the arguments of a job for display, without the values that its task redacts.
+-- Called by: show_job, web_search_jobs.
 CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -3271,16 +3403,17 @@ AS $$
     ), '{}')
 $$;
 
--- Changes jobs that wait; what is NULL stays as it is. What became of each id: `changed`, `running`, `finished` or
--- `unknown`. Running jobs are never touched.
+-- Change waiting jobs; arguments that are NULL change nothing. Return for each id: `changed`, `running`, `finished` or
+-- `unknown`. Running jobs are never changed.
 --
 --     SELECT * FROM taskd.change(ARRAY[17, 18], priority => 10, run_at => now());
 --
--- args: all arguments, in the form of today; update_args: some of them, of a job whose arguments have that form.
--- Both are checked against what workers have published, as by taskd.enqueue(). A deadline of 'infinity' takes the deadline
--- away. A unique key stays what it is; a limit's key follows the arguments. A job that has a limit, and gets another time, comes
--- to its gate again. One refused job refuses all. It runs with its owner's rights, for nobody else may
--- change what a job is.
+-- args replaces all arguments, with the schema version of today; update_args replaces some of them, in jobs whose
+-- arguments have that version. Both are checked as in taskd.enqueue(). The deadline 'infinity' removes the deadline. A
+-- unique key does not change; the limit's key follows the arguments. A job with a limit that gets another time goes
+-- through admission again. If one job is refused, none is changed. The function runs with the owner's rights, because
+-- nobody else may change these columns.
+-- Called by: SQL clients, change_jobs.
 CREATE FUNCTION taskd.change(
     ids bigint[],
     priority integer DEFAULT NULL,
@@ -3304,15 +3437,15 @@ AS $$
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
     ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
-    odd record;
+    wrong record;
     changed bigint[];
-    called text[];
+    queues_to_notify text[];
 BEGIN
-    -- From here on nobody moves them, and each statement below sees them as they are.
+    -- From here on no other transaction moves these jobs, and each statement below sees their current rows.
     PERFORM taskd.lock_jobs(ids);
     IF args IS NOT NULL OR update_args IS NOT NULL THEN
         SELECT j.id, j.task, new.args, t.required, t.accepted, coalesce(j.args_version, 1) AS has, t.args_version AS wants
-        INTO odd
+        INTO wrong
         FROM taskd.job AS j
         CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
         LEFT JOIN taskd.task AS t ON t.name = j.task
@@ -3321,18 +3454,18 @@ BEGIN
                OR change.args IS NULL AND coalesce(j.args_version, 1) <> t.args_version)
         ORDER BY j.id
         LIMIT 1;
-        IF odd.has <> odd.wants AND change.args IS NULL THEN
+        IF wrong.has <> wrong.wants AND change.args IS NULL THEN
             RAISE EXCEPTION 'the arguments of job % have the form of version %, and those of "%" that of version %',
-                odd.id, odd.has, odd.task, odd.wants
+                wrong.id, wrong.has, wrong.task, wrong.wants
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Give all of the arguments.';
         END IF;
         IF FOUND THEN
-            PERFORM taskd.raise_invalid_job(odd.task, '', odd.args, odd.required, odd.accepted);
+            PERFORM taskd.raise_invalid_job(wrong.task, '', wrong.args, wrong.required, wrong.accepted);
         END IF;
     END IF;
     WITH wanted AS MATERIALIZED (
         SELECT j.id, new.args, goes.by, goes.as_key,
-               -- What waits for other jobs comes to the gate of its limit when it is free of them.
+               -- A job that waits for other jobs gets to admission afterwards.
                j.waits_for IS NULL
                AND (due IS NOT NULL OR (goes.by, goes.as_key) IS DISTINCT FROM (j.limit_name, j.limit_key)) AS moves
         FROM taskd.job AS j
@@ -3346,7 +3479,7 @@ BEGIN
         ) AS goes
         WHERE j.id = ANY (ids) AND j.worker_id IS NULL
     ), opened AS (
-        -- What was admitted, or stood next, comes to the gate again; others may have its place.
+        -- A job that was admitted, or had a slot of its key, goes through admission again; others may get its slot.
         INSERT INTO taskd.opening (limit_name, limit_key)
         SELECT j.limit_name, j.limit_key
         FROM wanted
@@ -3372,14 +3505,14 @@ BEGIN
             deadline = CASE WHEN ends_at IS NULL THEN j.deadline ELSE nullif(ends_at, 'infinity') END
         FROM wanted
         WHERE j.id = wanted.id
-        RETURNING j.id, j.queue, j.run_at, j.state, wanted.moves AND j.limit_name IS NOT NULL AS came
+        RETURNING j.id, j.queue, j.run_at, j.state, wanted.moves AND j.limit_name IS NOT NULL AS at_gate
     )
     SELECT array_agg(id),
            array_agg(DISTINCT queue) FILTER (
-               WHERE came OR state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
-    INTO changed, called
+               WHERE at_gate OR state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
+    INTO changed, queues_to_notify
     FROM moved;
-    PERFORM taskd.notify_workers(c.queue) FROM unnest(called) AS c (queue);
+    PERFORM taskd.notify_workers(c.queue) FROM unnest(queues_to_notify) AS c (queue);
     RETURN QUERY
         SELECT i.id, CASE WHEN i.id = ANY (changed) THEN 'changed'
                           WHEN EXISTS (SELECT FROM taskd.job AS j WHERE j.id = i.id) THEN 'running'
@@ -3390,12 +3523,14 @@ BEGIN
 END
 $$;
 
--- Asks for the outcomes of jobs, and has those that have not ended notify when they do: their rows are marked, and
--- what ends a marked job notifies the channel `taskd:ended` with its id. (No queue has a colon in its name.) First
--- marked, then looked at: a job that ends in between is seen as ended, and one that ends later has its mark. A row
--- that somebody has locked is not waited for and stays without one; the answer says so, and who asks asks again. A
--- claim may have passed over a queued row while it was marked, hence the ring.
--- With its owner's rights: what a job has returned may be read by those who may call this, and by no other producer.
+-- Return the outcomes of jobs, and have those that have not ended notify when they do: their rows are marked, and the
+-- statement that ends a marked job notifies the channel `taskd:ended` with its id. (No queue name contains a colon.) Rows
+-- are marked first and read afterwards: a job that ends in between is returned with its outcome, and one that ends later
+-- has its mark. A locked row is not waited for and gets no mark; the answer says so, and the caller asks again. A claim
+-- may have skipped a queued row while it was marked, so the workers are notified.
+--
+-- The function runs with the owner's rights: users who may call it can read the results of jobs, other producers cannot.
+-- Called by: await_jobs.
 CREATE FUNCTION taskd.await_jobs(ids bigint[])
 RETURNS TABLE (id bigint, state text, awaited boolean, reason text, error text, result text)
 LANGUAGE plpgsql
@@ -3426,14 +3561,14 @@ BEGIN
         PERFORM taskd.notify_workers(queue);
     END LOOP;
     RETURN QUERY
-    SELECT asked.id, found.state, found.awaited, found.reason, found.error, found.result
-    FROM (SELECT DISTINCT a.id FROM unnest(ids) AS a (id)) AS asked
+    SELECT wanted.id, found.state, found.awaited, found.reason, found.error, found.result
+    FROM (SELECT DISTINCT a.id FROM unnest(ids) AS a (id)) AS wanted
     CROSS JOIN LATERAL (
         SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
-        FROM taskd.job AS j WHERE j.id = asked.id
+        FROM taskd.job AS j WHERE j.id = wanted.id
         UNION ALL
         SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
-        FROM taskd.job_history AS h WHERE h.id = asked.id
+        FROM taskd.job_history AS h WHERE h.id = wanted.id
         LIMIT 1
     ) AS found;
 END
@@ -3443,15 +3578,10 @@ $$;
 -- Functions: history upkeep
 -- ====================================================================================================
 
--- Partition upkeep needs names made of dates, so it is a function and not a statement; it runs with
--- the owner's rights, so that a worker's role needs none to make or drop tables.
--- It makes the partitions of `days` days ahead for every retention in use. A day for which the
--- default partition already holds rows is left to it: attaching would have to move them
--- under a lock, and they expire there just as well.
--- One worker at a time: two that make the same partition would collide. Who comes second has nothing to do.
--- What keeps them apart is a lock on the parent, which ATTACH takes anyway and which stops neither reads nor
--- writes. It is no advisory lock: whoever may connect can hold one of those for ever, and the upkeep would
--- stop without a word; this one needs rights on the table that no producer has.
+-- Lock the upkeep of the history; return false if another worker has the lock. The lock is one on the parent table, which
+-- ATTACH takes anyway and which blocks neither reads nor writes. An advisory lock would not do: any user who can connect
+-- could hold it for ever and stop the upkeep, while this one needs rights on the table that no producer has.
+-- Called by: make_history_partitions(), truncate_expired_partition(), drop_expired_partition().
 CREATE FUNCTION taskd.lock_history_upkeep() RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3464,6 +3594,12 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
+-- Create the partitions for the next days, for every retention in use; return their number. A day of which the default
+-- partition already holds rows is left to that partition: an ATTACH would have to move the rows under a lock, and they
+-- expire there as well. It is a function because partition names contain dates, and it runs with the owner's rights, so
+-- that workers need none to create tables. Two workers that create the same partition would collide; the second one does
+-- nothing.
+-- Called by: make_history_partitions, the schema, sql/repairs.sql.
 CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3486,7 +3622,7 @@ BEGIN
         FROM (
             SELECT keep_done_s AS seconds FROM taskd.queue
             UNION SELECT keep_failed_s FROM taskd.queue
-            -- Jobs of workflows are kept for a day at least.
+            -- Jobs of workflows are kept for at least a day.
             UNION SELECT 86400 FROM taskd.queue WHERE least(keep_done_s, keep_failed_s) < 86400
             UNION VALUES (604800), (2592000)
         ) AS keep, generate_series(0, days) AS ahead
@@ -3495,14 +3631,14 @@ BEGIN
     LOOP
         leaf := 'job_history_' || to_char(day, 'YYYYMMDD');
         CONTINUE WHEN to_regclass('taskd.' || leaf) IS NOT NULL;
-        -- ATTACH takes this lock anyway; taken before the question, no ack can make its answer wrong.
+        -- ATTACH takes this lock anyway. Taken before the check, it keeps acks from invalidating the result.
         LOCK TABLE taskd.job_history_default IN ACCESS EXCLUSIVE MODE;
         CONTINUE WHEN EXISTS (
             SELECT 1 FROM taskd.job_history_default
             WHERE expires_at >= day AND expires_at < day + 1
         );
-        -- LIKE plus ATTACH, not PARTITION OF: the latter takes an ACCESS EXCLUSIVE lock on the
-        -- parent and would wait for every reader of the history, with every ack behind it.
+        -- LIKE and ATTACH, not PARTITION OF, which takes an ACCESS EXCLUSIVE lock on the parent: it would wait for every reader
+        -- of the history, and every ack would wait behind it.
         EXECUTE format('CREATE TABLE taskd.%I (LIKE taskd.job_history INCLUDING ALL)', leaf);
         EXECUTE format(
             'ALTER TABLE taskd.job_history ATTACH PARTITION taskd.%I FOR VALUES FROM (%L) TO (%L)',
@@ -3514,8 +3650,9 @@ BEGIN
 END
 $$;
 
--- Empties the oldest partition whose last day is over; returns its name, or NULL when none is.
--- TRUNCATE and DROP are two calls, so that each holds its lock for an instant only.
+-- Empty the oldest partition whose last day is over; return its name, or NULL. TRUNCATE and DROP are two calls, so that
+-- each holds its lock for a moment only.
+-- Called by: truncate_expired_partition.
 CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3541,7 +3678,8 @@ BEGIN
 END
 $$;
 
--- False: another worker has dropped it, or is about to.
+-- Drop an expired partition. False: another worker has dropped it, or is doing so.
+-- Called by: drop_expired_partition.
 CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3559,8 +3697,9 @@ BEGIN
 END
 $$;
 
--- Deletes up to `batch` expired rows of the default partition; how many. Nobody but the owner deletes from
--- the history in any other way: what has happened stays, until its time is over.
+-- Delete up to `batch` expired rows of the default partition; return their number. Nobody but the owner can delete from
+-- the history in another way.
+-- Called by: prune_default_partition.
 CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3580,12 +3719,17 @@ AS $$
     SELECT count(*) FROM gone
 $$;
 
--- Finished jobs are appended to the partition of the day on which they expire, so the newest stand in its last blocks. From the
--- end of each partition this looks back, by leaps that double and then by halves, for the first block of the window, and
--- reads from there on: the cost is that of the rows in the window, whatever the history holds. A window that would
--- take more than `blocks_max` blocks of a partition is made shorter; `since` says how far it reaches. Rows need not stand quite in the
--- order of their times, as several sessions fill blocks of their own; hence the margin. A job that was put where a retried one
--- had been, far from the end, is not found. Waits and runs are those of the last attempt; each is p50 and p95.
+-- Return the numbers, waits and run times of jobs that finished in the last `window_s` seconds, in `steps` steps; waits
+-- and run times are those of the last attempt, each as p50 and p95.
+--
+-- No index covers the time of finishing, because each completion would pay for it. Finished jobs are appended to the
+-- partition of the day on which they expire, so the newest rows are in its last blocks. From the end of each partition
+-- the function steps back, by distances that double, and then by bisection, to the first block of the window, and reads
+-- from there: the cost depends on the rows in the window, and not on the size of the history. If the window takes more
+-- than `blocks_max` blocks of a partition, it is made shorter; `since` is its actual start. Several sessions fill blocks
+-- at the same time, so rows are not strictly in the order of their times; hence the margin. A row that was written into
+-- the free space of a retried job, far from the end, is not found.
+-- Called by: web_finished.
 CREATE FUNCTION taskd.finished_recently(
     queue text, window_s double precision, steps integer, blocks_max integer
 ) RETURNS TABLE (
@@ -3617,11 +3761,11 @@ BEGIN
         FROM pg_inherits AS i
         JOIN pg_class AS c ON c.oid = i.inhrelid
         WHERE i.inhparent = 'taskd.job_history'::regclass AND pg_relation_size(c.oid) > 0
-          -- What finished in the window has not expired before it began.
+          -- A job that finished in the window has not expired before the window began.
           AND (c.relname !~ '^job_history_[0-9]{8}$' OR to_date(right(c.relname, 8), 'YYYYMMDD') >= since::date)
         ORDER BY c.relname
     LOOP
-        -- Behind `high` everything is in the window, before `low` nothing.
+        -- All rows from block `high` on are in the window, and none before block `low`.
         high := leaf.blocks;
         low := leaf.blocks;
         leap := 1;
@@ -3674,6 +3818,6 @@ $$;
 
 SELECT taskd.make_history_partitions(3);
 
--- PostgreSQL lets everybody call a new function. These run with their owner's rights, or write: who may
--- call them is said in sql/roles.sql, and until that was run nobody but their owner may.
+-- PostgreSQL lets every user call a new function, and these run with their owner's rights, or write. sql/roles.sql grants them
+-- to roles; until then only their owner can call them.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC;

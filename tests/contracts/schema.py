@@ -1,8 +1,9 @@
-"""Write sql/objects.tsv, the objects of the schema: `python -m tests.contracts.schema`.
+"""Write what sql/ has from the schema itself: `python -m tests.contracts.schema`.
 
-Each line is a row that the statement `doctor_objects` returns for a freshly migrated database: the
-kind, name and definition of an object, with tabs between them. PostgreSQL 15 to 18 return the same
-rows.
+These are the lines `Called by` of the migrations, and sql/objects.tsv, the list of the objects.
+Each line of the list is a row that the statement `doctor_objects` returns for a freshly migrated
+database: the kind, name and definition of an object, with tabs between them. PostgreSQL 15 to 18
+return the same rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncpg
 
 from taskd.core.doctor.objects import plain
 from taskd.store.connections.statements import sql_root, statement
+from tests.contracts import sql_functions
 
 OBJECTS = sql_root() / "objects.tsv"
 
@@ -44,6 +46,9 @@ async def write(dsn: str) -> None:
 def main() -> None:
     from taskd import embedded
 
+    for path in sql_functions.paths():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(sql_functions.with_callers(text), encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
         server = embedded.start(Path(home), durable=False)
         try:

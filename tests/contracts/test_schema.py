@@ -14,7 +14,7 @@ from taskd.store.connections.database import Database
 from taskd.store.connections.statements import load, sql_root
 from taskd.store.reading.doctor import schema_objects
 from taskd.store.schema import migrations
-from tests.contracts import schema
+from tests.contracts import schema, sql_functions
 
 
 async def test_objects_tsv_is_what_the_migrations_add_up_to(sql) -> None:
@@ -54,6 +54,14 @@ def test_migrations_are_numbered_without_gaps_and_nothing_else_lies_beside_them(
     assert [each.number for each in found] == list(range(1, len(found) + 1))
     files = sorted(path.name for path in (sql_root() / "migrations").iterdir())
     assert files == [f"{each.number:04d}_{each.name}.sql" for each in found]
+
+
+def test_every_function_says_what_calls_it() -> None:
+    assert len(sql_functions.functions()) > 70
+    for path in sql_functions.paths():
+        text = path.read_text(encoding="utf-8")
+        assert sql_functions.with_callers(text) == text, "run python -m tests.contracts.schema"
+    assert all(sql_functions.callers(name) for name in sql_functions.functions())
 
 
 def test_every_migration_opens_by_saying_why() -> None:

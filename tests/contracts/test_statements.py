@@ -56,6 +56,12 @@ def test_one_function_notifies_as_it_knows_when_there_is_no_room() -> None:
     assert sum(text.count("pg_notify(") for text in texts) == 1
 
 
+def test_every_sql_file_is_ascii() -> None:
+    """A database whose encoding lacks a character would refuse the statement around it."""
+    for path in sql_root().rglob("*.sql"):
+        assert path.read_text(encoding="utf-8").isascii(), path.name
+
+
 def test_every_query_file_opens_with_prose() -> None:
     for path in (sql_root() / "queries").glob("*.sql"):
         assert re.match(r"-- \w.{20,}", path.read_text(encoding="utf-8")), path.name
