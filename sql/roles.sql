@@ -86,9 +86,9 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text, jsonb)
     TO taskd_producer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.held_up(bigint[]) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.jobs_with_locked_dependants(bigint[]) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION
-    taskd.next_stage(bigint, text, jsonb, jsonb), taskd.advance(bigint, bigint, jsonb),
+    taskd.next_stage(bigint, text, jsonb, jsonb), taskd.enqueue_next_stage(bigint, bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows()
     TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.lock_jobs(bigint[]), taskd.retry(bigint[], timestamptz) TO taskd_admin;
@@ -113,36 +113,33 @@ GRANT EXECUTE ON FUNCTION
                   double precision, boolean, jsonb),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                       double precision, integer, boolean, text, jsonb, boolean, jsonb),
-    taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.fitting_key(text), taskd.version_of(jsonb, jsonb),
+    taskd.unique_key_of(jsonb, jsonb), taskd.canonical_json(jsonb), taskd.bounded_key(text), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean, jsonb),
     taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
                                text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
-    taskd.lock_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
-    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.lock_key_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
+    taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.has_room(text, integer, bigint), taskd.after_enqueue(text, timestamptz),
-    taskd.are_usual(jsonb, text[], text[]), taskd.another_queue(text),
-    taskd.enqueue_usual(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                        double precision, boolean, jsonb)
+    taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz),
+    taskd.args_are_valid(jsonb, text[], text[]), taskd.checked_queue_name(text)
     TO taskd_producer;
 
--- Asked of each row of a job that is written (the index job_fits).
-GRANT EXECUTE ON FUNCTION taskd.fits(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
+-- Asked of each row of a job that is written (the index job_is_valid).
+GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
     TO taskd_producer, taskd_worker, taskd_admin;
 
 -- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
-GRANT EXECUTE ON FUNCTION taskd.ring(text) TO taskd_producer, taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.notify_workers(text) TO taskd_producer, taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
-    taskd.mark(text), taskd.is_attended(text), taskd.nothing_is_needed(), taskd.is_spared(text), taskd.snapshot_is_old(),
-    taskd.is_soon(timestamptz)
+    taskd.busy_mark(text), taskd.is_polled(text), taskd.enqueue_checks_are_off(), taskd.is_polled_unbounded(text)
     TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.attend(text, bigint, double precision, boolean), taskd.need_nothing() TO taskd_worker;
-GRANT EXECUTE ON FUNCTION taskd.withdraw(text, bigint) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.set_busy_mark(text, bigint, double precision, boolean), taskd.turn_enqueue_checks_off() TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, taskd_admin;
 
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
 -- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
@@ -167,10 +164,10 @@ GRANT EXECUTE ON FUNCTION
     TO taskd_worker;
 
 -- Whatever ends a job or gives it back admits the next ones of its limit, by functions that lock and count.
-GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]), taskd.leave_opening(text, text) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
-    taskd.admit_due(bigint), taskd.queue_room(text, bigint),
+    taskd.admit_due(bigint), taskd.take_queue_slots(text, bigint),
     taskd.claim_limited(bigint, text, bigint, bigint), taskd.return_tokens(text, bigint), taskd.count_depths()
     TO taskd_worker;
 -- They publish limits, but set none by hand.
@@ -182,7 +179,7 @@ GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
 -- The one job that they do make: that of a newer version, when the job that it has followed ends.
-GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker, taskd_admin;
 
 -- Schedules are written by a function; workers and admins pause and delete them. A worker's jobs come from them with the
 -- arguments that stand there, or from a query with the rights of the user who has set it: the worker's own, as nobody
@@ -190,7 +187,7 @@ GRANT EXECUTE ON FUNCTION taskd.follow(text, text, jsonb) TO taskd_worker, taskd
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
-    taskd.next_of_every(timestamptz, double precision, timestamptz),
+    taskd.next_interval_tick(timestamptz, double precision, timestamptz),
     taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb),
     taskd.query_args(text, timestamptz)
     TO taskd_worker, taskd_admin;
@@ -230,7 +227,7 @@ GRANT SELECT (until) ON taskd.job_key TO taskd_observer;
 GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
 
 -- What finished lately is counted by a function: partitions are read from their ends, which takes their names.
-GRANT EXECUTE ON FUNCTION taskd.finished_lately(text, double precision, integer, integer) TO taskd_observer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.finished_recently(text, double precision, integer, integer) TO taskd_observer, taskd_admin;
 
 -- How far attempts are, which the worker tells, whoever watches sees.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
@@ -266,17 +263,17 @@ GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                       double precision, integer, boolean, text, jsonb, boolean, jsonb),
-    taskd.key_of(jsonb, jsonb), taskd.key_text(jsonb), taskd.fitting_key(text), taskd.version_of(jsonb, jsonb),
+    taskd.unique_key_of(jsonb, jsonb), taskd.canonical_json(jsonb), taskd.bounded_key(text), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean, jsonb),
     taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
                                text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
-    taskd.lock_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
-    taskd.refuse(text, text, jsonb, text[], text[]),
+    taskd.lock_key_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
+    taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.has_room(text, integer, bigint), taskd.after_enqueue(text, timestamptz)
+    taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz)
     TO taskd_admin;
 
 COMMIT;

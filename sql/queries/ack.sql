@@ -52,7 +52,7 @@ WITH keep AS MATERIALIZED (
     FROM ended
     WHERE follower IS NOT NULL OR workflow_id IS NOT NULL OR awaited OR limit_name IS NOT NULL
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM more WHERE follower IS NOT NULL
+    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM more WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM more WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
@@ -77,7 +77,7 @@ FROM ended;
 -- result alone, is asked before anything moves: a stage that there is not, or that does not take this result, fails the
 -- job, so that the run can go on from here when that was mended.
 
--- name: ack_settled(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
+-- name: ack_outcomes(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
 -- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, running -> blocked, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH held AS MATERIALIZED (
@@ -165,13 +165,13 @@ WITH held AS MATERIALIZED (
     WHERE job.id = held.id AND held.state IN ('blocked', 'scheduled', 'queued')
     RETURNING job.queue::text, job.limit_name, job.limit_key
 ), rung AS (
-    SELECT taskd.ring(queue) FROM (SELECT DISTINCT queue FROM back) AS q
+    SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), advanced AS (
-    SELECT taskd.advance(id, workflow_id, step || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END)
+    SELECT taskd.enqueue_next_stage(id, workflow_id, step || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END)
     FROM ended
     WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
 ), told AS (
@@ -200,7 +200,7 @@ WITH free AS MATERIALIZED (
 )
 SELECT id FROM taskd.job WHERE id = ANY ($1::bigint[]) AND id NOT IN (SELECT id FROM free)
 UNION
-SELECT unnest(taskd.held_up(array_agg(job.id)))
+SELECT unnest(taskd.jobs_with_locked_dependants(array_agg(job.id)))
 FROM taskd.job AS job
 JOIN free ON free.id = job.id
 WHERE job.workflow_id IS NOT NULL
@@ -263,11 +263,11 @@ WITH ended AS (
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_done_s, 604800) > 0 OR ended.workflow_id IS NOT NULL
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), advanced AS (
-    SELECT taskd.advance(
+    SELECT taskd.enqueue_next_stage(
                id, workflow_id,
                taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb)
                || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END
@@ -277,11 +277,13 @@ WITH ended AS (
 ), told AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
-    -- No lock of the limit here: the transaction is the handler's own, and may stay open for long.
-    SELECT taskd.leave_opening(limit_name, limit_key), taskd.notify('taskd_' || queue, '')
-    FROM ended WHERE limit_name IS NOT NULL
+    -- The limit is not locked: this is the handler's own transaction, which may stay open for long.
+    INSERT INTO taskd.opening (limit_name, limit_key)
+    SELECT limit_name, limit_key FROM ended WHERE limit_name IS NOT NULL
+), freed AS (
+    SELECT taskd.notify('taskd_' || queue, '') FROM ended WHERE limit_name IS NOT NULL
 )
 SELECT id
 FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u,
      (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
-     (SELECT count(*) FROM opened) AS o;
+     (SELECT count(*) FROM freed) AS o;

@@ -5,7 +5,7 @@
 -- Where it would run. Whoever may delete the names that a worker publishes is the owner of the schema, and can do
 -- all the rest. Live jobs are counted up to a limit: enough to say that there are some.
 
--- name: bench_look(live_max bigint)
+-- name: bench_environment(live_max bigint)
 -- roles: producer, worker, observer, admin
 SELECT current_setting('server_version') AS postgresql,
        current_setting('fsync') = 'on' AND current_setting('synchronous_commit') <> 'off' AS durable,
@@ -85,7 +85,7 @@ DELETE FROM taskd.worker WHERE queues = ARRAY[$1];
 WITH task AS (
     DELETE FROM taskd.task WHERE name = $1
 ), mark AS (
-    SELECT taskd.drop_mark($1)
+    SELECT taskd.drop_busy_mark($1)
 ), queue AS (
     DELETE FROM taskd.queue WHERE name = $1
 )

@@ -61,7 +61,7 @@ RETURNING job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.m
 -- have locked, which a claim steps over. LIMIT leaves the planner no join to choose: each queue is one descent of the
 -- index, whatever is queued elsewhere.
 
--- name: scout_queues(queues text[])
+-- name: poll_queues(queues text[])
 -- roles: worker, observer, admin
 SELECT asked.queue
 FROM unnest($1::text[]) AS asked (queue)
@@ -110,7 +110,7 @@ WHERE job.ctid = ANY (ARRAY(
         AND NOT EXISTS (
             SELECT 1 FROM taskd.queue
             WHERE name = job.queue AND (max_running IS NOT NULL OR rate IS NOT NULL)
-              AND (SELECT room FROM taskd.queue_room(job.queue, 1)) < 1
+              AND (SELECT room FROM taskd.take_queue_slots(job.queue, 1)) < 1
         )
       ORDER BY run_at
       LIMIT 1

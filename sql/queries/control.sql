@@ -4,7 +4,7 @@
 -- (look_around in lease.sql). So that they need not wait, statements also call them on the channel `taskd`, which all
 -- listen to; a call is a hint, and carries the id of the worker that it is meant for, or nothing.
 
--- What it takes and answers is told with the function (migrations/0004_control.sql).
+-- What it takes and answers is told with the function (migrations/0001_baseline.sql).
 
 -- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean)
 -- roles: admin
@@ -84,13 +84,13 @@ WITH moved AS (
 ), counted AS (
     SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
 ), rung AS (
-    SELECT taskd.ring(queue) FROM counted
+    SELECT taskd.notify_workers(queue) FROM counted
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 
 -- Ends jobs that wait, for their time, their limit or other jobs, and whose deadline is over. Most are met by a worker
 -- that claims them too late; these nobody claims. In the order of the deadlines, over job_deadline alone, and past those that
--- somebody holds, or one that waits for them (taskd.held_up).
+-- somebody holds, or one that waits for them (taskd.jobs_with_locked_dependants).
 
 -- name: expire_jobs(batch bigint)
 -- roles: worker
@@ -103,7 +103,7 @@ WITH due AS MATERIALIZED (
     LIMIT $1
     FOR UPDATE SKIP LOCKED
 ), held_up AS MATERIALIZED (
-    SELECT unnest(taskd.held_up(array_agg(id))) AS id FROM due WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    SELECT unnest(taskd.jobs_with_locked_dependants(array_agg(id))) AS id FROM due WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), ended AS (
     DELETE FROM taskd.job AS job
     WHERE job.ctid = ANY (ARRAY(SELECT ctid FROM due WHERE id NOT IN (SELECT id FROM held_up)))
@@ -127,7 +127,7 @@ WITH due AS MATERIALIZED (
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('failed'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (

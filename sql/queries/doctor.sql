@@ -4,7 +4,7 @@
 -- One statement per group, so that one that is refused, or takes too long, hides no other. What the rows mean is decided
 -- in taskd/core/doctor/. Catalogues are open to every role, so those statements work for a login without a single right;
 -- of other users' sessions PostgreSQL then tells the process, the user and the snapshot, but not since when.
--- Ages are by the database's clock. What mends a fault stands in sql/mends.sql.
+-- Ages are by the database's clock. What mends a fault stands in sql/repairs.sql.
 
 -- The server in one row. `hidden`: it does not tell this login about other users' sessions. The reserved connections
 -- are those for superusers and for members of pg_use_reserved_connections. `notify_usage`: the part of the
@@ -165,7 +165,7 @@ ORDER BY c.relname;
 -- roles: producer, worker, observer, admin
 SELECT number, name, digest FROM taskd.migration ORDER BY number;
 
--- Every object of the schema, and its definition, in the words of sql/schema.sql; the dated partitions of the history are left
+-- Every object of the schema, and its definition, as sql/objects.tsv lists them; the dated partitions of the history are left
 -- out. Of a function it is a digest of its body beside what stands before it.
 
 -- name: doctor_objects()

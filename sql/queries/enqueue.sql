@@ -22,7 +22,7 @@ WITH asked AS (
         WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
                               deadline_s, args_version, limit_name, limit_values, metadata, n)
 ), room AS (
-    SELECT taskd.has_room(name, max_depth, wanted)
+    SELECT taskd.check_queue_room(name, max_depth, wanted)
     FROM taskd.queue
     CROSS JOIN LATERAL (SELECT count(*) AS wanted FROM asked WHERE queue = name AND due <= now()) AS those
     WHERE max_depth IS NOT NULL AND wanted > 0
@@ -39,7 +39,7 @@ WITH asked AS (
     ORDER BY n
     RETURNING id
 ), rung AS (
-    SELECT taskd.ring(queue)
+    SELECT taskd.notify_workers(queue)
     FROM (SELECT DISTINCT queue FROM asked WHERE due < clock_timestamp() + interval '60 s') AS q
     WHERE (SELECT count(*) FROM born) > 0
 )
@@ -53,7 +53,7 @@ SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 -- roles: producer, admin
 -- moves: - -> queued
 WITH room AS (
-    SELECT taskd.has_room(name, max_depth, cardinality($3::text[]))
+    SELECT taskd.check_queue_room(name, max_depth, cardinality($3::text[]))
     FROM taskd.queue
     WHERE name = $2::text AND max_depth IS NOT NULL
 ), born AS (
@@ -64,7 +64,7 @@ WITH room AS (
     ORDER BY n
     RETURNING id
 ), rung AS (
-    SELECT taskd.ring($2::text) WHERE (SELECT count(*) FROM born) > 0
+    SELECT taskd.notify_workers($2::text) WHERE (SELECT count(*) FROM born) > 0
 )
 SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 
@@ -77,8 +77,8 @@ SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 -- moves: - -> queued
 INSERT INTO taskd.job AS j (task, queue, args, priority)
 VALUES ($1::text, $2::text, $3::text::jsonb, $4)
-RETURNING j.id, CASE WHEN taskd.nothing_is_needed() OR taskd.is_spared(j.queue) THEN false
-                     ELSE taskd.after_enqueue(j.queue, now()) END AS rung;
+RETURNING j.id, CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
+                     ELSE taskd.run_enqueue_checks(j.queue, now()) END AS rung;
 
 -- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text, metadata text)
 -- roles: producer, admin
@@ -90,8 +90,8 @@ SELECT $1::text, $2::text, $3::text::jsonb, $4, taskd.state_when_due($12, due), 
        coalesce($9::timestamptz, now() + make_interval(secs => $10)), $11, $12::text,
        CASE WHEN $12 IS NOT NULL THEN taskd.limit_key($13::text::jsonb) END, $14::text::jsonb
 FROM (SELECT coalesce($5::timestamptz, now() + make_interval(secs => $6), now()) AS due) AS asked
-RETURNING j.id, CASE WHEN taskd.nothing_is_needed() OR taskd.is_spared(j.queue) THEN false
-                     ELSE taskd.after_enqueue(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS rung;
+RETURNING j.id, CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
+                     ELSE taskd.run_enqueue_checks(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS rung;
 
 -- Jobs of which some hold a unique key (see the function). `n` is a job's place in the arrays.
 

@@ -50,7 +50,7 @@ WITH locked AS MATERIALIZED (
 ), called AS (
     SELECT taskd.notify('taskd', worker_id::text) FROM (SELECT DISTINCT worker_id FROM asked) AS w
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
     FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0

@@ -17,7 +17,7 @@ RETURNING id;
 -- beat that the schema has outgrown it, and drains; a ledger that somebody has emptied says nothing. What this names of `worker` and `migration` stays for ever: old code
 -- that cannot beat any more learns of nothing, and loses its jobs to others while it runs them.
 
--- name: beat(worker_id bigint, lease_s double precision, draining boolean)
+-- name: renew_lease(worker_id bigint, lease_s double precision, draining boolean)
 -- roles: worker
 UPDATE taskd.worker
 SET beat_at = clock_timestamp(),
@@ -34,15 +34,15 @@ WITH retired AS (
     WHERE id = $1 AND died_at IS NULL
     RETURNING id, queues
 ), withdrawn AS (
-    SELECT taskd.withdraw(queue, id) FROM retired, unnest(queues) AS queue
+    SELECT taskd.clear_busy_mark(queue, id) FROM retired, unnest(queues) AS queue
 )
 SELECT id FROM retired, (SELECT count(*) FROM withdrawn) AS w;
 
 -- When that is written: if nobody else lives, whoever enqueues need not look whom to ring (see the function).
 
--- name: need_nothing()
+-- name: turn_enqueue_checks_off()
 -- roles: worker
-SELECT taskd.need_nothing() AS nothing;
+SELECT taskd.turn_enqueue_checks_off() AS nothing;
 
 -- What the database says this worker runs: finds claims whose reply was lost (rows that the worker does
 -- not know) and jobs that somebody asked to cancel.
@@ -68,7 +68,7 @@ WHERE worker_id = $1;
 -- for longer than a lease (after an outage every lease has run out, and nobody is dead). Neighbours
 -- share host, boot and pid namespace: their death can be proved by looking at the process table.
 
--- name: look_around(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
+-- name: check_upkeep(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
 -- roles: worker, observer, admin
 WITH RECURSIVE owner AS (
     (SELECT worker_id AS id FROM taskd.job WHERE worker_id IS NOT NULL ORDER BY worker_id LIMIT 1)
@@ -127,7 +127,7 @@ LEFT JOIN living AS other ON other.id <> $1;
 -- Burial is for ever. Either the death is proved, or the lease has run out, which is looked at again here: the
 -- worker may have beaten since it was listed. Its marks go with it.
 
--- name: bury_workers(ids bigint[], proved boolean)
+-- name: declare_workers_dead(ids bigint[], proved boolean)
 -- roles: worker
 WITH buried AS (
     UPDATE taskd.worker
@@ -135,7 +135,7 @@ WITH buried AS (
     WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
     RETURNING id, host, pid, queues
 ), withdrawn AS (
-    SELECT taskd.withdraw(queue, id) FROM buried, unnest(queues) AS queue
+    SELECT taskd.clear_busy_mark(queue, id) FROM buried, unnest(queues) AS queue
 )
 SELECT id, host, pid FROM buried, (SELECT count(*) FROM withdrawn) AS w;
 
@@ -143,7 +143,7 @@ SELECT id, host, pid FROM buried, (SELECT count(*) FROM withdrawn) AS w;
 -- work), later with a growing delay, and `max_crashes` deaths of its worker fail it. Attempts are not
 -- looked at: crashes have a budget of their own, for half of the jobs that a kill leaves behind had been claimed
 -- ahead and never started (of 3,000 with one attempt each, 408 failed that way before).
--- SKIP LOCKED steps over a job whose ack is just being written, taskd.held_up over one that would end, but somebody keeps
+-- SKIP LOCKED steps over a job whose ack is just being written, taskd.jobs_with_locked_dependants over one that would end, but somebody keeps
 -- a job that waits for it. It rings whoever attends the queue: that one may
 -- have a suspect in its slow lane already.
 --
@@ -188,7 +188,7 @@ WITH RECURSIVE owner AS (
     LIMIT $1
     FOR UPDATE OF job SKIP LOCKED
 ), held_up AS MATERIALIZED (
-    SELECT unnest(taskd.held_up(array_agg(id))) AS id
+    SELECT unnest(taskd.jobs_with_locked_dependants(array_agg(id))) AS id
     FROM found WHERE workflow_id IS NOT NULL AND state <> 'scheduled' HAVING count(*) > 0
 ), held AS MATERIALIZED (
     SELECT id, state, reason, errors FROM found WHERE id NOT IN (SELECT id FROM held_up)
@@ -235,7 +235,7 @@ WITH RECURSIVE owner AS (
 ), rung AS (
     SELECT taskd.notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
 ), followed AS (
-    SELECT taskd.follow(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), told AS (
@@ -253,7 +253,7 @@ FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS 
      (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
      (SELECT count(*) FROM opened) AS o;
 
--- name: forget_workers(after_s double precision)
+-- name: prune_workers(after_s double precision)
 -- roles: worker
 DELETE FROM taskd.worker AS worker
 WHERE died_at < clock_timestamp() - make_interval(secs => $1)

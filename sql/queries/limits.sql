@@ -1,6 +1,6 @@
 -- Limits: jobs that wait at the gate of their limit, queues that an operator has limited, and what both allow.
 --
--- How the gate works stands in migrations/0006_limits.sql. Admitting is done by the statements that free a place, and
+-- How the gate works stands in migrations/0001_baseline.sql. Admitting is done by the statements that free a place, and
 -- by admit_jobs, for jobs that have just come and for openings. Any worker runs it, when next_due (promote.sql) or
 -- look_around (lease.sql) say that there is something to look at: a cluster without limits asks nothing more.
 
@@ -117,7 +117,7 @@ WITH held AS MATERIALIZED (
 SELECT name FROM (SELECT name FROM gone UNION ALL SELECT name FROM back) AS cleared, (SELECT count(*) FROM rung) AS r
 ORDER BY name;
 
--- Each limit with what it allows, and what holds its places and stands in its lines: job_place and job_line.
+-- Each limit with what it allows, and what holds its places and stands in its lines: job_limit_slots and job_limit_waiting.
 -- `running` and `queued` have places (queued: admitted, and not begun yet). Of the `blocked` ones, `next` have a place of their key and wait for
 -- one in all, `parked` wait for a place or a token of their key, and the others nobody has looked at yet.
 

@@ -54,7 +54,7 @@ SELECT count(*) AS written FROM written;
 
 -- Lines of attempts that ended well and are then not kept, of those that ran long enough to have been written.
 
--- name: forget_logs(job_ids bigint[], fences bigint[])
+-- name: delete_logs(job_ids bigint[], fences bigint[])
 -- roles: worker
 DELETE FROM taskd.job_log AS log
 USING unnest($1::bigint[], $2::bigint[]) AS gone (job_id, fence)

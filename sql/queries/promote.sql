@@ -22,11 +22,11 @@ WITH moved AS (
 ), counted AS (
     SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
 ), rung AS (
-    SELECT taskd.ring(queue) FROM counted
+    SELECT taskd.notify_workers(queue) FROM counted
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
 
--- When a worker is to look again, and which queues are limited: the one row of the view (migrations/0006_limits.sql).
+-- When a worker is to look again, and which queues are limited: the one row of the view (migrations/0001_baseline.sql).
 
 -- name: next_due()
 -- roles: worker, observer, admin

@@ -33,7 +33,7 @@ WITH held AS MATERIALIZED (
     WHERE queue.name = held.name
     RETURNING queue.name::text
 ), rung AS (
-    SELECT taskd.ring(name) FROM resumed
+    SELECT taskd.notify_workers(name) FROM resumed
 )
 SELECT name FROM resumed, (SELECT count(*) FROM rung) AS r;
 

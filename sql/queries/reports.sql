@@ -286,7 +286,7 @@ LIMIT $1;
 -- one probe per queue; of the scheduled jobs that are due (job_due) the 10,000 oldest are looked at:
 -- where more wait, no worker promotes at all, and the oldest say so. A paused queue need not be served.
 
--- name: queues_in_need()
+-- name: queues_with_due_jobs()
 -- roles: worker, observer, admin
 WITH RECURSIVE waiting AS (
     (SELECT queue::text FROM taskd.job WHERE state = 'queued' ORDER BY queue LIMIT 1)

@@ -4,7 +4,7 @@
 -- none has no row, and no statement knows that it has not. A late word of an attempt that has lost its job does not
 -- hide that of the next one.
 
--- name: tell_progress(job_ids bigint[], fences bigint[], dones double precision[], totals double precision[], notes text[])
+-- name: write_progress(job_ids bigint[], fences bigint[], dones double precision[], totals double precision[], notes text[])
 -- roles: worker
 INSERT INTO taskd.progress AS progress (job_id, fence, done, total, note)
 SELECT job_id, fence, done, total, note
@@ -18,7 +18,7 @@ WHERE progress.fence <= excluded.fence;
 
 -- Attempts that have ended, each with its fence: the next one may have begun elsewhere.
 
--- name: forget_progress(job_ids bigint[], fences bigint[])
+-- name: delete_progress(job_ids bigint[], fences bigint[])
 -- roles: worker
 WITH held AS MATERIALIZED (
     SELECT progress.job_id

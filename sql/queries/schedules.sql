@@ -1,4 +1,4 @@
--- Schedules: what makes jobs at times of its own (sql/migrations/0002_schedules.sql tells how).
+-- Schedules: what makes jobs at times of its own (sql/migrations/0001_baseline.sql tells how).
 --
 -- Any worker fires what is due. It reads which ticks those are, reckons the one that follows, and fires, which holds
 -- only if nobody was faster; so there is one job for each tick, whoever looks and whoever dies.
@@ -54,7 +54,7 @@ UPDATE taskd.schedule
 SET paused_at = clock.now, paused_until = clock.now + make_interval(secs => $2), pause_reason = $3,
     next_at = CASE WHEN $2 IS NULL THEN next_at
                    WHEN cron IS NULL
-                   THEN taskd.next_of_every(starts_at, every_s, clock.now + make_interval(secs => $2)) END
+                   THEN taskd.next_interval_tick(starts_at, every_s, clock.now + make_interval(secs => $2)) END
 FROM (SELECT clock_timestamp() AS now) AS clock
 WHERE name = ANY ($1::text[])
 RETURNING name::text;
@@ -63,7 +63,7 @@ RETURNING name::text;
 -- roles: worker, admin
 UPDATE taskd.schedule
 SET paused_at = NULL, paused_until = NULL, pause_reason = NULL,
-    next_at = CASE WHEN cron IS NULL THEN taskd.next_of_every(starts_at, every_s, clock_timestamp()) END
+    next_at = CASE WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, every_s, clock_timestamp()) END
 WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
 RETURNING name::text;
 
@@ -98,7 +98,7 @@ SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz
 
 -- A schedule whose next tick nobody can tell (it was made by SQL with a cron that is none) pauses, and says why.
 
--- name: stall_schedule(name text, revision bigint, error text)
+-- name: pause_invalid_schedule(name text, revision bigint, error text)
 -- roles: worker, admin
 UPDATE taskd.schedule
 SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,

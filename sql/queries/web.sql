@@ -148,7 +148,7 @@ LEFT JOIN taskd.progress AS progress
 WHERE job.id = $1
 LIMIT 1;
 
--- The keys of a limit that have jobs, in their order, from `first_key` on: found by leaps along job_place and job_line, so a page costs
+-- The keys of a limit that have jobs, in their order, from `first_key` on: found by leaps along job_limit_slots and job_limit_waiting, so a page costs
 -- the same however many keys and jobs there are. Each is counted up to `count_max`; `next` ones have a place of their key and
 -- wait for one in all, `waiting` ones for a place or a token of their key. Of those that have places the running ones come first.
 
@@ -243,7 +243,7 @@ ORDER BY shown.key;
 
 -- name: web_finished(queue text, window_s double precision, steps integer, blocks_max integer)
 -- roles: observer, admin
-SELECT since, until, step, done, failed, cancelled, wait_s, run_s FROM taskd.finished_lately($1, $2, $3, $4) ORDER BY step;
+SELECT since, until, step, done, failed, cancelled, wait_s, run_s FROM taskd.finished_recently($1, $2, $3, $4) ORDER BY step;
 
 -- The states of watched jobs, and what there is in all, for what the pages keep live: one for all who look.
 

@@ -122,7 +122,7 @@ ORDER BY id;
 
 -- Which jobs hold up a blocked one, the first of them and how many there are.
 
--- name: held_up_by(job_id bigint, batch bigint)
+-- name: pending_parents(job_id bigint, batch bigint)
 -- roles: observer, admin
 SELECT parent.id, parent.node, parent.task, parent.state, d.on_failed::text AS on_failed,
        count(*) OVER () AS parents

@@ -87,7 +87,7 @@ class Migration:
 
     @property
     def label(self) -> str:
-        """What people call it: `0006_limits`."""
+        """What people call it: `0001_baseline`."""
         return f"{self.number:04d}_{self.name}"
 
     @property

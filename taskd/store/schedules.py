@@ -151,7 +151,7 @@ async def fire(
 
 async def stall(on: Fetches, read: DueSchedule, error: str) -> bool:
     """Pause a schedule whose next tick nobody can tell; whether it was done here."""
-    return bool(await on.fetch("stall_schedule", read.name, read.revision, error[:400]))
+    return bool(await on.fetch("pause_invalid_schedule", read.name, read.revision, error[:400]))
 
 
 async def next_ticks(on: Fetches) -> TicksIn:

@@ -120,14 +120,14 @@ async def register(
 
 async def beat(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> int | None:
     """Renew the lease; the oldest code that the schema works with. None: this worker was buried."""
-    rows = await on.fetch("beat", worker_id, lease_s, draining)
+    rows = await on.fetch("renew_lease", worker_id, lease_s, draining)
     return rows[0][0] if rows else None
 
 
 async def retire(on: Fetches, worker_id: int) -> None:
     """Say that this worker has ended; if it was the last that lives, nobody is to be rung now."""
     await on.fetch("retire_worker", worker_id)
-    await on.fetch("need_nothing")
+    await on.fetch("turn_enqueue_checks_off")
 
 
 async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
@@ -137,7 +137,7 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 
 async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
     """The other workers, whether jobs are to be rescued, and what is due next, ticks as well."""
-    rows = await on.fetch("look_around", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
+    rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
     tick_s, query_tick_s, expired, paused, resumed, limits, *_ = rest
     return Surroundings(
@@ -155,13 +155,13 @@ async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundi
 
 async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
     """Declare workers dead; `host/pid` of those that were not dead before."""
-    rows = await on.fetch("bury_workers", list(ids), proved)
+    rows = await on.fetch("declare_workers_dead", list(ids), proved)
     return [f"{row[1]}/{row[2]}" for row in rows]
 
 
 async def forget(on: Fetches, after_s: float) -> None:
     """Delete the rows of workers that died more than `after_s` seconds ago."""
-    await on.fetch("forget_workers", after_s)
+    await on.fetch("prune_workers", after_s)
 
 
 async def connections(on: Fetches) -> Connections:

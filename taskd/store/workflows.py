@@ -99,7 +99,7 @@ async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
 
 async def held_up_by(on: Fetches, job_id: int, limit: int) -> list[Row]:
     """The jobs that hold up a blocked one, the oldest first; each row says how many there are."""
-    return [dict(row) for row in await on.fetch("held_up_by", job_id, limit)]
+    return [dict(row) for row in await on.fetch("pending_parents", job_id, limit)]
 
 
 async def prune(on: Fetches) -> int:

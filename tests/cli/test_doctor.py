@@ -223,11 +223,18 @@ def test_indexes_that_are_invalid_are_rebuilt_or_dropped(doctor):
 
 ALTERED = {
     "function": (
-        "CREATE OR REPLACE FUNCTION taskd.ring(queue text) RETURNS void LANGUAGE sql AS 'SELECT'",
-        "function taskd.ring is not as",
+        """CREATE OR REPLACE FUNCTION taskd.notify_workers(queue text) RETURNS void
+           LANGUAGE sql AS 'SELECT'""",
+        "function taskd.notify_workers is not as",
     ),
-    "function's rights": ("ALTER FUNCTION taskd.ring(text) RESET search_path", "taskd.ring is not"),
-    "function gone": ("DROP FUNCTION taskd.held_up(bigint[])", "taskd.held_up is missing"),
+    "function's rights": (
+        "ALTER FUNCTION taskd.notify_workers(text) RESET search_path",
+        "taskd.notify_workers is not",
+    ),
+    "function gone": (
+        "DROP FUNCTION taskd.jobs_with_locked_dependants(bigint[])",
+        "taskd.jobs_with_locked_dependants is missing",
+    ),
     "index gone": ("DROP INDEX taskd.job_claim", "index taskd.job_claim is missing"),
     "index altered": (
         "DROP INDEX taskd.job_due; CREATE INDEX job_due ON taskd.job (run_at)",
@@ -273,7 +280,7 @@ ALTERED = {
         "queue_needs is not as",
     ),
     "sequence gone": (
-        """CREATE OR REPLACE FUNCTION taskd.nothing_is_needed() RETURNS boolean
+        """CREATE OR REPLACE FUNCTION taskd.enqueue_checks_are_off() RETURNS boolean
            LANGUAGE sql RETURN false;
            DROP SEQUENCE taskd.needs""",
         "sequence taskd.needs is missing",
@@ -333,7 +340,7 @@ def test_a_database_works_again_after_what_is_printed(doctor):
     doctor.run(ALTERED["function"][0])
     doctor.run("DROP INDEX taskd.job_claim; DROP INDEX taskd.job_holds_key")
     printed = taskd("doctor", "objects", "--sql", code=4).stdout
-    assert printed.startswith("-- objects: the function taskd.ring")
+    assert printed.startswith("-- objects: the function taskd.notify_workers")
     doctor.psql(printed)
     assert doctor.one("objects")["level"] == "ok"
     assert taskd.enqueue("t", "--queue", "q") > 0

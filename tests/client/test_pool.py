@@ -40,7 +40,7 @@ def ask(pool: Pool) -> asyncio.Task[Any]:
 
 def wait(pool: Pool) -> asyncio.Task[Any]:
     """Begin a statement that ends when nobody holds the table."""
-    return asyncio.create_task(pool.fetch("attend", "default", 1, 1.0, False))
+    return asyncio.create_task(pool.fetch("set_busy_mark", "default", 1, 1.0, False))
 
 
 async def sessions(sql: Any) -> int:

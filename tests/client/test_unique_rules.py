@@ -22,7 +22,7 @@ from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import limits
 
-OF_RULE = "SELECT taskd.key_of($1::jsonb, $2::jsonb)"
+OF_RULE = "SELECT taskd.unique_key_of($1::jsonb, $2::jsonb)"
 KEYS = "SELECT unique_key FROM taskd.job ORDER BY id"
 VALUES: list[Any] = [
     None, True, False, 0, -0.0, 1, 1.0, -7, 0.1, 1.10, 1e16, 1e22, 1e23, 1.5e-7, 5e-324, 1.7e308,

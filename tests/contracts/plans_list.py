@@ -43,8 +43,8 @@ PINS = (
     Pin("claim_jobs", (ME, "q1", 500, *ALL, 1), PICKED),
     Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1), PICKED),
     # One descent for each queue.
-    Pin("scout_queues", (["q1"],), "job_claim queue_pkey"),
-    Pin("scout_queues", ([f"q{n}" for n in range(1000)],), "job_claim queue_pkey"),
+    Pin("poll_queues", (["q1"],), "job_claim queue_pkey"),
+    Pin("poll_queues", ([f"q{n}" for n in range(1000)],), "job_claim queue_pkey"),
     Pin(
         "claim_suspect",
         (ME, ["q0", "q1"], ["t"], 1),
@@ -54,26 +54,26 @@ PINS = (
     Pin("ack_done", (ME, [3], [1]), "job_pkey queue_keeps"),
     Pin("ack_done", (ME, IDS, ONES), "job_pkey queue_keeps"),
     Pin("complete_job", (3, ME, 1, None, None), "job_pkey queue_pkey"),
-    Pin("ack_settled", _settled(1), "job_pkey job_pkey job_pkey queue_pkey"),
-    Pin("ack_settled", _settled(1000), "job_pkey job_pkey job_pkey queue_pkey"),
+    Pin("ack_outcomes", _settled(1), "job_pkey job_pkey job_pkey queue_pkey"),
+    Pin("ack_outcomes", _settled(1000), "job_pkey job_pkey job_pkey queue_pkey"),
     Pin("check_acks", (ME, [3, 7], [1, 1]), "job_history_id job_pkey"),
     Pin("check_acks", (ME, IDS, ONES), "job_history_id job_pkey"),
     Pin("locked_jobs", (IDS,), "job_pkey job_pkey job_pkey"),
     # What is due, and when to look again: the first entries of an index each.
     Pin("promote_jobs", (1000,), "job_due tid job"),
-    Pin("next_due", (), "all queue job_arrived job_due job_due job_due opening_at"),
+    Pin("next_due", (), "all queue job_due job_due job_due job_limit_arrived opening_at"),
     Pin("unpark_jobs", (["t"], 1000), "job_parked tid job"),
     Pin("expire_jobs", (1000,), "job_deadline queue_pkey tid job"),
     Pin("due_schedules", ("f", 100), "schedule_due"),
     Pin("due_schedules", ("t", 100), "schedule_due"),
     Pin("next_ticks", (), "schedule_due schedule_due"),
-    Pin("stall_schedule", ("s1", 1, "odd"), "schedule_pkey"),
+    Pin("pause_invalid_schedule", ("s1", 1, "odd"), "schedule_pkey"),
     # The probe for each further owner stands in a select list, where EXPLAIN does not show it.
     Pin(
-        "look_around",
+        "check_upkeep",
         (ME, 30, "host", "boot", "ns"),
-        "all queue all queue all task job_arrived job_deadline job_due job_due job_due job_parked"
-        " job_running opening_at queue_bounded schedule_due schedule_due worker_alive",
+        "all queue all queue all task job_deadline job_due job_due job_due job_limit_arrived"
+        " job_parked job_running opening_at queue_bounded schedule_due schedule_due worker_alive",
     ),
     # The owners, and the rows of the dead among them; these are then written by primary key.
     Pin(
@@ -83,15 +83,15 @@ PINS = (
     ),
     Pin("running_jobs", (ME,), "job_running"),
     # Workers among themselves.
-    Pin("beat", (ME, 30, "f"), "all migration worker_alive"),
+    Pin("renew_lease", (ME, 30, "f"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "worker_alive"),
-    Pin("bury_workers", ([1, 2], "t"), "worker_alive"),
-    Pin("attend", ("q1", ME, 1, True), "worker_alive"),
+    Pin("declare_workers_dead", ([1, 2], "t"), "worker_alive"),
+    Pin("set_busy_mark", ("q1", ME, 1, True), "worker_alive"),
     # Every quarter of an hour.
-    Pin("forget_workers", (3600,), "job_running worker_pkey"),
+    Pin("prune_workers", (3600,), "job_running worker_pkey"),
     # What handlers tell.
-    Pin("tell_progress", (IDS, ONES, ONES, ONES, ["a"] * len(IDS)), ""),
-    Pin("forget_progress", (IDS, ONES), "progress_pkey progress_pkey"),
+    Pin("write_progress", (IDS, ONES, ONES, ONES, ["a"] * len(IDS)), ""),
+    Pin("delete_progress", (IDS, ONES), "progress_pkey progress_pkey"),
     Pin("prune_progress", (), "job_pkey progress_pkey progress_pkey"),
     Pin(
         "write_logs",
@@ -101,7 +101,7 @@ PINS = (
         ),
         "job_log_pkey job_log_pkey queue_pkey tid job_log",
     ),
-    Pin("forget_logs", (IDS, ONES), "job_log_pkey"),
+    Pin("delete_logs", (IDS, ONES), "job_log_pkey"),
     Pin("prune_logs", (1000,), "job_log_expires tid job_log"),
     Pin("prune_keys", (1000,), "job_key_until tid job_key"),
     Pin("prune_buckets", (), "bucket_pkey job_limit_pkey"),
@@ -117,10 +117,12 @@ ASKS_NO_TABLE = "it asks the server, and no table"
 BY_CATALOG = "it finds partitions in the catalogue, and reads none"
 NOT_PINNED = {
     **dict.fromkeys(AT_START, "once, when a worker starts"),
-    **dict.fromkeys(("draw_xid", "have_ended", "producers_held_up", "call_workers"), ASKS_NO_TABLE),
+    **dict.fromkeys(
+        ("draw_xid", "transactions_ended", "count_waiting_notifiers", "wake_workers"), ASKS_NO_TABLE
+    ),
     **dict.fromkeys(("truncate_expired_partition", "drop_expired_partition"), BY_CATALOG),
-    "need_nothing": "once, when a worker has left",
-    "withdraw": "it reads and writes a sequence, and no table",
+    "turn_enqueue_checks_off": "once, when a worker has left",
+    "clear_busy_mark": "it reads and writes a sequence, and no table",
     "count_left": "it counts all that is left, so it reads it: for --until-empty alone",
 }
 

@@ -17,7 +17,7 @@ from taskd.cli import EXIT_CODES
 from taskd.core.jobs.job import TRANSITIONS, JobState
 from taskd.store.connections.statements import load
 from taskd.web.metrics.vocabulary import METRICS
-from tests.contracts import reference
+from tests.contracts import reference, statement_map
 from tests.contracts.markdown import code, table
 
 CHECKOUT = Path(__file__).parent.parent.parent
@@ -189,6 +189,7 @@ def _title(page: Path) -> str:
 # By page: what is written into it.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"pages": pages},
+    "../../sql/README.md": {"statements": statement_map.statements},
     "reference/settings.md": {"settings": settings},
     "reference/events.md": {"events": events},
     "reference/metrics.md": {"metrics": metrics},

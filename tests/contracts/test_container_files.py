@@ -91,7 +91,7 @@ def test_the_context_holds_what_the_build_copies_and_nothing_else() -> None:
     assert {path.partition("/")[0] for path in files} == sources
     assert not [path for path in files if "__pycache__" in path or path.endswith(".pyc")]
     assert "taskd/worker/worker.py" in files
-    assert "sql/schema.sql" in files
+    assert "sql/objects.tsv" in files
 
 
 def test_the_last_rule_that_matches_decides_what_stays_out() -> None:

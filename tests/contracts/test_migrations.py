@@ -14,7 +14,7 @@ from taskd.store.schema import migrations
 from taskd.store.schema.migrations import all_migrations
 
 # Before the first release there was no code that a migration could leave behind.
-FIRST_RELEASE = 8
+FIRST_RELEASE = 1
 STRONGER = ("AccessShareLock", "RowShareLock", "RowExclusiveLock")  # what any statement takes
 HELD = """
 SELECT DISTINCT coalesce(parent.relname, c.relname)::text, l.mode
@@ -38,28 +38,47 @@ def in_words(mode: str) -> str:
     return words.strip()
 
 
-@pytest.mark.parametrize("number", [each.number for each in all_migrations()[1:]])
-async def test_a_migration_locks_what_it_says_and_nothing_else(empty_dsn: str, number: int) -> None:
-    database = Database({"dsn": empty_dsn})
-    await migrations.migrate(database, all_migrations()[: number - 1])
-    wanted = all_migrations()[number - 1]
-    if not wanted.in_transaction:
-        pytest.skip("what runs in no transaction locks nothing that a job waits for")
-    connection = await asyncpg.connect(empty_dsn)
-    try:
-        there = [each[0] for each in await connection.fetch(BEFORE)]
-        async with connection.transaction():
-            await connection.execute(wanted.text)
-            held = await connection.fetch(HELD, there, list(STRONGER))
-    finally:
-        await connection.close()
+async def locked_by(migration: Migration, connection: Any) -> dict[str, str]:
+    """The strongest lock that a migration takes on each table which existed before it."""
+    there = [each[0] for each in await connection.fetch(BEFORE)]
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(migration.text)
+    held = await connection.fetch(HELD, there, list(STRONGER))
+    await transaction.rollback()
     strongest: dict[str, str] = {}
     ranks = list(LOCK_MODES)
     for name, mode in held:
         words = in_words(mode)
         known = strongest.get(name, words)
         strongest[name] = max(words, known, key=ranks.index)
-    assert dict(wanted.locks) == strongest
+    return strongest
+
+
+async def test_a_migration_locks_what_it_says_and_nothing_else(empty_dsn: str) -> None:
+    database = Database({"dsn": empty_dsn})
+    for each in all_migrations():
+        connection = await asyncpg.connect(empty_dsn)
+        try:
+            if each.in_transaction:  # others lock nothing that a job waits for
+                assert dict(each.locks) == await locked_by(each, connection), each.label
+        finally:
+            await connection.close()
+        await migrations.migrate(database, all_migrations()[: each.number])
+
+
+async def test_locks_are_seen_and_the_strongest_of_a_table_counts(sql: Any) -> None:
+    text = """\
+-- step: expand
+-- works with: >= 1
+-- locks: job access exclusive, worker share
+CREATE INDEX ON taskd.job (task);
+ALTER TABLE taskd.job ADD COLUMN colour text;
+CREATE INDEX ON taskd.worker (host);
+UPDATE taskd.queue SET max_depth = 1;
+"""
+    migration = Migration(2, "more", text)
+    assert dict(migration.locks) == await locked_by(migration, sql)
 
 
 def test_an_expand_leaves_older_code_working() -> None:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import pytest
 
 from taskd.store.connections.statements import load
+from taskd.store.schema.migrations import all_migrations
 from tests.system.faults.__main__ import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 PAGE = (TESTS / "README.md").read_text(encoding="utf-8")
-SCHEMA = (ROOT / "sql" / "schema.sql").read_text(encoding="utf-8")
+SCHEMA = "\n".join(each.text for each in all_migrations())
 # Files, Python and SQL are told apart by how they look.
 FILE = re.compile(r"[\w./-]+\.(py|sql|pml|service|lock)|Dockerfile")
 COMMAND = re.compile(r"python -m (tests(?:\.\w+)+)")

@@ -119,7 +119,7 @@ async def test_a_function_with_its_owners_rights_is_pinned_and_not_for_everybody
         ("t.usual AND", "t.usual AND NOT t.required @> t.accepted AND"),
         ("pg_catalog.num_nonnulls(", "num_nonnulls("),
         ("pg_catalog.now()", "now ()"),
-        ("taskd.are_usual(", "are_usual("),
+        ("taskd.args_are_valid(", "args_are_valid("),
         ("FROM taskd.task", "FROM task"),
         ("INSERT INTO taskd.job", "INSERT INTO job"),
         ("t.name, args", "t.name::text, args"),
@@ -133,7 +133,7 @@ async def test_a_function_with_its_owners_rights_is_pinned_and_not_for_everybody
 async def test_a_body_that_leaves_something_to_the_search_path_is_told(
     sql: Any, was: str, becomes: str
 ) -> None:
-    body = "SELECT prosrc FROM pg_proc WHERE oid = 'taskd.enqueue_usual'::regproc"
+    body = "SELECT prosrc FROM pg_proc WHERE oid = 'taskd.enqueue'::regproc"
     good = await sql.fetchval(body)
     assert searched_for(good) == []
     assert was in good

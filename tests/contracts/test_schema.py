@@ -8,42 +8,45 @@ import re
 import asyncpg
 import pytest
 
+from taskd.core.doctor.objects import expected
 from taskd.core.jobs.job import FINISHED, LIVE, TRANSITIONS, JobState
 from taskd.store.connections.database import Database
 from taskd.store.connections.statements import load, sql_root
+from taskd.store.reading.doctor import schema_objects
 from taskd.store.schema import migrations
-from tests.contracts import schema
+from tests.contracts import schema, sql_functions
 
 
-def test_schema_sql_is_what_the_migrations_add_up_to(dsn: str) -> None:
-    program = schema.pg_dump()
-    if program is None:
-        pytest.skip(f"there is no pg_dump {schema.PG_DUMP_MAJOR} here to tell the schema")
-    told = schema.dump(program, dsn)
-    assert schema.SCHEMA.read_text(encoding="utf-8") == told, "run python -m tests.contracts.schema"
+async def test_objects_tsv_is_what_the_migrations_add_up_to(sql) -> None:
+    found = await schema.installed(sql)
+    assert schema.OBJECTS.read_text(encoding="utf-8") == found, (
+        "run python -m tests.contracts.schema"
+    )
 
 
-async def test_schema_sql_alone_makes_the_same_schema(empty_dsn: str, sql) -> None:
+# Tables bring these along.
+ALONG = ("column", "constraint", "identity", "partition")
+
+
+async def test_the_sql_of_every_object_creates_the_same_object(empty_dsn: str) -> None:
+    wanted = expected(**schema_objects())
     connection = await asyncpg.connect(empty_dsn)
     try:
-        # As pg_dump's own restore does it: functions come before the tables that they speak of.
-        await connection.execute("SET check_function_bodies = off")
-        await connection.execute(schema.SCHEMA.read_text(encoding="utf-8"))
-        assert await _columns(connection) == await _columns(sql)
+        await connection.execute("CREATE SCHEMA taskd; SET check_function_bodies = off")
+        left = [each for each in wanted.values() if each.kind not in ALONG]
+        while left:
+            refused = []
+            for each in left:
+                try:
+                    await connection.execute(each.create)
+                except asyncpg.PostgresError:
+                    refused.append(each)
+            assert len(refused) < len(left), refused
+            left = refused
+        made = await schema.installed(connection)
     finally:
         await connection.close()
-
-
-async def _columns(connection) -> list[tuple]:
-    rows = await connection.fetch(
-        "SELECT c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod), attnotnull "
-        "FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid "
-        "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = 'taskd' AND a.attnum > 0 AND c.relname !~ '_[0-9]{8}' "
-        "ORDER BY 1, a.attnum"
-    )
-    assert rows
-    return [tuple(each.values()) for each in rows]
+    assert made == schema.OBJECTS.read_text(encoding="utf-8")
 
 
 def test_migrations_are_numbered_without_gaps_and_nothing_else_lies_beside_them() -> None:
@@ -51,6 +54,14 @@ def test_migrations_are_numbered_without_gaps_and_nothing_else_lies_beside_them(
     assert [each.number for each in found] == list(range(1, len(found) + 1))
     files = sorted(path.name for path in (sql_root() / "migrations").iterdir())
     assert files == [f"{each.number:04d}_{each.name}.sql" for each in found]
+
+
+def test_every_function_says_what_calls_it() -> None:
+    assert len(sql_functions.functions()) > 70
+    for path in sql_functions.paths():
+        text = path.read_text(encoding="utf-8")
+        assert sql_functions.with_callers(text) == text, "run python -m tests.contracts.schema"
+    assert all(sql_functions.callers(name) for name in sql_functions.functions())
 
 
 def test_every_migration_opens_by_saying_why() -> None:

@@ -181,7 +181,7 @@ def test_a_flood_costs_a_bounded_number_of_statements(held: Held, words: list[st
     others = 3 + took_s / LOOK_FOR_CALLS_EVERY_S
     bounds = {
         "claim_jobs": claims,
-        "have_ended": 2 * looks,
+        "transactions_ended": 2 * looks,
         "await_jobs": 3 + took_s / FALSE_NOTIFY_PAUSE_S,
         "next_due": 3 + took_s / PROMOTE_AT_MOST_EVERY_S,
     }

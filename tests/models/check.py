@@ -1,4 +1,4 @@
-"""The protocols by model: who may run a job (lease.pml), who is woken for one (attendance.pml).
+"""The protocols by model: who may run a job (lease.pml), who is woken for one (busy_mark.pml).
 
 python -m tests.models                   # every scene, every mechanism dropped, larger bounds
 python -m tests.models --short           # without the larger bounds
@@ -119,50 +119,50 @@ SCENES = (
         {"RELEASES": 2, "LOST_CLAIMS": 1},
     ),
     Scene(
-        "attendance", "hand-over",
+        "busy_mark", "hand-over",
         {"PRODUCERS": 2},
         ("AFTER_XID", "WITHDRAW", "NEW_XID", "WAIT", "LAST_CLAIM", "FIRST", "LISTEN_FIRST",
          "NEEDED"),
         {"PRODUCERS": 3},
     ),
     Scene(
-        "attendance", "two workers",
+        "busy_mark", "two workers",
         {"PRODUCERS": 1, "WORKERS": 2},
         ("LEFT_ALONE",),
         ends=False,
     ),
     Scene(
-        "attendance", "connection",
+        "busy_mark", "connection",
         {"PRODUCERS": 1, "BREAKS": 1},
         ("REMADE",),
         {"PRODUCERS": 2, "BREAKS": 2},
     ),
     Scene(
-        "attendance", "repeatable read",
+        "busy_mark", "repeatable read",
         {"PRODUCERS": 1, "STRICT": 1},
         ("ISOLATION",),
         {"PRODUCERS": 2},
     ),
     Scene(
-        "attendance", "buried alive",
+        "busy_mark", "buried alive",
         {"PRODUCERS": 1, "BURIALS": 1},
         ("REBORN", "OWN_XID"),
         {"PRODUCERS": 2},
     ),
     Scene(
-        "attendance", "failover",
+        "busy_mark", "failover",
         {"PRODUCERS": 1, "BREAKS": 1, "FORGOTTEN": 1},
         ("TAKEN_BACK",),
         {"PRODUCERS": 2},
     ),
     Scene(
-        "attendance", "another leaves",
+        "busy_mark", "another leaves",
         {"PRODUCERS": 1, "LEAVES": 1},
         ("ALONE",),
         {"PRODUCERS": 2, "BURIALS": 1},
     ),
     Scene(
-        "attendance", "late mark",
+        "busy_mark", "late mark",
         {"PRODUCERS": 1, "LOST_MARKS": 1},
         ("LATER",),
         {"PRODUCERS": 2, "SPELLS": 2},

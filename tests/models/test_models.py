@@ -28,7 +28,7 @@ def test_the_protocol_holds_as_it_is_built_and_not_without_its_mechanisms(
     assert found.is_expected_of(variant), f"{found.verdict}\n{found.steps}"
 
 
-@pytest.mark.parametrize("model", ["lease", "attendance"])
+@pytest.mark.parametrize("model", ["lease", "busy_mark"])
 def test_every_mechanism_of_a_model_is_taken_out_in_some_scene(model: str) -> None:
     taken = [each.without for each in check.variants(long=False) if each.scene.model == model]
     listed = check.mechanisms(model)

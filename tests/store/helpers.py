@@ -172,12 +172,14 @@ class Transaction:
 
 # Whether somebody attends a queue; and its mark as a worker writes it, so many seconds ahead. As
 # the worker's time it is cut to milliseconds, and the last three digits are the worker's.
-MARKED = "SELECT coalesce(taskd.is_attended($1), false)"
+MARKED = "SELECT coalesce(taskd.is_polled($1), false)"
 MARK = """
-SELECT taskd.set_mark($1, floor((date_part('epoch', clock_timestamp()) + $2) * 1000)::bigint * 1000
-                          + $3::bigint % 1000)
+SELECT taskd.write_busy_mark(
+    $1,
+    floor((date_part('epoch', clock_timestamp()) + $2) * 1000)::bigint * 1000 + $3::bigint % 1000
+)
 """
-UNMARK = "SELECT taskd.set_mark($1, 0)"
+UNMARK = "SELECT taskd.write_busy_mark($1, 0)"
 
 # Nobody rings for a queue that no worker serves: this one does.
 SERVES = 9001

@@ -253,7 +253,7 @@ async def test_a_claim_asks_no_more_whether_what_a_job_says_is_within_its_limits
         "INSERT INTO taskd.job (queue, task, timeout_s, metadata) "
         "VALUES ('default', 'quick', 5, '{}') RETURNING id"
     )
-    text = await sql.fetchval("SELECT pg_get_functiondef('taskd.fits'::regproc)")
+    text = await sql.fetchval("SELECT pg_get_functiondef('taskd.job_is_valid'::regproc)")
     refuses, times = re.subn(r"(?s)BEGIN\s.*\sEND", "BEGIN RAISE 'asked'; END", text)
     assert times == 1
     await sql.execute(refuses)

@@ -12,7 +12,7 @@ from taskd.store.connections.database import Database, Lane
 from tests.store.helpers import MARKED, held_up, workers_locked
 
 # Waits for whoever holds taskd.worker.
-WAITS = ("attend", "default", 1, 1.0, False)
+WAITS = ("set_busy_mark", "default", 1, 1.0, False)
 
 
 def begin(lane: Lane, *statement: Any) -> asyncio.Task[Any]:
@@ -23,7 +23,7 @@ async def test_a_statement_ends_before_its_caller_hears_that_he_was_cancelled(
     sql: Any, lane: Lane, me: int
 ) -> None:
     async with workers_locked(sql):
-        task = begin(lane, "attend", "q", me, 60.0, False)
+        task = begin(lane, "set_busy_mark", "q", me, 60.0, False)
         await held_up(sql, 1)
         task.cancel()
         await asyncio.sleep(0.01)

@@ -44,7 +44,7 @@ STATEMENTS = {
         ),
     ),
     "a newer version that only a good end begins": planted(
-        "ack_settled",
+        "ack_outcomes",
         (
             r"FROM ended WHERE follower IS NOT NULL",
             "FROM ended WHERE follower IS NOT NULL AND state = 'done'",

@@ -32,7 +32,7 @@ from tests.store.helpers import (
 
 # Two workers whose digits differ.
 FIRST, SECOND = 7_001, 7_002
-VALUE = "SELECT taskd.mark('q')"
+VALUE = "SELECT taskd.busy_mark('q')"
 SEQUENCE = "SELECT to_regclass('taskd.mark_q')"
 LONG_S = 50.0
 FULL = (QueueFull, asyncpg.PostgresError)
@@ -124,7 +124,7 @@ async def test_a_mark_from_before_a_clock_was_set_back_is_taken_back_by_anybody(
 
 async def test_a_mark_is_never_made_for_longer_than_a_minute(lane: Lane, sql: Any, both) -> None:
     await busy_marks.attend(lane, "q", FIRST, 3600.0)
-    ahead = "SELECT to_timestamp(taskd.mark('q') / 1e6) - clock_timestamp() < interval '61 s'"
+    ahead = "SELECT to_timestamp(taskd.busy_mark('q') / 1e6) - clock_timestamp() < interval '61 s'"
     assert await sql.fetchval(ahead)
     assert await sql.fetchval(MARKED, "q")
 
@@ -197,7 +197,7 @@ async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fail
     # From now on there is one that both write.
     for each in (FIRST, SECOND):
         await busy_marks.attend(lane, "q", each, LONG_S)
-        assert await sql.fetchval("SELECT taskd.mark('q') % 1000") == each % 1000
+        assert await sql.fetchval("SELECT taskd.busy_mark('q') % 1000") == each % 1000
 
 
 async def test_workers_write_marks_operators_take_them_back_and_others_read_them(
@@ -229,7 +229,7 @@ async def test_a_mark_is_logged_and_goes_with_its_queue(sql: Any) -> None:
     kind = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
     assert await sql.fetchval(kind)
     for _ in range(2):
-        await sql.execute("SELECT taskd.drop_mark('q')")
+        await sql.execute("SELECT taskd.drop_busy_mark('q')")
         assert await sql.fetchval(SEQUENCE) is None
 
 

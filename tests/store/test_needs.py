@@ -23,8 +23,8 @@ NEEDED = "SELECT pg_sequence_last_value('taskd.needs') <> 0"
 OLD = "repeatable_read"
 USUAL = """
 INSERT INTO taskd.job AS j (task, queue) VALUES ('t', 'q')
-RETURNING CASE WHEN taskd.nothing_is_needed() OR taskd.is_spared(queue) THEN false
-               ELSE taskd.after_enqueue(queue, now()) END
+RETURNING CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(queue) THEN false
+               ELSE taskd.run_enqueue_checks(queue, now()) END
 """
 
 
@@ -122,7 +122,7 @@ async def test_who_registers_while_the_last_one_leaves_is_needed(
 ) -> None:
     leaving, coming = await connect(), await connect()
     async with Transaction(leaving) as held:
-        assert await leaving.fetchval("SELECT taskd.need_nothing()")
+        assert await leaving.fetchval("SELECT taskd.turn_enqueue_checks_off()")
         registering = asyncio.create_task(register(fetches(coming), FIRST))
         await waits_for_lock(sql, coming)
         assert not await sql.fetchval(NEEDED)
@@ -182,7 +182,7 @@ async def test_members_of_the_roles_read_what_is_needed_and_workers_alone_say_so
         assert await each.fetchval(NEEDED)
     for kind in ("producer", "admin", "observer"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await on[kind].fetchval("SELECT taskd.need_nothing()")
+            await on[kind].fetchval("SELECT taskd.turn_enqueue_checks_off()")
     await workers.retire(fetches(on["worker"]), FIRST)
     assert not await on["producer"].fetchval(NEEDED)
     await limits.limit_queue(fetches(on["admin"]), "q", max_depth=1)

@@ -54,7 +54,7 @@ async def test_a_month_of_ticks_does_not_drift(sql: Any, lane: Lane) -> None:
     assert len(await made(sql)) == 124
     # And without moving anything: the 124th tick after the first, to the microsecond.
     reckoned = await sql.fetchval(
-        "SELECT taskd.next_of_every($1::timestamptz, 21600.1, "
+        "SELECT taskd.next_interval_tick($1::timestamptz, 21600.1, "
         "$1 + make_interval(secs => 123 * 21600.1 + 1))",
         begin,
     )

@@ -142,7 +142,7 @@ class Scene:
         return job_id
 
     async def bury(self, worker: Worker) -> None:
-        assert await self.house.fetch("bury_workers", [worker.id], True)
+        assert await self.house.fetch("declare_workers_dead", [worker.id], True)
 
     async def rescue(self, max_crashes: int = 3) -> dict[int, JobState]:
         return await jobs.rescue(self.house, 100, max_crashes)

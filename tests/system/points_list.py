@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -19,10 +18,10 @@ from taskd.schedules import cron, schedule
 from taskd.store import schedules, workers
 from taskd.store.connections.database import Lane
 from taskd.store.connections.statements import load as statements
-from taskd.store.connections.statements import sql_root
 from taskd.store.jobs import jobs, limits
 from taskd.worker.lease import new_incarnation
 from taskd.workflows import Pipeline, Workflow, chain, group
+from tests.contracts.statement_map import rows
 from tests.system import chaos_app as app
 from tests.system import points_app
 from tests.system.chaos_load import WHY
@@ -190,7 +189,7 @@ def _callbacks() -> list[NewJob | Workflow | Pipeline]:
     return [made]
 
 
-SETTLED = ("ack_settled",)
+SETTLED = ("ack_outcomes",)
 FAN_IN = group([app.member.job(n) for n in (1, 2, 3)], then=app.gathers.job(numbers=[1, 2, 3]))
 
 KINDS: dict[str, Kind] = {
@@ -284,16 +283,24 @@ TICKS_AT_START = ("database_time", "set_schedules")
 OTHERS: dict[str, tuple[str, ...]] = {
     "usual": (
         *AT_START,
-        *("look_around", "beat", "listen", "scout_queues", "next_due", "draw_xid", "have_ended"),
+        *(
+            "check_upkeep",
+            "renew_lease",
+            "listen",
+            "poll_queues",
+            "next_due",
+            "draw_xid",
+            "transactions_ended",
+        ),
         *("make_history_partitions", "truncate_expired_partition", "prune_default_partition"),
-        *("prune_keys", "prune_workflows", "prune_progress", "prune_buckets", "forget_workers"),
+        *("prune_keys", "prune_workflows", "prune_progress", "prune_buckets", "prune_workers"),
         "prune_logs",
         *("due_schedules", "next_ticks"),
     ),
-    "beside a dead worker": ("bury_workers", "rescue_jobs", "claim_suspect"),
-    "attending": ("attend", "withdraw"),
-    "full": ("call_workers",),
-    "often": ("producers_held_up",),
+    "beside a dead worker": ("declare_workers_dead", "rescue_jobs", "claim_suspect"),
+    "attending": ("set_busy_mark", "clear_busy_mark"),
+    "full": ("wake_workers",),
+    "often": ("count_waiting_notifiers",),
     "expired partition": ("drop_expired_partition",),
     "due soon": ("promote_jobs",),
     "limited": ("admit_jobs",),
@@ -304,17 +311,17 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "lost ack": ("check_acks",),
     "locked rows": ("locked_jobs",),
     "slow jobs": ("running_jobs",),
-    "progress": ("tell_progress", "forget_progress"),
-    "logs": ("write_logs", "forget_logs"),
+    "progress": ("write_progress", "delete_progress"),
+    "logs": ("write_logs", "delete_logs"),
     "results": ("parent_results",),
     "ticking": (*TICKS_AT_START, "fire_schedule"),
     "ticking by a query": ("due_schedules", "fire_schedule"),
-    "stalled": ("stall_schedule",),
+    "stalled": ("pause_invalid_schedule",),
     "until empty": ("count_left",),
-    "stopping": ("retire_worker", "need_nothing"),
+    "stopping": ("retire_worker", "turn_enqueue_checks_off"),
 }
 # Hits that pass before: the first look around is a part of the start.
-PASSES = {"look_around": 1}
+PASSES = {"check_upkeep": 1}
 NO_STATEMENTS = ("listen", "commit")
 MOMENTS = ("start", "middle", "returned")
 WAYS = ("kill", "cancel", "lost")
@@ -360,13 +367,11 @@ def scene_of(trial: Trial) -> Scene:
     return KINDS[trial.scene].scene if trial.scene in KINDS else SCENES[trial.scene]
 
 
-ROW = re.compile(r"^\| `(\w+)` \| (.*) \| (.*) \|$", re.MULTILINE)
-
-
 def of_workers() -> set[str]:
-    """The statements that a worker runs, as the map of sql/README.md says."""
-    told = (sql_root() / "README.md").read_text(encoding="utf-8")
-    return {name for name, _, callers in ROW.findall(told) if "`worker/" in callers}
+    """The statements that a worker runs."""
+    return {
+        name for _, name, _, files in rows() if any(file.startswith("worker/") for file in files)
+    }
 
 
 def left_out() -> set[str]:

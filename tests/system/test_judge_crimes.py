@@ -198,7 +198,7 @@ async def member_that_began_early(stage: Scene) -> None:
 
 async def member_cancelled_for_nothing(stage: Scene) -> None:
     _, second = await two_in_a_chain(stage)
-    await stage.sql("SELECT taskd.end_blocked(ARRAY[$1::bigint], 'dependency')", second)
+    await stage.sql("SELECT taskd.cancel_blocked(ARRAY[$1::bigint], 'dependency')", second)
 
 
 async def member_that_waits_for_what_is_done(stage: Scene) -> None:

@@ -189,7 +189,7 @@ PLANTED = {
     "release that burns the attempt": (
         play_release_of_unstarted_and_interrupted,
         planted(
-            "ack_settled",
+            "ack_outcomes",
             (r"attempt = job\.attempt - \(held\.refund .*?::integer", "attempt = job.attempt"),
         ),
         {"I8"},

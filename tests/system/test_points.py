@@ -18,7 +18,7 @@ SHORT = (
     "callbacks/claim_jobs/after/kill",
     "transaction/commit/after/kill",
     "keyed/start/kill",
-    "group/ack_settled/before/cancel",
+    "group/ack_outcomes/before/cancel",
     "instant/ack_done/after/lost",
     "beside a dead worker/rescue_jobs/after/kill",
 )

@@ -59,8 +59,8 @@ NAP_S_MAX = 2.0
 ISOLATIONS = {"read_committed": 2, "repeatable_read": 1, "serializable": 1}
 DOORS = ("SQL", "client")
 
-MARKS = "SELECT queue FROM unnest($1::text[]) AS queue WHERE taskd.is_attended(queue)"
-MARKED = "SELECT coalesce(taskd.is_attended($1), false)"
+MARKS = "SELECT queue FROM unnest($1::text[]) AS queue WHERE taskd.is_polled(queue)"
+MARKED = "SELECT coalesce(taskd.is_polled($1), false)"
 ENQUEUE = "SELECT taskd.enqueue('found', jsonb_build_object('number', $1::bigint), queue => $2)"
 
 

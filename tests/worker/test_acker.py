@@ -32,7 +32,7 @@ class Line:
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         await asyncio.sleep(0.001)
-        if name != "ack_settled":
+        if name != "ack_outcomes":
             return []
         self.sent.append(list(args[1]))
         self.refuse(args)

@@ -138,7 +138,7 @@ async def test_an_ack_whose_reply_was_lost_counts_as_written(desk: Desk) -> None
     worker = await desk.start()
     lane = worker.worker.parts.acks
     meddle(lane, "ack_done", once_silent())
-    meddle(lane, "ack_settled", once_silent())
+    meddle(lane, "ack_outcomes", once_silent())
     ids = await desk.enqueue(quick.job(), settles.job("retry"), settles.job("done"), quick.job())
     await desk.heard.wait("store.back")
     await until(lambda: not worker.worker.parts.acker.backlog)
@@ -270,7 +270,7 @@ async def test_nobody_looks_for_lost_claims_while_one_is_under_way(desk: Desk) -
         parts.reconciler.doubt()
         looking = asyncio.create_task(parts.reconciler.tick())
         for _ in range(3):
-            await parts.claims.fetch("need_nothing")
+            await parts.claims.fetch("turn_enqueue_checks_off")
         assert not looking.done()
     await looking
 

@@ -159,7 +159,7 @@ async def test_orphans_are_rescued_by_the_next_sweep(desk: Desk) -> None:
 
     worker = await desk.start(lease_s=2.0)
     ran = statements(worker)
-    await until(lambda: ran.count("look_around") >= 3)
+    await until(lambda: ran.count("check_upkeep") >= 3)
     assert "rescue_jobs" not in ran
     # A claim that commits after its worker's burial: there is nobody left to be buried.
     await desk.other_worker(42)
@@ -172,7 +172,7 @@ async def test_orphans_are_rescued_by_the_next_sweep(desk: Desk) -> None:
     assert (row["state"], row["crashes"], row["attempt"]) == ("done", 1, 2)
     assert not desk.heard.of("workers.buried")
     ran.clear()
-    await until(lambda: ran.count("look_around") >= 3)
+    await until(lambda: ran.count("check_upkeep") >= 3)
     assert "rescue_jobs" not in ran
 
 
@@ -191,7 +191,7 @@ async def test_what_is_due_without_a_ring_is_seen_by_the_next_sweep(desk: Desk) 
     worker = await desk.start(lease_s=2.0)
     ran = statements(worker)
     # The promoter has set its timer, and nothing is due.
-    await until(lambda: ran[-3:] == ["look_around"] * 3)
+    await until(lambda: ran[-3:] == ["check_upkeep"] * 3)
     job = await scheduled("1 s")
     began = time.monotonic()
     await desk.settled(job)
@@ -200,7 +200,7 @@ async def test_what_is_due_without_a_ring_is_seen_by_the_next_sweep(desk: Desk) 
     await scheduled("20 s")
     await until(lambda: ran[-1] == "next_due")
     ran.clear()
-    await until(lambda: ran.count("look_around") >= 5)
+    await until(lambda: ran.count("check_upkeep") >= 5)
     # The tick that has promoted the first one may end only now.
     assert ran.count("next_due") <= 2
 

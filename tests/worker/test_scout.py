@@ -63,8 +63,8 @@ async def test_one_look_is_for_all_queues_and_only_who_has_jobs_claims(
     started = await desk.start(queues=QUEUES, poll_s=0.3)
     await asleep(started, *QUEUES)
     seen = Lookout(started)
-    await until(lambda: len(seen.of("scout_queues")) >= 3)
-    assert {frozenset(queues) for (queues,) in seen.of("scout_queues")} == {frozenset(QUEUES)}
+    await until(lambda: len(seen.of("poll_queues")) >= 3)
+    assert {frozenset(queues) for (queues,) in seen.of("poll_queues")} == {frozenset(QUEUES)}
     assert not seen.of("claim_jobs")
     job = await desk.sql.fetchval(INSERT, "two")
     await desk.settled(job)
@@ -92,7 +92,7 @@ async def test_a_paused_queue_is_not_claimed_from_and_its_pause_may_end_unheard(
     await queues.pause(desk.lane, ["one"], 1.5, "maintenance")
     seen = Lookout(started)
     job = await desk.sql.fetchval(INSERT, "one")
-    await until(lambda: len(seen.of("scout_queues")) >= 2)
+    await until(lambda: len(seen.of("poll_queues")) >= 2)
     assert not [call for call in seen.of("claim_jobs") if call[1] == "one"]
     await desk.settled(job)
 
@@ -129,7 +129,7 @@ async def test_while_the_scout_cannot_look_each_queue_looks_by_itself(
     monkeypatch.undo()
     seen = Lookout(started)
     await desk.settled(await desk.sql.fetchval(INSERT, "one"))
-    assert seen.of("scout_queues")
+    assert seen.of("poll_queues")
 
 
 async def test_an_attending_consumer_is_not_looked_for(
@@ -149,8 +149,8 @@ async def test_an_attending_consumer_is_not_looked_for(
     enough.set()
     await busy
     seen = Lookout(started)
-    await until(lambda: len(seen.of("scout_queues")) >= 2)
-    assert [queues for (queues,) in seen.of("scout_queues")][-1] == ["two"]
+    await until(lambda: len(seen.of("poll_queues")) >= 2)
+    assert [queues for (queues,) in seen.of("poll_queues")][-1] == ["two"]
 
 
 async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(

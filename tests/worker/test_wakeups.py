@@ -48,7 +48,7 @@ WAITS_FOR = "SELECT relation = $2::text::regclass FROM pg_locks WHERE pid = $1 A
 WITHDRAWS = """
 SELECT EXISTS (
     SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-    AND query LIKE 'SELECT taskd.withdraw(%'
+    AND query LIKE 'SELECT taskd.clear_busy_mark(%'
 )
 """
 XID = "SELECT pg_current_xact_id()::xid::text::bigint"
@@ -559,7 +559,7 @@ async def test_marks_are_read_as_they_are_when_the_job_is_written(
         await sql.execute(MARK, "marked", 60.0, 1)
         await sql.execute(MARK, "lapsed", 0.02, 1)
         await sql.execute(UNMARK, "left")
-        await until(lambda: sql.fetchval("SELECT NOT taskd.is_attended('lapsed')"))
+        await until(lambda: sql.fetchval("SELECT NOT taskd.is_polled('lapsed')"))
         for queue in ("marked", "lapsed", "left"):
             await _enqueue_through(door, producer, queue)
         await held.commit()

@@ -163,7 +163,7 @@ async def _look(
     from taskd.store.reading import doctor as store
     from taskd.store.schema.migrations import all_migrations
 
-    facts["schema_text"] = [{"text": store.schema_text()}]
+    facts["schema_objects"] = [store.schema_objects()]
     facts["grants_text"] = [{"text": store.grants_text()}]
     facts["known_migrations"] = [
         {"number": each.number, "name": each.name, "digest": each.digest}

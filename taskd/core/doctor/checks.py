@@ -6,7 +6,7 @@ from taskd.core.doctor import jobs, schema, server, settings, setup, storage
 from taskd.core.doctor.finding import Check
 
 # What is looked at on this machine, beside the statements.
-LOCAL = ("setup", "reach", "place", "known_migrations", "schema_text", "grants_text")
+LOCAL = ("setup", "reach", "place", "known_migrations", "schema_objects", "grants_text")
 _SCHEMA = ("known_migrations", "doctor_migrations")
 
 SETUP = (
@@ -101,7 +101,7 @@ DATABASE = (
     Check(
         "invalid_indexes", "Indexes that are invalid",
         "They are written to and never read.",
-        ("doctor_indexes", "schema_text"), storage.invalid_indexes,
+        ("doctor_indexes", "schema_objects"), storage.invalid_indexes,
     ),
     Check(
         "schema_version", "Migrations that are missing or unknown",
@@ -111,12 +111,12 @@ DATABASE = (
     Check(
         "objects", "Tables, columns, constraints, indexes, functions that are missing or changed",
         "taskd's promises rest on them as they were installed.",
-        ("doctor_objects", "schema_text", *_SCHEMA), schema.objects,
+        ("doctor_objects", "schema_objects", *_SCHEMA), schema.objects,
     ),
     Check(
         "extra_objects", "Indexes, triggers and others that users have put there",
         "Each costs something at every job.",
-        ("doctor_objects", "schema_text", *_SCHEMA), schema.extra_objects,
+        ("doctor_objects", "schema_objects", *_SCHEMA), schema.extra_objects,
     ),
     Check(
         "grants", "The rights of the roles of `taskd db roles`",

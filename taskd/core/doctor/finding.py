@@ -40,7 +40,7 @@ class Mend:
     """What mends a fault.
 
     Attributes:
-        kind: `sql`, of sql/mends.sql; `command`, for a shell; `advice`, in words.
+        kind: `sql`, of sql/repairs.sql; `command`, for a shell; `advice`, in words.
         text: the name of the SQL, the command, or the words.
         args: the values for the SQL.
     """
@@ -51,7 +51,7 @@ class Mend:
 
 
 def sql(name: str, **args: Any) -> Mend:
-    """SQL of sql/mends.sql, with its values."""
+    """SQL of sql/repairs.sql, with its values."""
     return Mend("sql", name, args)
 
 

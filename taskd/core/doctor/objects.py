@@ -1,46 +1,30 @@
-"""The schema as this version installs it, read from sql/schema.sql, against what is there.
+"""Compare the objects of the schema in the database with those that this version installs.
 
-schema.sql is what pg_dump says of the migrations, and a test holds it against them; the database is
-asked in the same words, so that texts can be compared.
+`sql/objects.tsv` lists the expected objects. It holds the rows that the statement `doctor_objects`
+returns for a freshly migrated database, so each definition is in the words of PostgreSQL. The SQL
+that creates a missing table or function is taken from the migrations.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from taskd.core.doctor.finding import Mend, Row, Said, advice, error, hint, ok, sql
 
-# pg_dump leaves a line between two statements; inside a body nothing begins with these words.
-STATEMENT = re.compile(r"\n\n(?=CREATE |ALTER )")
-FUNCTION = re.compile(
-    r"CREATE FUNCTION taskd\.(\w+)\(([^\n]*)\) RETURNS ([^\n]*)\n    (LANGUAGE [^\n]*)\n"
-    r"((?:    SET [^\n]*\n)*)    (?:AS (\$\w*\$)(.*)\6|(.*));",
-    re.DOTALL,
+# A statement ends at the first line that ends with a semicolon outside of a function's body.
+CREATED = re.compile(
+    r"^CREATE (?:OR REPLACE |UNLOGGED )?(DOMAIN|FUNCTION|SEQUENCE|TABLE|TYPE|VIEW) "
+    r"(?:IF NOT EXISTS )?taskd\.(\w+)(?:\$\$.*?\$\$|[^$]|\$(?!\$))*?;$",
+    re.DOTALL | re.MULTILINE,
 )
-TABLE = re.compile(
-    r"CREATE (UNLOGGED )?TABLE taskd\.(\w+) \(\n(.*?)\n\)\n?(?:WITH \((.*)\)|PARTITION BY .*)?;",
-    re.DOTALL,
-)
-VIEW = re.compile(r"CREATE VIEW taskd\.(\w+) AS\n(.*;)", re.DOTALL)
-INDEX = re.compile(r"(CREATE (?:UNIQUE )?INDEX (\w+) ON .*);", re.DOTALL)
-KEY = re.compile(r"ALTER TABLE ONLY taskd\.(\w+)\n    ADD CONSTRAINT (\w+) (.*);")
-SEQUENCE = re.compile(
-    r"CREATE SEQUENCE taskd\.(\w+)\n    START WITH (\d+)\n.*    MINVALUE (\d+)\n.*;", re.DOTALL
-)
-TRIGGER = re.compile(r"(CREATE TRIGGER (\w+) [^\n]* ON taskd\.(\w+) [^\n]*);")
-IDENTITY = re.compile(
-    r"ALTER TABLE taskd\.(\w+) ALTER COLUMN (\w+) ADD (GENERATED \w+(?: DEFAULT)?) AS IDENTITY.*;",
-    re.DOTALL,
-)
-ENUM = re.compile(r"CREATE TYPE taskd\.(\w+) AS ENUM \((.*)\);", re.DOTALL)
-DOMAIN = re.compile(r"CREATE DOMAIN taskd\.(\w+) AS (.*);", re.DOTALL)
-ATTACHED = re.compile(r"ALTER TABLE ONLY taskd\.(\w+) ATTACH PARTITION taskd\.(\w+) (DEFAULT);")
-# In whose place they stand: what is in a table that is missing is made with it.
-PARTS = ("column", "constraint", "identity", "trigger")
-# What users may have put there, and what it costs.
+# In the order in which missing objects are created.
+KINDS = ("type", "domain", "sequence", "function", "table", "partition", "column", "identity",
+         "constraint", "index", "view", "trigger")  # fmt: skip
+# Kinds of objects that belong to a table: `CREATE TABLE` makes them as well.
+PARTS = ("column", "constraint", "identity", "trigger", "partition")
+# What users can add to the schema, and what it costs.
 COSTS = {
     "index": "an index more, which each enqueue, claim and ack must keep up to date",
     "trigger": "a trigger, which runs in each statement of taskd's that touches it",
@@ -52,7 +36,7 @@ COSTS = {
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One object, its definition in the words of the database, and the SQL that makes it."""
+    """One object, its definition in the words of PostgreSQL, and the SQL that creates it."""
 
     kind: str
     name: str
@@ -61,119 +45,57 @@ class Object:
 
     @property
     def owner(self) -> str:
-        """The table that it is a part of."""
+        """The table that the object belongs to."""
         return self.name.partition(".")[0]
 
     @property
     def called(self) -> str:
-        """How people call it."""
+        """The object's name in messages."""
         return f"{self.kind} taskd.{self.name.partition('(')[0]}"
 
 
-def expected(schema: str) -> dict[tuple[str, str], Object]:
-    """The objects of a schema.sql, by kind and name."""
-    found: list[Object] = []
-    for statement in STATEMENT.split(schema.strip()):
-        for form, read in FORMS:
-            if m := form.fullmatch(statement):
-                found += read(m)
-    return {(each.kind, each.name): each for each in found}
+def expected(objects: str, migrations: str) -> dict[tuple[str, str], Object]:
+    """Return the objects that this version installs, by kind and name, in the order of creation.
+
+    Args:
+        objects: the text of sql/objects.tsv.
+        migrations: the texts of all migrations; the last definition of a function counts.
+    """
+    made = {(m[1].lower(), m[2]): m[0] for m in CREATED.finditer(migrations)}
+    places = {key: n for n, key in enumerate(made)}
+    found = []
+    for line in objects.splitlines():
+        kind, name, definition = line.split("\t")
+        key = kind, name.partition("(")[0]
+        create = made.get(key) or _create(kind, name, definition)
+        found.append((places.get(key, 0), Object(kind, name, definition, create)))
+    found.sort(key=lambda each: (KINDS.index(each[1].kind), each[0]))
+    return {(each.kind, each.name): each for _, each in found}
 
 
-def _function(m: re.Match[str]) -> Iterator[Object]:
-    name, args, result, language, settings, _, body, standard = m.groups()
-    config = sorted(
-        re.sub(r"SET \"?(\w+)\"? TO ", r"\1=", line.strip()).replace("'", "")
-        for line in settings.splitlines()
-    )
-    text = body if standard is None else standard.strip()
-    parts = [
-        result,
-        *(word for word in ("IMMUTABLE", "STABLE", "SECURITY DEFINER") if word in language),
-        "; ".join(config),
-        hashlib.sha256(text.encode()).hexdigest(),
-    ]
-    create = m[0].replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1)
-    yield Object("function", f"{name}({args})", " ".join(filter(None, parts)), create)
+def _create(kind: str, name: str, definition: str) -> str:
+    """Return the SQL that creates an object, or adds it to its table, from its definition."""
+    table, _, part = name.partition(".")
+    match kind:
+        case "index":
+            # Without ONLY, so that the indexes of the partitions are created and attached too.
+            text = definition.replace(" ON ONLY ", " ON ", 1)
+            return text.replace("INDEX ", "INDEX IF NOT EXISTS ", 1) + ";"
+        case "identity":
+            return f"ALTER TABLE taskd.{table} ALTER COLUMN {part} ADD {definition} AS IDENTITY;"
+        case "partition":
+            parent = name.rpartition("_")[0]
+            return f"ALTER TABLE ONLY taskd.{parent} ATTACH PARTITION taskd.{name} {definition};"
+        case "column":
+            return f"{part} {definition}"
+        case "constraint":
+            return f"CONSTRAINT {part} {definition}"
+    return f"{definition};"  # of a trigger
 
 
-def _table(m: re.Match[str]) -> Iterator[Object]:
-    unlogged, table, inside, options = m.groups()
-    told = sorted(each.strip().replace("'", "") for each in (options or "").split(",") if each)
-    definition = " ".join(filter(None, ["UNLOGGED" if unlogged else "", ", ".join(told)]))
-    yield Object("table", table, definition, m[0])
-    for line in re.split(r",\n", inside):
-        words = line.strip()
-        if words.startswith("CONSTRAINT "):
-            _, name, rest = words.split(" ", 2)
-            yield Object("constraint", f"{table}.{name}", rest, words)
-        else:
-            name, rest = words.split(" ", 1)
-            yield Object("column", f"{table}.{name}", rest, words)
-
-
-def _labels(inside: str) -> str:
-    return ", ".join(each.strip().strip("'") for each in inside.split(","))
-
-
-def _plainly(kind: str) -> Callable[[re.Match[str]], Iterator[Object]]:
-    """Of an object whose definition is what stands behind its name."""
-
-    def read(m: re.Match[str]) -> Iterator[Object]:
-        yield Object(kind, m[1], " ".join(m[2].split()), m[0])
-
-    return read
-
-
-def _part(kind: str) -> Callable[[re.Match[str]], Iterator[Object]]:
-    def read(m: re.Match[str]) -> Iterator[Object]:
-        yield Object(kind, f"{m[1]}.{m[2]}", m[3], m[0])
-
-    return read
-
-
-def _index(m: re.Match[str]) -> Iterator[Object]:
-    # As it stands it would be made without those of the partitions, and be invalid; with them, one
-    # of these may be there when its turn comes.
-    create = m[0].replace(" ON ONLY ", " ON ", 1).replace("INDEX ", "INDEX IF NOT EXISTS ", 1)
-    yield Object("index", m[2], m[1], create)
-
-
-def _sequence(m: re.Match[str]) -> Iterator[Object]:
-    yield Object("sequence", m[1], f"START {m[2]} MINVALUE {m[3]}", m[0])
-
-
-def _trigger(m: re.Match[str]) -> Iterator[Object]:
-    yield Object("trigger", f"{m[3]}.{m[2]}", m[1], m[0])
-
-
-def _partition(m: re.Match[str]) -> Iterator[Object]:
-    yield Object("partition", m[2], m[3], m[0])
-
-
-def _enum(m: re.Match[str]) -> Iterator[Object]:
-    yield Object("type", m[1], _labels(m[2]), m[0])
-
-
-FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Iterator[Object]]], ...] = (
-    (FUNCTION, _function),
-    (TABLE, _table),
-    (VIEW, _plainly("view")),
-    (INDEX, _index),
-    (KEY, _part("constraint")),
-    (SEQUENCE, _sequence),
-    (TRIGGER, _trigger),
-    (IDENTITY, _part("identity")),
-    (ENUM, _enum),
-    (DOMAIN, _plainly("domain")),
-    (ATTACHED, _partition),
-)
-
-
-def compare(schema: str, rows: Sequence[Row]) -> Iterator[Said]:
+def compare(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Said]:
     """What is missing and what is not as it was installed."""
-    wanted = expected(schema)
-    there = {(row["kind"], row["name"]): _plain(row) for row in rows}
+    there = {(row["kind"], row["name"]): plain(row) for row in rows}
     lost = {each.owner for key, each in wanted.items() if each.kind == "table" and key not in there}
     told = 0
     for key, each in wanted.items():
@@ -195,40 +117,34 @@ def _comes_with_its_parent(
     each: Object, wanted: dict[tuple[str, str], Object], there: dict[tuple[str, str], str]
 ) -> bool:
     """Whether it is a partition's, and lost by its parent too, which gives it to all it has."""
-    attached = wanted.get(("partition", each.owner))
-    if each.kind not in ("column", "constraint") or attached is None:
+    if each.kind not in ("column", "constraint") or ("partition", each.owner) not in wanted:
         return False
-    m = ATTACHED.fullmatch(attached.create)
-    assert m
-    inherited = each.kind, f"{m[1]}.{each.name.partition('.')[2]}"
+    parent = each.owner.rpartition("_")[0]
+    inherited = each.kind, f"{parent}.{each.name.partition('.')[2]}"
     return inherited in wanted and inherited not in there
 
 
-def _plain(row: Row) -> str:
-    """A definition whose spaces do not count where they may differ."""
-    text: str = row["definition"] or ""
-    if row["kind"] == "column":
-        # pg_dump puts the default before NOT NULL, and leaves out what a column has not.
-        return text
-    return " ".join(text.split()) if row["kind"] in ("view", "domain") else text
+def plain(row: Row) -> str:
+    """Return a definition on one line."""
+    return " ".join((row["definition"] or "").split())
 
 
 def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Mend]:
-    """What makes it, and what belongs to it: a table comes with its keys and indexes."""
-    if each.kind == "column" or (
-        each.kind == "constraint" and each.create.startswith("CONSTRAINT")
-    ):
+    """What makes it, and what belongs to it: a table comes with its indexes and triggers."""
+    if each.kind in ("column", "constraint"):
         return [sql("add_to_table", table=each.owner, text=each.create)]
     texts = [each.create]
     if each.kind == "table":
-        for other in wanted.values():
-            if other.kind in PARTS and other.owner == each.name:
-                if other.create.startswith(("ALTER", "CREATE")):
-                    texts.append(other.create)
-            elif other.kind == "index" and f" taskd.{each.name} " in other.create:
-                texts.append(other.create)
-    name = "make_function" if each.kind == "function" else "make"
-    return [sql(name, text="\n".join(texts))]
+        texts += [
+            other.create
+            for other in wanted.values()
+            if (other.kind == "trigger" and other.owner == each.name)
+            or (other.kind == "index" and f" taskd.{each.name} " in other.create)
+        ]
+    if each.kind != "function":
+        return [sql("make", text="\n".join(texts))]
+    text = re.sub("^CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", each.create)
+    return [sql("make_function", text=text)]
 
 
 def _altered(each: Object, there: str) -> Said:
@@ -236,7 +152,7 @@ def _altered(each: Object, there: str) -> Said:
     text = f"the {each.called} is not as this version installs it"
     match each.kind:
         case "function":
-            mend = sql("make_function", text=each.create)
+            mend = _make(each, {})[0]
         case "view":
             mend = sql("make", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
         case "index":
@@ -291,9 +207,8 @@ def _set_column(each: Object, there: str) -> Mend:
     return advice(f"It is `{there}` and should be `{each.definition}`: undo what was done.")
 
 
-def extras(schema: str, rows: Sequence[Row]) -> Iterator[Said]:
+def extras(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Said]:
     """What is there beside it, and what it costs."""
-    wanted = expected(schema)
     there = {name for kind, name in wanted if kind == "table"}
     found = 0
     for row in rows:

@@ -72,16 +72,20 @@ def _unfit(facts: Facts) -> Iterator[Said]:
         yield unknown(OTHER_VERSION)
 
 
+def _expected(facts: Facts) -> dict[tuple[str, str], parts.Object]:
+    return parts.expected(**only(facts, "schema_objects"))
+
+
 def objects(facts: Facts) -> Iterator[Said]:
     """What is missing, or was changed by hand."""
     unfit = list(_unfit(facts))
-    yield from unfit or parts.compare(only(facts, "schema_text")["text"], facts["doctor_objects"])
+    yield from unfit or parts.compare(_expected(facts), facts["doctor_objects"])
 
 
 def extra_objects(facts: Facts) -> Iterator[Said]:
     """What others have put into the schema."""
     unfit = list(_unfit(facts))
-    yield from unfit or parts.extras(only(facts, "schema_text")["text"], facts["doctor_objects"])
+    yield from unfit or parts.extras(_expected(facts), facts["doctor_objects"])
 
 
 def wanted_grants(text: str) -> set[Right]:

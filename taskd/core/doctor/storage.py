@@ -219,7 +219,7 @@ def invalid_indexes(facts: Facts) -> Iterator[Said]:
 
 
 def _wanted(facts: Facts) -> dict[tuple[str, str], Object]:
-    return expected(only(facts, "schema_text")["text"])
+    return expected(**only(facts, "schema_objects"))
 
 
 def _made_anew(name: str, facts: Facts) -> Iterator[Mend]:

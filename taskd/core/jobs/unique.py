@@ -221,7 +221,7 @@ decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 def key_of(values: list[Any]) -> str:
     """The key that these values make, as JSON has them.
 
-    taskd.key_of() makes the same in the database, byte for byte.
+    taskd.unique_key_of() makes the same in the database, byte for byte.
     """
     key = _text(values)
     if len(key.encode()) > KEY_BYTES_MAX or CONTROL.search(key):

@@ -30,18 +30,18 @@ async def attend(
     Returns:
         None: it does not, for another one does, or it was buried.
     """
-    alone, others = (await on.fetch("attend", queue, worker_id, for_s, gives_way))[0]
+    alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, gives_way))[0]
     return None if alone is None else Attended(alone, others)
 
 
 async def withdraw(on: Fetches, queue: str, worker_id: int | None) -> None:
     """Take the mark of this worker back; None: whosever it is."""
-    await on.fetch("withdraw", queue, worker_id)
+    await on.fetch("clear_busy_mark", queue, worker_id)
 
 
 async def producers_held_up(on: Fetches) -> int:
     """How many transactions wait at their commit for another one that rings."""
-    waiting: int = (await on.fetch("producers_held_up"))[0][0]
+    waiting: int = (await on.fetch("count_waiting_notifiers"))[0][0]
     return waiting
 
 
@@ -53,10 +53,10 @@ async def draw_xid(on: Fetches) -> str:
 
 async def have_ended(on: Fetches, xid: str) -> bool:
     """Whether all transactions with a lower id have ended."""
-    ended: bool = (await on.fetch("have_ended", xid))[0][0]
+    ended: bool = (await on.fetch("transactions_ended", xid))[0][0]
     return ended
 
 
 async def call(on: Fetches, queue: str) -> None:
     """Wake all workers of the queue."""
-    await on.fetch("call_workers", queue)
+    await on.fetch("wake_workers", queue)

@@ -233,7 +233,7 @@ async def claim_suspect(
 
 async def scout(on: Fetches, queues: Iterable[str]) -> set[str]:
     """Which of these queues have a queued job and are not paused."""
-    return {row[0] for row in await on.fetch("scout_queues", list(queues))}
+    return {row[0] for row in await on.fetch("poll_queues", list(queues))}
 
 
 async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:
@@ -246,7 +246,7 @@ async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int
 async def ack_settled(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[int, JobState]:
     """Write any other outcomes, sorted by id; where each job that was still ours went."""
     rows = await on.fetch(
-        "ack_settled",
+        "ack_outcomes",
         worker_id,
         [ack.id for ack in acks],
         [ack.fence for ack in acks],

@@ -41,7 +41,7 @@ async def write(on: Fetches, told: Sequence[AttemptLines]) -> None:
 
 async def forget(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
     """Forget what was written of these attempts."""
-    await on.fetch("forget_logs", list(job_ids), list(fences))
+    await on.fetch("delete_logs", list(job_ids), list(fences))
 
 
 async def prune(on: Fetches) -> int:

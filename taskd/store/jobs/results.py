@@ -42,12 +42,12 @@ class Outcome(NamedTuple):
 
 async def tell_progress(on: Fetches, told: Sequence[Progress]) -> None:
     """Write how far these attempts are."""
-    await on.fetch("tell_progress", *map(list, zip(*told, strict=True)))
+    await on.fetch("write_progress", *map(list, zip(*told, strict=True)))
 
 
 async def forget_progress(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
     """Forget attempts that have ended."""
-    await on.fetch("forget_progress", list(job_ids), list(fences))
+    await on.fetch("delete_progress", list(job_ids), list(fences))
 
 
 async def prune_progress(on: Fetches) -> int:

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 async def look(on: Fetches) -> Place:
     """Where a benchmark would run."""
-    return Place(*(await on.fetch("bench_look", LIVE_COUNTED_MAX))[0])
+    return Place(*(await on.fetch("bench_environment", LIVE_COUNTED_MAX))[0])
 
 
 async def new_name(on: Fetches) -> str:

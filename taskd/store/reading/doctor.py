@@ -14,6 +14,8 @@ from taskd.errors import PermissionDenied, SchemaError, StoreUnavailable, TaskdE
 from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database, Lane
 from taskd.store.connections.error_translation import HeldUp, first_line
 from taskd.store.connections.statements import Fetches, sql_root, statement
+from taskd.store.schema.migrate import LEDGER
+from taskd.store.schema.migrations import all_migrations
 
 # So many rows are read of a kind, and so many jobs counted.
 BATCH = COUNTED_MAX
@@ -136,9 +138,12 @@ async def identify(connect_args: Mapping[str, Any]) -> tuple[bool, str]:
         await lane.close()
 
 
-def schema_text() -> str:
-    """What this version's schema looks like: sql/schema.sql."""
-    return (sql_root() / "schema.sql").read_text(encoding="utf-8")
+def schema_objects() -> dict[str, str]:
+    """Return the arguments of `core.doctor.objects.expected`, read from sql/."""
+    return {
+        "objects": (sql_root() / "objects.tsv").read_text(encoding="utf-8"),
+        "migrations": "\n".join([f"{LEDGER};", *(each.text for each in all_migrations())]),
+    }
 
 
 def grants_text() -> str:

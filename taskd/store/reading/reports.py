@@ -102,7 +102,7 @@ async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int |
 
 async def queues_in_need(on: Fetches) -> dict[str, int]:
     """Live workers by queue, for each queue that has due jobs and is not paused."""
-    return {row[0]: row[1] for row in await on.fetch("queues_in_need")}
+    return {row[0]: row[1] for row in await on.fetch("queues_with_due_jobs")}
 
 
 async def count_serving(on: Fetches, queue: str) -> int:

@@ -1,4 +1,4 @@
-"""The SQL that mends what `taskd doctor` finds: sql/mends.sql, with its values. It is printed."""
+"""The SQL that mends what `taskd doctor` finds: sql/repairs.sql, with its values. It is printed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from taskd.store.connections.statements import sql_root
 
-HEADER = re.compile(r"^-- mend: (\w+)\n", re.MULTILINE)
+HEADER = re.compile(r"^-- repair: (\w+)\n", re.MULTILINE)
 PLACE = re.compile(r'(?<![:\w]):(?:"(\w+)"|\'(\w+)\'|(\w+):(?!:)|(\w+))')
 
 
 @cache
 def load() -> dict[str, str]:
     """The texts by their names."""
-    parts = HEADER.split((sql_root() / "mends.sql").read_text(encoding="utf-8"))[1:]
+    parts = HEADER.split((sql_root() / "repairs.sql").read_text(encoding="utf-8"))[1:]
     return {name: _bare(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 

@@ -160,7 +160,7 @@ async def lost_acks(times: int = 5, *, silently: bool = False) -> Outcome:
         # ack_done, then ack_settled: results, retries and failures.
         for number in range(times):
             await made.ended(50)
-            name = ("ack_done", "ack_settled")[number % 2]
+            name = ("ack_done", "ack_outcomes")[number % 2]
             await _ambush(proxy, "taskd ack", name, "SELECT", silently=silently)
             await worker.heard("store.back", number + 1)
         outcome = await made.finish("lost_acks_silently" if silently else "lost_acks")

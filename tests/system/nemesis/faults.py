@@ -26,8 +26,8 @@ AMBUSHES = (
     ("taskd claim", "claim_jobs"),
     ("taskd claim", "claim_limited_jobs"),
     ("taskd ack", "ack_done"),
-    ("taskd ack", "ack_settled"),
-    ("taskd beat", "beat"),
+    ("taskd ack", "ack_outcomes"),
+    ("taskd beat", "renew_lease"),
     ("taskd upkeep", "promote_jobs"),
 )
 TABLES = ("job", "job_history", "worker", "queue", "task")

@@ -267,7 +267,7 @@ async def test_a_search_reads_so_much_and_says_how_to_go_on(anybody, sql, monkey
 
 async def test_the_chart_counts_what_finished_in_its_window(sql):
     await scene.history(sql, 6000, hours=3)
-    rows = await sql.fetch("SELECT * FROM taskd.finished_lately(NULL, 3600, 60, 2048)")
+    rows = await sql.fetch("SELECT * FROM taskd.finished_recently(NULL, 3600, 60, 2048)")
     whole = await sql.fetchval(
         "SELECT count(*) FROM taskd.job_history WHERE finished_at >= $1 AND finished_at < $2",
         rows[0]["since"], rows[0]["until"],
@@ -275,15 +275,15 @@ async def test_the_chart_counts_what_finished_in_its_window(sql):
     assert sum(row["done"] + row["failed"] + row["cancelled"] for row in rows) == whole
     assert 1900 < whole < 2100
     assert len(rows) in (59, 60, 61)
-    email = await sql.fetch("SELECT * FROM taskd.finished_lately('email', 3600, 60, 2048)")
+    email = await sql.fetch("SELECT * FROM taskd.finished_recently('email', 3600, 60, 2048)")
     assert 300 < sum(row["done"] + row["failed"] + row["cancelled"] for row in email) < 350
     # So few blocks that the window becomes shorter, and says so.
-    short = await sql.fetch("SELECT * FROM taskd.finished_lately(NULL, 10800, 60, 16)")
+    short = await sql.fetch("SELECT * FROM taskd.finished_recently(NULL, 10800, 60, 16)")
     assert (short[0]["until"] - short[0]["since"]).total_seconds() < 3600
 
 
 async def test_an_empty_history_has_an_empty_chart(sql):
-    [row] = await sql.fetch("SELECT * FROM taskd.finished_lately(NULL, 3600, 60, 2048)")
+    [row] = await sql.fetch("SELECT * FROM taskd.finished_recently(NULL, 3600, 60, 2048)")
     assert (row["step"], row["done"], row["failed"]) == (None, 0, 0)
 
 

@@ -1,131 +1,131 @@
 -- What mends the faults that `taskd doctor` finds. It prints these and runs none of them.
 --
 -- Each begins with `-- mend: name`. Values stand as psql has its variables: `:"x"` is an identifier, `:'x'` a text,
--- `:x` a number, and `:x:` a part of sql/schema.sql that is put in as it stands. What needs no transaction around it is one statement;
+-- `:x` a number, and `:x:` SQL that is put in as it stands. What needs no transaction around it is one statement;
 -- whatever waits for locks says for how long.
 
--- mend: end_session
+-- repair: end_session
 SELECT pg_terminate_backend(:pid);
 
--- mend: end_prepared
+-- repair: end_prepared
 ROLLBACK PREPARED :'gid';
 
--- mend: drop_slot
+-- repair: drop_slot
 SELECT pg_drop_replication_slot(:'slot');
 
--- mend: vacuum
+-- repair: vacuum
 VACUUM (ANALYZE) taskd.:"table";
 
--- mend: freeze
+-- repair: freeze
 VACUUM (FREEZE);
 
--- mend: reindex
+-- repair: reindex
 REINDEX INDEX CONCURRENTLY taskd.:"index";
 
--- mend: drop_index
+-- repair: drop_index
 DROP INDEX CONCURRENTLY taskd.:"index";
 
--- mend: enable_autovacuum
+-- repair: enable_autovacuum
 ALTER TABLE taskd.:"table" RESET (autovacuum_enabled);
 
--- mend: set_server
+-- repair: set_server
 ALTER SYSTEM SET :setting: = :'value';
 SELECT pg_reload_conf();
 
--- mend: reset_database
+-- repair: reset_database
 ALTER DATABASE :"database" RESET :setting:;
 
--- mend: reset_login
+-- repair: reset_login
 ALTER ROLE :"login" RESET :setting:;
 
--- mend: reset_login_in_database
+-- repair: reset_login_in_database
 ALTER ROLE :"login" IN DATABASE :"database" RESET :setting:;
 
 -- The same for default_transaction_read_only, which would refuse its own end.
 
--- mend: let_database_write
+-- repair: let_database_write
 SET default_transaction_read_only = off;
 ALTER DATABASE :"database" RESET :setting:;
 
--- mend: let_login_write
+-- repair: let_login_write
 SET default_transaction_read_only = off;
 ALTER ROLE :"login" RESET :setting:;
 
--- mend: let_login_write_in_database
+-- repair: let_login_write_in_database
 SET default_transaction_read_only = off;
 ALTER ROLE :"login" IN DATABASE :"database" RESET :setting:;
 
--- mend: allow_connections_to_database
+-- repair: allow_connections_to_database
 ALTER DATABASE :"database" CONNECTION LIMIT -1;
 
--- mend: allow_connections_of_login
+-- repair: allow_connections_of_login
 ALTER ROLE :"login" CONNECTION LIMIT -1;
 
--- mend: let_look
+-- repair: let_look
 GRANT pg_monitor TO :"login";
 
--- mend: no_superuser
+-- repair: no_superuser
 ALTER ROLE :"login" NOSUPERUSER;
 
--- mend: let_work
+-- repair: let_work
 GRANT :"role" TO :"login";
 
--- mend: no_longer_owner
+-- repair: no_longer_owner
 REVOKE :"role" FROM :"login";
 
--- mend: make
+-- repair: make
 :text:
 
 -- Functions come before what they speak of.
 
--- mend: make_function
+-- repair: make_function
 SET check_function_bodies = off;
 :text:
 
--- mend: replace_index
+-- repair: replace_index
 DROP INDEX taskd.:"index";
 :text:
 
--- mend: replace_constraint
+-- repair: replace_constraint
 ALTER TABLE taskd.:"table" DROP CONSTRAINT :"constraint", ADD CONSTRAINT :"constraint" :text:;
 
--- mend: add_to_table
+-- repair: add_to_table
 ALTER TABLE taskd.:"table" ADD :text:;
 
--- mend: set_default
+-- repair: set_default
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" SET DEFAULT :text:;
 
--- mend: drop_default
+-- repair: drop_default
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" DROP DEFAULT;
 
--- mend: set_not_null
+-- repair: set_not_null
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" SET NOT NULL;
 
--- mend: drop_not_null
+-- repair: drop_not_null
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" DROP NOT NULL;
 
--- mend: no_row_security
+-- repair: no_row_security
 ALTER TABLE taskd.:"table" DISABLE ROW LEVEL SECURITY;
 
--- mend: set_unlogged
+-- repair: set_unlogged
 ALTER TABLE taskd.:"table" SET UNLOGGED;
 
--- mend: set_logged
+-- repair: set_logged
 ALTER TABLE taskd.:"table" SET LOGGED;
 
--- mend: set_options
+-- repair: set_options
 ALTER TABLE taskd.:"table" SET (:text:);
 
--- mend: reset_options
+-- repair: reset_options
 ALTER TABLE taskd.:"table" RESET (:text:);
 
--- mend: make_partitions
+-- repair: make_partitions
 SELECT taskd.make_history_partitions(3);
 
 -- Acks wait for as long as this takes: rows go from the default partition to partitions of their days, which are
 -- made as taskd.make_history_partitions() makes them. What has expired is not kept.
 
--- mend: empty_default
+-- repair: empty_default
 BEGIN;
 SET LOCAL lock_timeout = '2s';
 SET LOCAL TimeZone = 'UTC';
@@ -151,20 +151,20 @@ $$;
 INSERT INTO taskd.job_history SELECT * FROM moved;
 COMMIT;
 
--- mend: drop_partition
+-- repair: drop_partition
 SET lock_timeout = '2s';
 DROP TABLE taskd.:"leaf";
 
--- mend: cancel_orphans
-SELECT taskd.end_blocked(array_agg(j.id), 'dependency')
+-- repair: cancel_orphans
+SELECT taskd.cancel_blocked(array_agg(j.id), 'dependency')
 FROM taskd.job AS j
 WHERE j.workflow_id IS NOT NULL AND j.waits_for IS NOT NULL AND j.state = 'blocked'
   AND NOT EXISTS (SELECT FROM taskd.dependency AS d
                   WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted);
 
--- mend: unblock_aimless
+-- repair: unblock_aimless
 -- Workers queue them within seconds.
 UPDATE taskd.job SET state = 'scheduled' WHERE state = 'blocked' AND waits_for IS NULL AND limit_name IS NULL;
 
--- mend: prune_keys
+-- repair: prune_keys
 DELETE FROM taskd.job_key WHERE until <= now();

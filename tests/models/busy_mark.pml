@@ -12,9 +12,9 @@
  * wrote it last, so that there is one wherever each worker had one of its own. Where there are two, one may give way to the
  * mark of the other, or write its own over it, as one does whose claims are full.
  *
- *   AFTER_XID       taskd.enqueue_usual() and all that inserts: the mark is read when the insert has drawn the xid, and who
+ *   AFTER_XID       taskd.enqueue() and all that inserts: the mark is read when the insert has drawn the xid, and who
  *                   serves after that; without it, both before
- *   ISOLATION       taskd.ring(), taskd.after_enqueue(): above READ COMMITTED, where a snapshot is as old as its
+ *   ISOLATION       taskd.notify_workers(), taskd.run_enqueue_checks(): above READ COMMITTED, where a snapshot is as old as its
  *                   transaction, it rings whoever serves
  *   WITHDRAW        Attendance._look: the mark is taken back before the hand-over; without it, afterwards
  *   NEW_XID         draw_xid: the bound is the id of a new transaction; without it, the xmax of a snapshot
@@ -26,9 +26,9 @@
  *   LISTEN_FIRST    Listener._listen: the hand-over begins when the LISTEN is committed, and not before
  *   REBORN          Worker._be_reborn: a hand-over begins when a worker that was buried is served again
  *   OWN_XID         Attendance._look: a doubt that comes up during a hand-over has a bound of its own
- *   NEEDED          taskd.need_something(): a new worker says that something is needed, before its row counts
- *   ALONE           taskd.need_nothing(): nobody registers while another, who leaves, looks whether it was the last
- *   LEFT_ALONE      taskd.attend(): who gives way writes no mark over the other's
+ *   NEEDED          taskd.turn_enqueue_checks_on(): a new worker says that something is needed, before its row counts
+ *   ALONE           taskd.turn_enqueue_checks_off(): nobody registers while another, who leaves, looks whether it was the last
+ *   LEFT_ALONE      taskd.set_busy_mark(): who gives way writes no mark over the other's
  *   LATER           Attendance._written_until: a mark whose reply was lost may be written yet
  */
 
@@ -137,7 +137,7 @@ inline doubt(w) {                                                              /
     rung[w] = true
 }
 
-/* taskd.attend(): a buried worker marks nothing. taskd.withdraw(): another's mark stays. */
+/* taskd.set_busy_mark(): a buried worker marks nothing. taskd.clear_busy_mark(): another's mark stays. */
 inline write_mark(w) { mark = (lives[w] -> w + 1 : mark) }
 inline withdraw(w) { mark = (mark == w + 1 -> 0 : mark) }
 

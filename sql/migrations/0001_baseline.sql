@@ -1,0 +1,3823 @@
+-- The schema of taskd: types, tables, views, and the functions that statements and SQL clients call.
+--
+-- The tables come first, with what they hold, their columns and indexes; then the functions, by concern. Each function names
+-- its callers: statements of sql/queries by their names, functions with parentheses. sql/README.md shows the tables and the
+-- states of a job in pictures, and the rules that all SQL here follows.
+--
+-- step: expand
+-- works with: >= 1
+
+CREATE SCHEMA taskd;
+
+-- ====================================================================================================
+-- Types
+-- ====================================================================================================
+
+-- Domains hold the bounds, and not CHECKs of the tables: PostgreSQL evaluates every CHECK of a row at each UPDATE, so at
+-- each claim, but a domain only when a value is stored. A refused domain value also keeps the row out of the error's
+-- DETAIL. Optional columns of taskd.job have base types instead: see taskd.job_is_valid().
+--
+-- A name that needs no quotes, as most, consists of a-z, 0-9 and _, so no regular expression is evaluated for it: each
+-- one costs a job that is enqueued alone 4 us.
+CREATE DOMAIN taskd.queue_name AS text
+    CONSTRAINT queue_name_is_a_channel CHECK (
+        octet_length(VALUE) BETWEEN 1 AND 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
+    );
+CREATE DOMAIN taskd.task_name AS text
+    CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
+    -- It appears on terminals and in logs: no newline, no escape sequence.
+    CONSTRAINT task_name_is_printable CHECK (quote_ident(VALUE) = VALUE OR VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+CREATE DOMAIN taskd.payload AS jsonb
+    CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
+    -- A value of up to 400 stored bytes, compressed or not, is no text of 256 KiB, so its text need not be produced to be
+    -- measured. (The exception: up to 20 numbers with a hundred thousand digits each, such as 1e131071.)
+    CONSTRAINT payload_fits_256_kib CHECK (
+        CASE WHEN pg_column_size(VALUE) <= 400 THEN true ELSE octet_length(VALUE::text) <= 262144 END
+    );
+-- What travels with a job beside its arguments: the trace context (W3C), and the owner's tags.
+CREATE DOMAIN taskd.metadata AS jsonb
+    CONSTRAINT metadata_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
+    CONSTRAINT metadata_fits_8_kib CHECK (octet_length(VALUE::text) <= 8192);
+-- Years that Python's datetime supports in every time zone: a single row beyond them would make lists of jobs unreadable.
+CREATE DOMAIN taskd.moment AS timestamptz
+    CONSTRAINT moment_is_finite CHECK (VALUE >= '0002-01-01 00:00:00+00' AND VALUE < '9000-01-01 00:00:00+00');
+CREATE DOMAIN taskd.attempts AS smallint
+    CONSTRAINT attempts_are_1_to_1000 CHECK (VALUE BETWEEN 1 AND 1000);
+CREATE DOMAIN taskd.timeout_s AS double precision
+    CONSTRAINT timeout_is_1_ms_to_30_days CHECK (VALUE BETWEEN 0.001 AND 2592000);
+CREATE DOMAIN taskd.unique_key AS text
+    CONSTRAINT unique_key_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
+    CONSTRAINT unique_key_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+
+CREATE DOMAIN taskd.schedule_name AS text
+    CONSTRAINT schedule_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
+    CONSTRAINT schedule_name_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+
+CREATE DOMAIN taskd.workflow_name AS text
+    CONSTRAINT workflow_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 100)
+    CONSTRAINT workflow_name_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+
+CREATE TYPE taskd.job_state AS ENUM (
+    'blocked', 'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
+);
+
+-- How far the admission of a job by its limit has got; NULL: nobody has checked the job yet. `parked`: it waits for a
+-- slot or a token of its key; `next`: it has a slot of its key and waits for one among all keys; `admitted`: a suspect
+-- that may run.
+CREATE TYPE taskd.gate AS ENUM ('parked', 'next', 'admitted');
+
+-- How long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until it has
+-- finished.
+CREATE TYPE taskd.key_scope AS ENUM ('waiting', 'live');
+
+-- What happens to a job when a job that it waits for has failed or was cancelled. `cancel`: it is cancelled as well;
+-- `wait`: it waits until that job is retried; `continue`: it goes on as if that job were done; `only`: it starts then, at
+-- once, and in no other case.
+CREATE TYPE taskd.on_failed AS ENUM ('cancel', 'wait', 'continue', 'only');
+
+-- ====================================================================================================
+-- Jobs
+-- ====================================================================================================
+
+-- Live jobs. Fixed-width columns come first, so that rows have no padding.
+CREATE TABLE taskd.job (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    worker_id bigint,                       -- the worker that runs it; no foreign key, which would lock the worker's row at
+                                            -- each claim
+    enqueued_at timestamptz NOT NULL DEFAULT now(),
+    run_at taskd.moment NOT NULL DEFAULT now(),
+    started_at timestamptz,                 -- start of the current or last attempt
+    timeout_s double precision,             -- NULL: the task's option applies
+    deadline timestamptz,                   -- no attempt starts after it: the job expires
+    tick timestamptz,                       -- the planned time of its schedule that it was made for
+    workflow_id bigint,
+    fence bigint NOT NULL DEFAULT 0,        -- fencing token: grows at every claim and never shrinks
+    state taskd.job_state NOT NULL DEFAULT 'queued',
+    gate taskd.gate,                        -- how far its admission by its limit has got
+    priority smallint NOT NULL DEFAULT 100, -- smaller first
+    attempt smallint NOT NULL DEFAULT 0,
+    max_attempts smallint,                  -- NULL: the task's option applies
+    args_version smallint,                  -- schema version of its arguments; NULL: 1
+    crashes smallint NOT NULL DEFAULT 0,    -- how often its worker died while running it
+    interrupts smallint NOT NULL DEFAULT 0, -- how often a stopping worker released it
+    waits_for integer,                      -- number of jobs that it still waits for; NULL: none
+    parked boolean NOT NULL DEFAULT false,  -- released because its task is paused
+    awaited boolean,                        -- a client waits for its end, which notifies `taskd:ended`
+    queue taskd.queue_name NOT NULL,
+    task taskd.task_name NOT NULL,
+    args taskd.payload NOT NULL DEFAULT '{}',
+    errors jsonb NOT NULL DEFAULT '[]',     -- the first and the last 19 failed attempts
+    key_scope taskd.key_scope,
+    unique_key text,
+    version bigint,                         -- of the data that the job works on; newer wins
+    follower jsonb,                         -- the job of a newer version that was enqueued while this one ran
+    cancel_reason text,                     -- why its cancellation was requested while it ran
+    node text,                              -- its name in its workflow, or its stage
+    limit_name text,                        -- the limit that applies to it, and its key (tenant, host) within that limit
+    limit_key text,
+    schedule text,                          -- the schedule that made it
+    metadata jsonb                          -- the context of its trace, tags; it decides nothing
+) WITH (
+    -- Rows live for milliseconds: vacuum by the number of dead rows, not by their share of the table.
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+-- Return true, or raise an error that says what is wrong with a job. A running job has a worker, no other job has one,
+-- and finished jobs are not in this table.
+-- Called by: the schema.
+CREATE FUNCTION taskd.job_is_valid(
+    worker_id bigint, state taskd.job_state, max_attempts smallint, timeout_s double precision, deadline timestamptz,
+    unique_key text, metadata jsonb
+) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    attempts_fit taskd.attempts := max_attempts;
+    timeout_fits taskd.timeout_s := timeout_s;
+    deadline_fits taskd.moment := deadline;
+    key_fits taskd.unique_key := unique_key;
+    metadata_fit taskd.metadata := metadata;
+BEGIN
+    IF (CASE WHEN worker_id IS NULL THEN state < 'running' ELSE state = 'running' END) IS NOT TRUE THEN
+        RAISE EXCEPTION 'no job can be "%" % a worker (job_fits_its_state)', state,
+            CASE WHEN worker_id IS NULL THEN 'without' ELSE 'with' END
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'job_fits_its_state',
+                  HINT = 'A running job has a worker, no other job has one, and finished jobs are in job_history.';
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Nothing reads this index: it enforces taskd.job_is_valid(). PostgreSQL evaluates its predicate for each row that is
+-- written, and its key, which raises the error, only for waiting jobs that have an optional value. (A claim removes the
+-- entry and evaluates no key.) A CHECK and domains would be the usual means, but every statement that writes jobs has to
+-- prepare those, even where all values are NULL: 18 us of a job that is enqueued alone; this index takes 5.
+CREATE INDEX job_is_valid ON taskd.job (taskd.job_is_valid(worker_id, state, max_attempts, timeout_s, deadline, unique_key, metadata))
+    WHERE CASE WHEN worker_id IS NULL THEN state >= 'running' OR max_attempts IS NOT NULL OR timeout_s IS NOT NULL
+                                           OR deadline IS NOT NULL OR unique_key IS NOT NULL OR metadata IS NOT NULL
+               ELSE state <> 'running' END;
+
+CREATE INDEX job_claim ON taskd.job (queue, priority, run_at, id) WHERE state = 'queued';
+-- Jobs that wait for their time: first those that never crashed a worker (0), then the suspects (1).
+CREATE INDEX job_due ON taskd.job (least(crashes, 1::smallint), run_at) WHERE state = 'scheduled';
+-- `IS NOT NULL` means running, and is written in this way on purpose: a guard that says
+-- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'` cannot use this index, so the planner has no choice but the
+-- primary key. Given the choice it read all running rows: 100 ms for 1,000 acks, in place of 5.
+CREATE INDEX job_running ON taskd.job (worker_id) WHERE worker_id IS NOT NULL;
+-- Which job holds a key. Only a first claim and an end take a row out of this index, and nothing puts one back: fences never
+-- shrink, so a retry, a release or a rescue cannot collide with the job that has taken the key meanwhile. The second column is
+-- NULL where the job does not hold its key any more. The same condition as a part of the predicate, which every statement that
+-- writes jobs prepares, would cost a job that is enqueued alone 4 us.
+CREATE UNIQUE INDEX job_holds_key
+    ON taskd.job (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL;
+
+-- The live jobs of a schedule; jobs that no schedule made are not in it.
+CREATE INDEX job_schedule ON taskd.job (schedule) WHERE schedule IS NOT NULL;
+
+CREATE INDEX job_workflow ON taskd.job (workflow_id) WHERE workflow_id IS NOT NULL;
+
+-- Waiting jobs with a deadline, whatever they wait for.
+CREATE INDEX job_deadline ON taskd.job (deadline) WHERE deadline IS NOT NULL AND worker_id IS NULL;
+-- Jobs that were released because their task is paused. (A job that was claimed from here keeps `parked` while it runs.)
+-- The predicate is short, because every statement that writes jobs prepares it.
+CREATE INDEX job_parked ON taskd.job (task) WHERE parked;
+
+-- The predicates of the next three indexes differ on purpose: each query can use only one of them, whatever the statistics say.
+-- Jobs that hold a slot of a limit, by key.
+CREATE INDEX job_limit_slots ON taskd.job (limit_name, limit_key, state)
+    WHERE limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next');
+-- Jobs that wait for a slot or a token of their key, in their order; and with the empty key those that have a slot of their key
+-- and wait for one among all keys.
+CREATE INDEX job_limit_waiting
+    ON taskd.job (limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END), priority, run_at, id)
+    WHERE limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
+-- Jobs that nobody has checked for admission yet; and blocked jobs without a limit, which a manual UPDATE has left and of which
+-- the doctor tells.
+CREATE INDEX job_limit_arrived ON taskd.job (limit_name, id)
+    WHERE state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
+
+-- Unique keys that are held for a time, whatever becomes of the job. A row is written after the row of the job, which
+-- decides who was first. A row whose time is over has no effect, and upkeep deletes it.
+CREATE TABLE taskd.job_key (
+    task text NOT NULL,
+    unique_key text NOT NULL,
+    job_id bigint NOT NULL,
+    version bigint,
+    until timestamptz NOT NULL,
+    PRIMARY KEY (task, unique_key)
+);
+CREATE INDEX job_key_until ON taskd.job_key (until);
+
+-- ====================================================================================================
+-- History
+-- ====================================================================================================
+
+-- Finished jobs, partitioned by the day on which they expire, so that any retention ends with the drop of a partition.
+-- Columns have base types: values that were checked when the job was enqueued are not checked again when it ends.
+CREATE TABLE taskd.job_history (
+    id bigint NOT NULL,
+    worker_id bigint,
+    enqueued_at timestamptz NOT NULL,
+    run_at timestamptz NOT NULL,
+    started_at timestamptz,
+    finished_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    timeout_s double precision,
+    deadline timestamptz,
+    tick timestamptz,
+    workflow_id bigint,
+    fence bigint NOT NULL,
+    state taskd.job_state NOT NULL,
+    priority smallint NOT NULL,
+    attempt smallint NOT NULL,
+    max_attempts smallint,
+    args_version smallint,
+    crashes smallint NOT NULL,
+    interrupts smallint NOT NULL,
+    queue text NOT NULL,
+    task text NOT NULL,
+    reason text,                            -- why it failed or was cancelled, in a word or a sentence
+    args jsonb NOT NULL,
+    errors jsonb NOT NULL,
+    result jsonb,
+    key_scope taskd.key_scope,
+    unique_key text,
+    version bigint,
+    node text,
+    limit_name text,
+    limit_key text,
+    schedule text,
+    metadata jsonb,
+    CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled'))
+) PARTITION BY RANGE (expires_at);
+
+CREATE INDEX job_history_id ON taskd.job_history (id);
+-- Failed and cancelled jobs. Few jobs fail, so this index costs the hot path nothing.
+CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state <> 'done';
+CREATE INDEX job_history_workflow ON taskd.job_history (workflow_id) WHERE workflow_id IS NOT NULL;
+
+-- An ack never fails because a partition is missing.
+CREATE TABLE taskd.job_history_default PARTITION OF taskd.job_history DEFAULT;
+-- For which days it holds rows, and which of these have expired, must remain a quick question.
+CREATE INDEX job_history_default_expires ON taskd.job_history_default (expires_at);
+
+-- All jobs, live and finished, with the same columns.
+CREATE VIEW taskd.jobs AS
+    SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
+           max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
+           cancel_reason IS NOT NULL AS cancel_asked, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
+           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
+           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb
+    FROM taskd.job
+    UNION ALL
+    SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
+           fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
+           errors, result, key_scope::text, unique_key, version,
+           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+    FROM taskd.job_history;
+
+-- ====================================================================================================
+-- Queues, tasks, workers
+-- ====================================================================================================
+
+-- Queues: pauses, retention, and limits that an operator has set. A queue needs no row to work.
+CREATE TABLE taskd.queue (
+    name taskd.queue_name PRIMARY KEY,
+    paused_at timestamptz,
+    paused_until timestamptz,               -- NULL while paused: until it is resumed
+    pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    -- How long finished jobs are kept, in seconds; 0: they are not kept.
+    keep_done_s integer NOT NULL DEFAULT 604800 CHECK (keep_done_s BETWEEN 0 AND 315360000),
+    keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000),
+    -- Attempts that each worker process may run at the same time; NULL: its own setting applies.
+    concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000),
+    -- Limits for all workers together; NULL: no limit.
+    max_running integer CONSTRAINT max_running_is_1_to_100000 CHECK (max_running BETWEEN 1 AND 100000),
+    max_depth integer CONSTRAINT max_depth_is_1_to_100000000 CHECK (max_depth BETWEEN 1 AND 100000000),
+    rate double precision CONSTRAINT rate_is_bounded CHECK (rate BETWEEN 1e-9 AND 1000000), -- jobs per second
+    burst integer CONSTRAINT burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
+    tokens double precision,                -- tokens left at filled_at
+    filled_at timestamptz,
+    depth integer,                          -- waiting jobs, counted when depth_id was the newest id of a job
+    depth_id bigint,
+    depth_at timestamptz,
+    CONSTRAINT rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL))
+);
+
+-- The few queues that keep completed jobs for another time than the default; ack_done reads them.
+CREATE INDEX queue_keeps ON taskd.queue (name) WHERE keep_done_s <> 604800;
+-- The few queues with a depth limit; each enqueue reads them.
+CREATE INDEX queue_bounded ON taskd.queue (name) WHERE max_depth IS NOT NULL;
+
+-- Return the names of the required arguments in a JSON Schema. Generated columns of taskd.task store the result, so that
+-- taskd.enqueue() checks arguments without another query.
+-- Called by: the schema.
+CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_array_elements_text(args_schema -> 'required') AS r (name) $$;
+
+-- Return the names of all arguments in a JSON Schema.
+-- Called by: the schema.
+CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
+
+-- Tasks, as workers have published them.
+CREATE TABLE taskd.task (
+    name taskd.task_name PRIMARY KEY,
+    app text NOT NULL,
+    signature text NOT NULL,                -- hash of the argument schema
+    queue taskd.queue_name NOT NULL,
+    max_attempts taskd.attempts NOT NULL,
+    timeout_s taskd.timeout_s,              -- NULL: no limit
+    kind text NOT NULL DEFAULT 'async',     -- kind of its handler: async, thread, process, batch, transaction
+    args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
+    args_version smallint NOT NULL DEFAULT 1, -- version of this schema
+    redact text[] NOT NULL DEFAULT '{}',    -- arguments that are displayed as ***
+    alias_of text,                          -- the current name of the task, if this is a former one
+    paused_at timestamptz,
+    paused_until timestamptz,               -- NULL while paused: until it is resumed
+    pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    limit_name text,                        -- the limit of its jobs,
+    limit_by text[],                        -- the arguments that form the key in it,
+    limit_defaults jsonb,                   -- and the values of omitted arguments
+    unique_rule jsonb,                      -- how its jobs get unique keys: `Unique` of Python, with the values of omitted
+                                            -- arguments
+    -- Whether its jobs need nothing but arguments, so that taskd.enqueue() inserts them directly.
+    usual boolean NOT NULL GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1) STORED,
+    required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
+    accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
+);
+
+-- Workers, one row for each worker instance, kept for some days after its end for diagnosis. The table is logged on
+-- purpose: a crash of the server empties unlogged tables, and every job would look as if its worker were gone. The fill
+-- factor leaves room for lease renewals as HOT updates; no index covers what they change.
+CREATE TABLE taskd.worker (
+    id bigint PRIMARY KEY,                  -- random 63 bits drawn by the worker, never reused
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    beat_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    lease_until timestamptz NOT NULL,
+    died_at timestamptz,                    -- set once, never cleared
+    pid integer NOT NULL,
+    pid_started bigint NOT NULL,            -- start time of the process in clock ticks since boot
+    draining boolean NOT NULL DEFAULT false,
+    host text NOT NULL,
+    boot_id text NOT NULL,
+    pid_namespace text NOT NULL,
+    version text NOT NULL,
+    app text NOT NULL,
+    queues text[] NOT NULL,
+    tasks text[] NOT NULL,
+    -- The schema versions that its code works with, as numbers of migrations; 0: unknown.
+    schema_oldest integer NOT NULL DEFAULT 0,
+    schema_newest integer NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+-- Workers that are not declared dead. Dead ones are kept for days, and there may be thousands.
+CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;
+
+-- ====================================================================================================
+-- Schedules
+-- ====================================================================================================
+
+-- Schedules, which make jobs by a period or by cron, one for each tick (planned time). Code declares them, or clients
+-- create them at run time.
+--
+-- Any worker fires a schedule that is due: in one transaction it locks the row, enqueues the jobs and moves `next_at`, if
+-- `next_at` still is what the worker has read. So each tick is fired once, however many workers poll and whichever of
+-- them dies. The next tick is computed from the database's clock: that of a period by addition, that of cron by the
+-- worker (taskd/core/schedule.py), because PostgreSQL knows no cron.
+CREATE TABLE taskd.schedule (
+    name taskd.schedule_name PRIMARY KEY,
+    app text,                               -- whose code declares it; NULL: it was created at run time
+    created_at timestamptz NOT NULL DEFAULT now(),
+    changed_at timestamptz,                 -- when it was changed by hand; from then on its code does not change it
+    revision bigint NOT NULL DEFAULT 0,     -- grows when its times change
+    -- Its times: multiples of the period after `starts_at`, or those of cron in its time zone.
+    every_s double precision CONSTRAINT every_is_1_s_to_10_years CHECK (every_s BETWEEN 1 AND 315360000),
+    cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ '[\u0001-\u001f\u007f-\u009f]'),
+    timezone text NOT NULL DEFAULT 'UTC'
+        CONSTRAINT timezone_is_bounded CHECK (octet_length(timezone) <= 100 AND timezone !~ '[\u0001-\u001f\u007f-\u009f]'),
+    starts_at taskd.moment NOT NULL DEFAULT now(),
+    next_at taskd.moment,                   -- its next tick; NULL: a worker has to compute it
+    last_tick timestamptz,
+    -- Its jobs. With a query, one for each row, whose columns are arguments in addition to `args`. The query runs with the
+    -- rights of the user who has set it, because no other user's worker fires the schedule.
+    task taskd.task_name NOT NULL,
+    queue taskd.queue_name NOT NULL,
+    args taskd.payload NOT NULL DEFAULT '{}',
+    args_version smallint,                  -- schema version of the arguments when it was set; NULL: 1
+    query text CONSTRAINT query_is_bounded CHECK (octet_length(query) <= 65536),
+    query_user name,
+    priority smallint NOT NULL DEFAULT 100,
+    max_attempts taskd.attempts,
+    timeout_s taskd.timeout_s,
+    jitter_s double precision CONSTRAINT jitter_is_up_to_a_day CHECK (jitter_s BETWEEN 0 AND 86400),
+    deadline_s double precision CONSTRAINT deadline_is_1_s_to_a_year CHECK (deadline_s BETWEEN 1 AND 31536000),
+    -- Which of the ticks that no worker fired in time are made up for: none, the last one, or all, up to a number.
+    catch_up text NOT NULL DEFAULT 'last' CONSTRAINT catch_up_is_known CHECK (catch_up IN ('none', 'last', 'all')),
+    catch_up_max integer NOT NULL DEFAULT 100 CONSTRAINT catch_up_is_bounded CHECK (catch_up_max BETWEEN 1 AND 1000),
+    -- What a tick does while a job of this schedule is live: make one more, make none, or replace the live one.
+    overlap text NOT NULL DEFAULT 'allow' CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'cancel')),
+    skipped bigint NOT NULL DEFAULT 0,      -- number of ticks that `overlap` has skipped
+    skipped_tick timestamptz,               -- the last of these
+    last_error text,                        -- of its last tick; NULL if that succeeded
+    last_error_at timestamptz,
+    paused_at timestamptz,
+    paused_until timestamptz,               -- NULL: until it is resumed; otherwise no tick before this time
+    pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    CONSTRAINT schedule_has_one_rhythm CHECK ((every_s IS NULL) <> (cron IS NULL)),
+    CONSTRAINT schedule_catches_up_one_by_one CHECK (catch_up <> 'all' OR overlap = 'allow'),
+    CONSTRAINT schedule_query_has_a_user CHECK ((query IS NULL) = (query_user IS NULL))
+);
+
+-- The schedules that are due first, of those without a query ('') and of those of each user; without a next tick a schedule is
+-- due at once. A pause with an end needs nobody to end it: the next tick comes after it.
+CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at NULLS FIRST)
+    WHERE paused_at IS NULL OR paused_until IS NOT NULL;
+
+-- ====================================================================================================
+-- Workflows
+-- ====================================================================================================
+
+-- Workflows, and runs of pipelines.
+CREATE TABLE taskd.workflow (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    look_at timestamptz NOT NULL DEFAULT now() + interval '1 day', -- when upkeep checks whether it still has jobs
+    stopped_at timestamptz,                 -- when it was cancelled: no further stage begins
+    name taskd.workflow_name NOT NULL,
+    kind text NOT NULL CONSTRAINT workflow_kind_is_known CHECK (kind IN ('workflow', 'pipeline')),
+    stages jsonb                            -- of a pipeline: the plan of this run, whatever is deployed meanwhile
+);
+CREATE INDEX workflow_look ON taskd.workflow (look_at);
+CREATE INDEX workflow_named ON taskd.workflow (name, id);
+
+-- Which job waits for which other job. `counted`: the parent does not block the job any more. A row is updated once, when
+-- the parent ends, and back when both jobs are retried.
+CREATE TABLE taskd.dependency (
+    parent_id bigint NOT NULL,
+    job_id bigint NOT NULL,
+    workflow_id bigint NOT NULL,            -- that of job_id
+    on_failed taskd.on_failed NOT NULL,
+    counted boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (parent_id, job_id),
+    -- This excludes cycles.
+    CONSTRAINT dependency_is_on_an_older_job CHECK (parent_id < job_id)
+) WITH (fillfactor = 70);
+CREATE INDEX dependency_of ON taskd.dependency (workflow_id, job_id);
+
+-- Numbers of jobs by workflow, part and state. The part of a pipeline is its stage. The members of a group are one part:
+-- the text before the bracket in `send[17]`.
+CREATE VIEW taskd.workflow_parts AS
+    SELECT workflow.name::text AS workflow, split_part(coalesce(job.node, ''), '[', 1) AS part, job.queue, job.task,
+           job.state, count(*) AS jobs
+    FROM taskd.workflow AS workflow
+    JOIN taskd.jobs AS job ON job.workflow_id = workflow.id
+    GROUP BY 1, 2, 3, 4, 5;
+
+-- ====================================================================================================
+-- Limits
+-- ====================================================================================================
+
+-- Limits: how many jobs run at the same time, for each key and in all, and how many start per second. A producer writes
+-- the name of a limit into a job's row, unchecked. Every such name gets a row here, for its lock; a name that was refused
+-- here would keep workers from admitting any job.
+CREATE TABLE taskd.job_limit (
+    name text PRIMARY KEY,
+    concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000), -- of each key
+    concurrency_in_all integer
+        CONSTRAINT concurrency_in_all_is_1_to_10000 CHECK (concurrency_in_all BETWEEN 1 AND 10000),
+    -- Of each key, per second. With less than one in 31 years the time of the next token could exceed all timestamps.
+    rate double precision CONSTRAINT limit_rate_is_bounded CHECK (rate BETWEEN 1e-9 AND 1000000),
+    burst integer CONSTRAINT limit_burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
+    app text,                               -- the app that has published it last,
+    declared jsonb,                         -- and what its code says
+    by_hand boolean NOT NULL DEFAULT false, -- an operator has set it: what apps publish has no effect
+    CONSTRAINT limit_rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL)),
+    CONSTRAINT limit_name_is_printable CHECK (
+        app IS NULL AND NOT by_hand OR octet_length(name) BETWEEN 1 AND 200 AND name !~ '[\u0001-\u001f\u007f-\u009f]'
+    )
+);
+
+-- Tokens of rates, one row for each key whose bucket is not full.
+CREATE TABLE taskd.bucket (
+    limit_name text NOT NULL,
+    limit_key text NOT NULL,
+    tokens double precision NOT NULL,       -- tokens left at filled_at
+    filled_at timestamptz NOT NULL,
+    PRIMARY KEY (limit_name, limit_key)
+);
+
+-- Openings: when to check again whether jobs that wait for a key can be admitted, because a token arrives, or because a
+-- transaction without the limit's lock has freed a slot. Not unique on purpose: nobody has to wait for another one's row.
+-- A key that is NULL stands for all keys after after_key.
+CREATE TABLE taskd.opening (
+    limit_name text NOT NULL,
+    limit_key text,
+    after_key text NOT NULL DEFAULT '',
+    at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX opening_at ON taskd.opening (at);
+CREATE INDEX opening_key ON taskd.opening (limit_name, limit_key, at);
+CREATE INDEX opening_limit ON taskd.opening (limit_name, at);
+
+-- When workers have something to do: in how many seconds the next scheduled job, the next suspect and the next admission
+-- are due, NULL if there is none; and which queues an operator has limited. (A suspect that is not admitted yet counts
+-- for both, and the admission comes first.)
+CREATE VIEW taskd.due AS
+    SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+            WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 ORDER BY run_at LIMIT 1) AS job_s,
+           (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
+            WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 ORDER BY run_at LIMIT 1) AS suspect_s,
+           (SELECT CASE WHEN EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE limit_name IS NOT NULL AND state = 'blocked' AND gate IS NULL AND waits_for IS NULL
+                    ) OR EXISTS (
+                        SELECT FROM taskd.job
+                        WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now() AND limit_name IS NOT NULL
+                          AND gate IS NULL
+                    ) THEN 0.0
+                    ELSE (SELECT date_part('epoch', at - clock_timestamp()) FROM taskd.opening ORDER BY at LIMIT 1)
+               END) AS gate_s,
+           ARRAY(SELECT name::text FROM taskd.queue WHERE max_running IS NOT NULL OR rate IS NOT NULL) AS limited;
+
+-- ====================================================================================================
+-- Progress and logs
+-- ====================================================================================================
+
+-- Progress of running attempts: the last report of each, written by its worker at most once a second, and only if the
+-- handler reports any. Unlogged, because a report is of no use after its attempt. A row counts while the job runs with
+-- the same fence. The fill factor leaves room for HOT updates; no index covers what changes.
+CREATE UNLOGGED TABLE taskd.progress (
+    job_id bigint PRIMARY KEY,
+    fence bigint NOT NULL,
+    done double precision NOT NULL,
+    total double precision,                 -- NULL: unknown
+    note text NOT NULL CONSTRAINT note_is_bounded CHECK (octet_length(note) <= 500),
+    told_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+
+-- Log lines of handlers, one row for each attempt of which they are kept (`keep_logs`). Neither claims nor acks read this
+-- table. A worker writes the row beside the outcome of the attempt, never before the outcome and never in its way. While
+-- a long attempt runs, the row is written again every few seconds, so that a crash of the worker leaves the lines until
+-- then. A row is kept as long as a job that ends as the attempt did, at that time.
+CREATE TABLE taskd.job_log (
+    job_id bigint NOT NULL,
+    fence bigint NOT NULL,                  -- of the attempt: each claim has another one
+    worker_id bigint NOT NULL,
+    written_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at timestamptz NOT NULL,
+    attempt smallint NOT NULL,
+    ended boolean NOT NULL,                 -- false: the attempt runs, or its worker has died
+    first smallint NOT NULL,                -- number of lines before the omitted ones
+    left_out bigint NOT NULL,               -- number of omitted lines
+    lines jsonb NOT NULL CONSTRAINT lines_are_bounded CHECK (octet_length(lines::text) <= 131072),
+    PRIMARY KEY (job_id, fence)
+);
+CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
+
+-- ====================================================================================================
+-- Functions: notifications, busy marks
+-- ====================================================================================================
+
+-- Send a NOTIFY, unless the server's notification queue is nearly full, as it becomes when a session listens and never
+-- ends its transaction. PostgreSQL would refuse the notification, and with it the caller's work; and polling finds the
+-- same news.
+-- Called by: 5 functions, 12 statements.
+CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF pg_notification_queue_usage() < 0.9 THEN
+        PERFORM pg_notify(channel, payload);
+    END IF;
+END
+$$;
+
+-- Whether enqueues need checks: 0 from when the last worker has left, if no depth is limited then; 1 from when a worker
+-- is registered or a depth is limited. It is a sequence for the same reason as a busy mark: a producer that has its xid
+-- and reads 0 came before any worker that registers afterwards, and that worker waits for it. The sequence is written
+-- before the commit of the row that needs it, in the same WAL, so no crash and no failover keeps the row alone. Where no
+-- worker lives, the sequence saves a client that enqueues one job at a time 33 of 350 us.
+CREATE SEQUENCE taskd.needs MINVALUE 0 START 0;
+GRANT SELECT ON SEQUENCE taskd.needs TO PUBLIC;
+SELECT setval('taskd.needs', 0);
+
+-- Return the busy mark of a queue: a time until which a worker polls the queue continuously, so that producers need not
+-- notify anybody. It is a number of microseconds since 1970, about two seconds ahead, of which the last three digits are
+-- those of the worker's id. A busy worker renews it, and resets it to 0 before it sleeps. A negative mark means the same,
+-- for a queue with a depth limit: there producers still have to check for room.
+--
+-- A mark is a sequence, one for each queue that was ever polled continuously, because a write to a sequence is visible at
+-- once to every session, whatever its snapshot. So the statement that inserts a job can read it, also above READ
+-- COMMITTED, and no row versions pile up while somebody holds a snapshot. It is also cheaper to read than a row. The
+-- sequence is logged although it need not be durable: an unlogged one could not be read after a standby is promoted
+-- within minutes of its creation (PostgreSQL 18.4: `bad magic number in sequence`), and every enqueue would fail.
+-- Called by: is_polled_unbounded(), is_polled(), set_busy_mark(), clear_busy_mark().
+CREATE FUNCTION taskd.busy_mark(queue text) RETURNS bigint
+LANGUAGE sql
+RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
+
+-- Return whether no queue needs the checks of taskd.run_enqueue_checks(), because no worker lives and no depth is
+-- limited: `needs` is 0. It costs next to nothing, so a client that enqueues one job at a time asks this first, and
+-- taskd.is_polled_unbounded() then. Functions for SQL clients ask in the other order: where producers are many, workers
+-- are busy.
+-- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
+CREATE FUNCTION taskd.enqueue_checks_are_off() RETURNS boolean
+LANGUAGE sql
+RETURN pg_sequence_last_value('taskd.needs'::regclass) = 0;
+
+-- Return whether a queue needs no checks after an insert: a worker polls it continuously, and its depth has no limit.
+-- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
+CREATE FUNCTION taskd.is_polled_unbounded(queue text) RETURNS boolean
+LANGUAGE sql
+RETURN to_timestamp(taskd.busy_mark(queue) / 1e6::double precision) > clock_timestamp() IS TRUE;
+
+-- Return whether a worker polls the queue continuously, according to its busy mark.
+-- Called by: notify_workers(), run_enqueue_checks(), watch_state.
+CREATE FUNCTION taskd.is_polled(queue text) RETURNS boolean
+LANGUAGE sql
+RETURN to_timestamp(abs(taskd.busy_mark(queue)) / 1e6::double precision) > clock_timestamp();
+
+-- Notify the workers of a queue, if there are any and none polls the queue continuously. A transaction that notifies
+-- holds a lock of the whole database cluster until its commit is flushed: 16 producers that notified for each job fell to
+-- 0.27 of their rate.
+--
+-- The caller has written its rows before, so the transaction has its xid before it reads the mark. A worker that has just
+-- begun to serve the queue, or has cleared its mark, relies on that to know which transactions may not have seen it yet
+-- (taskd/worker/claiming/busy_mark.py). Workers are looked up with a snapshot of its own, because the function is
+-- volatile; above READ COMMITTED there is no new snapshot, so it notifies in any case. The setting keeps the plan on the
+-- index, whatever the statistics were when it was planned.
+-- Called by: 10 functions, 6 statements.
+CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+BEGIN
+    IF taskd.is_polled(queue) THEN
+        RETURN;
+    END IF;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+       OR EXISTS (SELECT FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue = ANY (w.queues)) THEN
+        PERFORM taskd.notify('taskd_' || queue, '');
+    END IF;
+END
+$$;
+
+-- Write the mark of a queue. Only the owner can create its sequence, so only functions with the owner's rights call this.
+-- Everybody may read a mark, but needs rights on the schema to name it.
+-- Called by: set_busy_mark(), clear_busy_mark().
+CREATE FUNCTION taskd.write_busy_mark(queue taskd.queue_name, value bigint) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    name text := format('taskd.%I', 'mark_' || queue);
+BEGIN
+    IF to_regclass(name) IS NULL THEN
+        EXECUTE format('CREATE SEQUENCE %s MINVALUE %s START 0', name, -9223372036854775807);
+        EXECUTE format('GRANT SELECT ON SEQUENCE %s TO PUBLIC', name);
+    END IF;
+    PERFORM setval(name::regclass, value);
+EXCEPTION WHEN unique_violation OR duplicate_table THEN
+    -- Another worker has created the sequence at the same time, and marks the queue.
+    NULL;
+END
+$$;
+
+-- Mark a queue as polled for some seconds, if this worker lives and serves the queue. Return whether this worker is the
+-- only one that marks it, or NULL if it was not marked. With `gives_way` another worker's mark stays, and that worker
+-- answers for the queue: one is enough. (Two workers that both see no mark both poll, until one sees the mark of
+-- the other and gives way.) The depth limit is read again after the mark was written: it may have been set in between, when
+-- taskd.clear_busy_mark() found no mark to clear.
+-- Called by: set_busy_mark.
+CREATE FUNCTION taskd.set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
+    value bigint := until_ms * 1000 + worker_id % 1000;
+    former bigint := abs(taskd.busy_mark(queue));
+    -- A mark more than a minute ahead was written before a clock was set back.
+    another boolean := coalesce(
+        former % 1000 <> worker_id % 1000
+        AND to_timestamp(former / 1e6) BETWEEN clock_timestamp() AND clock_timestamp() + interval '1 min',
+        false
+    );
+    bounded boolean;
+BEGIN
+    IF gives_way AND another OR NOT EXISTS (
+        SELECT 1 FROM taskd.worker AS w
+        WHERE w.id = worker_id AND w.died_at IS NULL AND w.lease_until > clock_timestamp() AND queue = ANY (w.queues)
+    ) THEN
+        RETURN NULL;
+    END IF;
+    bounded := EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL);
+    PERFORM taskd.write_busy_mark(queue, CASE WHEN bounded THEN -value ELSE value END);
+    IF NOT bounded AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL) THEN
+        PERFORM taskd.write_busy_mark(queue, -value);
+    END IF;
+    RETURN NOT another;
+END
+$$;
+
+-- Clear the mark of this worker, or, with NULL as the worker, any mark. Another worker's mark stays: that worker answers
+-- for the queue. Two workers in a thousand share their last three digits, and another mark can be written between the
+-- read and the write: a mark that was cleared by mistake is renewed within a second, and until then workers are notified.
+-- Called by: clear_busy_mark, retire_worker, declare_workers_dead.
+CREATE FUNCTION taskd.clear_busy_mark(queue text, worker_id bigint) RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    value bigint := abs(taskd.busy_mark(queue));
+BEGIN
+    IF value > 0 AND (
+        worker_id IS NULL OR value % 1000 = worker_id % 1000
+        OR to_timestamp(value / 1e6) > clock_timestamp() + interval '1 min'
+    ) THEN
+        PERFORM taskd.write_busy_mark(queue, 0);
+    END IF;
+END
+$$;
+
+-- Drop the mark of a queue to which nobody enqueues any more: an enqueue that reads it at that moment would fail.
+-- Called by: bench_clear_names.
+CREATE FUNCTION taskd.drop_busy_mark(queue taskd.queue_name) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    EXECUTE format('DROP SEQUENCE IF EXISTS taskd.%I', 'mark_' || queue);
+END
+$$;
+
+
+-- Note that enqueues need checks. Triggers do so, so that no row gets into their tables without it.
+-- Called by: the schema.
+CREATE FUNCTION taskd.turn_enqueue_checks_on() RETURNS trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM setval('taskd.needs', 1);
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER worker_needs AFTER INSERT ON taskd.worker
+    FOR EACH STATEMENT EXECUTE FUNCTION taskd.turn_enqueue_checks_on();
+CREATE TRIGGER queue_needs AFTER INSERT OR UPDATE OF max_depth ON taskd.queue
+    FOR EACH ROW WHEN (new.max_depth IS NOT NULL) EXECUTE FUNCTION taskd.turn_enqueue_checks_on();
+
+-- Note that enqueues need no checks, if the worker that has just left was the last one and no depth is limited; return
+-- whether it is noted. The locks keep out transactions that would change this until the note is written. If a transaction
+-- that writes to these tables is open, it may be registering a worker, so the note stays as it is; that costs a little
+-- and loses nothing. No lock is waited for.
+-- Called by: turn_enqueue_checks_off.
+CREATE FUNCTION taskd.turn_enqueue_checks_off() RETURNS boolean
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE taskd.worker, taskd.queue IN SHARE MODE NOWAIT;
+    IF EXISTS (SELECT FROM taskd.worker WHERE died_at IS NULL)
+       OR EXISTS (SELECT FROM taskd.queue WHERE max_depth IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    PERFORM setval('taskd.needs', 0);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: enqueue
+-- ====================================================================================================
+
+-- Return the state of a job that is due at that time. Every move to `queued`, except by admission itself, uses this
+-- function: a job with a limit waits for its admission. The planner inlines the body.
+-- Called by: 9 functions, 3 statements.
+CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamptz) RETURNS taskd.job_state
+LANGUAGE sql STABLE
+RETURN CASE WHEN due > now() THEN 'scheduled'::taskd.job_state
+            WHEN limit_name IS NULL THEN 'queued'::taskd.job_state
+            ELSE 'blocked'::taskd.job_state END;
+
+-- Raise the error for a job that names no queue, or whose arguments do not match the published schema. Return if it finds
+-- nothing wrong.
+-- Called by: enqueue_one(), enqueue_unique(), enqueue_after(), set_schedule(), make_scheduled_jobs(), change().
+CREATE FUNCTION taskd.raise_invalid_job(task text, queue text, args jsonb, required text[], accepted text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    arg text;
+BEGIN
+    IF queue IS NULL THEN
+        RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Start a worker that knows the task, or say queue => ''...''.';
+    END IF;
+    IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(args::text) > 262144 THEN
+        RAISE EXCEPTION 'the arguments of "%" take % bytes; the limit is 262144', task, octet_length(args::text)
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Store the data elsewhere and pass a reference to it.';
+    END IF;
+    SELECT r INTO arg FROM unnest(required) AS r WHERE NOT args ? r LIMIT 1;
+    IF arg IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" needs the argument "%"', task, arg
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT k INTO arg FROM jsonb_object_keys(args - accepted) AS k LIMIT 1;
+    IF arg IS NOT NULL THEN
+        RAISE EXCEPTION 'task "%" has no argument "%"', task, arg
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- Return whether the arguments are an object with all required arguments, without unknown ones, and within the size limit
+-- (see taskd.payload). The planner inlines the body. It is a single CASE, because the planner would put conditions
+-- without a column of the task into a plan node of their own, which costs taskd.enqueue() 8 us.
+-- Called by: enqueue_one(), enqueue().
+CREATE FUNCTION taskd.args_are_valid(args jsonb, required text[], accepted text[]) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN CASE WHEN jsonb_typeof(args) = 'object'
+                 AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
+            THEN args ?& required AND args - accepted = '{}' ELSE false END;
+
+-- Return a queue name, checked. As a cast the check would be prepared for each enqueue, whether it is needed or not.
+-- Called by: enqueue().
+CREATE FUNCTION taskd.checked_queue_name(queue text) RETURNS taskd.queue_name
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN queue;
+END
+$$;
+
+-- Return JSON text for use in keys: without spaces, with names in the order of their bytes, and numbers by value, so that
+-- 1.0 is 1. Python creates the same text, byte for byte (taskd/core/jobs/unique.py).
+-- Called by: unique_key_of(), limit_key().
+CREATE FUNCTION taskd.canonical_json(value jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE jsonb_typeof(value)
+        WHEN 'object' THEN (
+            SELECT '{' || coalesce(string_agg(to_json(name)::text || ':' || taskd.canonical_json(each), ',' ORDER BY name COLLATE "C"), '') || '}'
+            FROM jsonb_each(value) AS e (name, each)
+        )
+        WHEN 'array' THEN (
+            SELECT '[' || coalesce(string_agg(taskd.canonical_json(each), ',' ORDER BY place), '') || ']'
+            FROM jsonb_array_elements(value) WITH ORDINALITY AS e (each, place)
+        )
+        WHEN 'number' THEN trim_scale((value #>> '{}')::numeric)::text
+        ELSE value::text
+    END
+$$;
+
+-- Return the key, or its hash if it is long or not printable.
+-- Called by: unique_key_of(), limit_key().
+CREATE FUNCTION taskd.bounded_key(key text) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN octet_length(key) > 200 OR key ~ '[\u0001-\u001f\u007f-\u009f]'
+                THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
+$$;
+
+-- Return the unique key that a task's rule gives a job with these arguments: the rule's own key, or the list of the
+-- arguments that the rule names.
+-- Called by: enqueue_one().
+CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.bounded_key(taskd.canonical_json(made.list)) END
+    FROM (
+        SELECT jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place) AS list
+        FROM jsonb_array_elements_text(rule -> 'by') WITH ORDINALITY AS b (name, place)
+    ) AS made
+$$;
+
+-- Return the version that a task's rule gives a job with these arguments, or NULL.
+-- Called by: enqueue_one().
+CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text := rule ->> 'version_by';
+    version jsonb := CASE WHEN name = '' THEN rule -> 'version' ELSE coalesce(args -> name, rule -> 'defaults' -> name) END;
+BEGIN
+    IF version IS NULL OR version = 'null' THEN
+        RETURN NULL;
+    END IF;
+    IF jsonb_typeof(version) <> 'number' OR scale(trim_scale((version #>> '{}')::numeric)) > 0 THEN
+        RAISE EXCEPTION 'the argument "%" is the version of the job, and must be a whole number', name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN (version #>> '{}')::numeric::bigint;
+END
+$$;
+
+-- Return the values that form the limit's key: those of the arguments, or the task's defaults.
+-- Called by: enqueue_one(), enqueue_unique(), enqueue_after(), enqueue_next_stage(), make_scheduled_jobs(), change().
+CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(jsonb_agg(coalesce(args -> name, defaults -> name) ORDER BY place), '[]')
+    FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
+$$;
+
+-- Return the limit's key: the value itself, or the list of values. Numbers count by value, also in a list: 1.0 is 1.
+-- Called by: 6 functions, 2 statements.
+CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT taskd.bounded_key(
+        CASE WHEN coalesce(jsonb_array_length(limit_values), 0) = 0 THEN ''
+             WHEN jsonb_array_length(limit_values) > 1 THEN taskd.canonical_json(limit_values)
+             WHEN jsonb_typeof(limit_values -> 0) = 'string' THEN limit_values ->> 0
+             ELSE taskd.canonical_json(limit_values -> 0) END
+    )
+$$;
+
+-- Do what remains to be done after a job was inserted, unless the queue needs no checks: refuse the job if it exceeds the
+-- depth limit, and notify the workers, under the conditions of taskd.notify_workers(). Return whether it notified. One
+-- query reads both, because most queues that nobody polls need nothing else. A job that is due in more than a minute
+-- needs no notification, because workers check due times every five seconds.
+--
+-- The function sets no search path and names the schema of everything that it uses: each setting would cost a client that
+-- enqueues one job at a time 5 us. For the same reason no setting keeps the plan on the indexes; the lease renewals cause
+-- the table of workers to be analysed before it has grown by much, and then each session plans again.
+-- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
+CREATE FUNCTION taskd.run_enqueue_checks(queue text, due timestamptz) RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_variable
+DECLARE
+    max_depth integer;
+    served boolean;
+BEGIN
+    SELECT (SELECT q.max_depth FROM taskd.queue AS q WHERE q.name OPERATOR(pg_catalog.=) queue AND q.max_depth IS NOT NULL),
+           EXISTS (SELECT FROM taskd.worker AS w WHERE w.died_at IS NULL AND queue OPERATOR(pg_catalog.=) ANY (w.queues))
+           OR pg_catalog.current_setting('transaction_isolation')
+              OPERATOR(pg_catalog.=) ANY (ARRAY['repeatable read', 'serializable'])
+    INTO max_depth, served;
+    IF max_depth IS NOT NULL AND due OPERATOR(pg_catalog.<=) pg_catalog.now() THEN
+        PERFORM taskd.check_queue_room(queue, max_depth, 0);
+    END IF;
+    IF served THEN
+        IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '60 s' OPERATOR(pg_catalog.>) due
+           AND taskd.is_polled(queue) IS NOT TRUE THEN
+            PERFORM taskd.notify(pg_catalog.concat('taskd_', queue), '');
+            RETURN true;
+        END IF;
+    END IF;
+    RETURN false;
+END
+$$;
+
+-- Insert one job and return its id, or the id of the job that holds its unique key. `checked`: the arguments were
+-- checked, by a client that knows the task.
+-- Called by: enqueue(), enqueue_unique_batch().
+CREATE FUNCTION taskd.enqueue_one(
+    task text,
+    queue text,
+    args jsonb,
+    priority integer,
+    run_at timestamptz,
+    delay_s double precision,
+    max_attempts integer,
+    timeout_s double precision,
+    deadline timestamptz,
+    deadline_s double precision,
+    args_version integer,
+    checked boolean,
+    limit_name text DEFAULT NULL,
+    limit_values jsonb DEFAULT NULL,
+    no_key boolean DEFAULT false,
+    metadata jsonb DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    usual_queue text;
+    rule jsonb;
+    required text[];
+    accepted text[];
+    usual boolean;
+    job_id bigint;
+    notified boolean;
+BEGIN
+    IF NOT checked THEN
+        SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+               CASE WHEN NOT no_key THEN t.unique_rule END, t.required, t.accepted,
+               taskd.args_are_valid(args, t.required, t.accepted)
+        INTO usual_queue, args_version, limit_name, limit_values, rule, required, accepted, usual
+        FROM taskd.task AS t WHERE t.name = task;
+        queue := coalesce(queue, usual_queue);
+        IF usual IS NOT TRUE THEN
+            -- An unpublished task may have any arguments.
+            PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
+        END IF;
+        IF rule IS NOT NULL THEN
+            RETURN (taskd.enqueue_unique(
+                task, args, taskd.unique_key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
+                rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
+                (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
+                args_version, true, false, limit_name, limit_values, false, metadata
+            )).job_id;
+        END IF;
+    END IF;
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
+        metadata
+    )
+    VALUES (
+        queue, task, args, priority, taskd.state_when_due(limit_name, due), due, max_attempts, timeout_s,
+        coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
+        limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values) END, metadata
+    )
+    RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(queue) OR taskd.enqueue_checks_are_off() THEN false
+                         ELSE taskd.run_enqueue_checks(queue, due) END
+    INTO job_id, notified;
+    RETURN job_id;
+END
+$$;
+
+-- Enqueue one job in the caller's own transaction, and return its id.
+--
+--     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
+--
+-- The queue, the limit and the unique key come from what workers have published about the task. If another job holds the
+-- unique key, the id may be that job's; with no_key the job gets no key. Missing and unknown arguments are refused here.
+-- The worker checks the types of the arguments before the handler runs.
+-- Called by: SQL clients.
+CREATE FUNCTION taskd.enqueue(
+    task text,
+    args jsonb DEFAULT '{}',
+    queue text DEFAULT NULL,
+    priority integer DEFAULT 100,
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
+    no_key boolean DEFAULT false,
+    metadata jsonb DEFAULT NULL             -- '{"traceparent": "00-..."}' continues a trace
+) RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_variable
+DECLARE
+    job_id bigint;
+    notified boolean;
+BEGIN
+    IF pg_catalog.num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) OPERATOR(pg_catalog.=) 0 THEN
+        INSERT INTO taskd.job AS j (queue, task, args, priority)
+        SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
+               t.name, args, priority
+        FROM taskd.task AS t
+        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.args_are_valid(args, t.required, t.accepted)
+        RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(j.queue) OR taskd.enqueue_checks_are_off() THEN false
+                             ELSE taskd.run_enqueue_checks(j.queue, pg_catalog.now()) END
+        INTO job_id, notified;
+    END IF;
+    IF job_id IS NULL THEN
+        job_id := taskd.enqueue_one(
+            task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false,
+            no_key => no_key, metadata => metadata
+        );
+    END IF;
+    RETURN job_id;
+END
+$$;
+
+-- Sleep before the next attempt after a row was found locked: longer each time, and for a random time. No lock is waited
+-- for, so PostgreSQL cannot detect a deadlock with a user's transaction; therefore it fails after `lock_timeout`, or
+-- after ten seconds if that is 0.
+-- Called by: enqueue_unique_batch(), unblock(), lock_jobs(), lock_parents(), retry().
+CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    lock_timeout interval := current_setting('lock_timeout');
+BEGIN
+    IF clock_timestamp() - began > coalesce(nullif(lock_timeout, interval '0'), interval '10 s') THEN
+        RAISE EXCEPTION 'a job stays locked by another transaction'
+            USING ERRCODE = 'lock_not_available', HINT = 'Nothing was changed. Try again when that transaction has ended.';
+    END IF;
+    PERFORM pg_sleep(random() * least(0.05, 0.002 * tries));
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: unique keys
+-- ====================================================================================================
+
+-- Enqueue a job that holds a unique key, or find the job that holds the key. Return the id of that job, and what
+-- happened: `enqueued`, `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
+--
+--     SELECT * FROM taskd.enqueue_unique('sync_account', '{"id": 42}', 'account-42', queue => 'sync');
+--
+-- on_conflict: `skip` leaves the holder as it is; `replace` gives a waiting holder the new arguments, priority, limits
+-- and time; `debounce` does the same, but sets a time no later than debounce_max_s after the holder was enqueued; `raise`
+-- raises an error. A running holder is never changed, and the time of a retry is not brought forward. With for_s the key
+-- stays held for that many seconds, even if its job ends.
+--
+-- With a version, the newer version wins, and on_conflict does not apply. A version that is not newer than the last one
+-- of its key is `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer
+-- version replaces a waiting holder. If the holder runs, the new job is stored with it and `follows` when the holder
+-- ends, whatever its outcome: two never run at once, and none is lost.
+--
+-- The insert decides which job is first: the insert of a second job with the same key waits at the index until the first
+-- transaction has ended. A waiting holder is locked until the caller commits, so it starts after that and sees what the
+-- caller has written. Claims skip the holder until then, so the workers are notified. The function runs with the owner's
+-- rights, because producers may not change rows.
+-- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
+CREATE FUNCTION taskd.enqueue_unique(
+    task text,
+    args jsonb,
+    unique_key text,
+    queue text DEFAULT NULL,
+    priority integer DEFAULT 100,
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL,
+    key_scope text DEFAULT 'live',
+    for_s double precision DEFAULT NULL,
+    on_conflict text DEFAULT 'skip',
+    debounce_max_s double precision DEFAULT NULL,
+    version bigint DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
+    args_version integer DEFAULT NULL,
+    checked boolean DEFAULT false,
+    alone boolean DEFAULT false,
+    limit_name text DEFAULT NULL,
+    limit_values jsonb DEFAULT NULL,
+    in_batch boolean DEFAULT false,
+    metadata jsonb DEFAULT NULL,
+    OUT job_id bigint,
+    OUT outcome text
+)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<asked>>
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    target_args_version integer := args_version;
+    target_queue text := queue;
+    required text[];
+    accepted text[];
+    target_limit text := limit_name;
+    target_limit_key text;
+    window_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
+    new_id bigint;
+    holder record;
+BEGIN
+    IF unique_key IS NULL OR key_scope IS NULL
+       OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'debounce', 'raise')
+    THEN
+        RAISE EXCEPTION 'enqueue_unique() needs a unique key, its scope, and skip, replace, debounce or raise on conflict'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF for_s NOT BETWEEN 0.001 AND 31536000 OR debounce_max_s NOT BETWEEN 0 AND 31536000 THEN
+        RAISE EXCEPTION 'for_s and debounce_max_s are seconds, up to a year' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF version IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
+        RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT checked THEN
+        SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
+        INTO target_queue, asked.required, asked.accepted, target_args_version, target_limit, limit_values
+        FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
+        IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+           OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
+        THEN
+            PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, asked.required, asked.accepted);
+        END IF;
+    END IF;
+    IF target_limit IS NOT NULL THEN
+        target_limit_key := taskd.limit_key(limit_values);
+    END IF;
+    LOOP
+        SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
+        FROM taskd.job AS j
+        WHERE j.task = enqueue_unique.task AND j.unique_key = enqueue_unique.unique_key
+          AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = enqueue_unique.unique_key
+          AND j.id IS DISTINCT FROM new_id;
+        IF NOT FOUND THEN
+            SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
+            FROM taskd.job_key AS k
+            WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
+              AND k.until > clock_timestamp()
+              AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version);
+        END IF;
+        IF NOT FOUND AND new_id IS NULL THEN
+            INSERT INTO taskd.job AS j (
+                queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
+                version, deadline, args_version, limit_name, limit_key, metadata
+            )
+            SELECT target_queue, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
+                   taskd.state_when_due(target_limit, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
+                   enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
+                   ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata
+            WHERE coalesce(
+                (SELECT taskd.check_queue_room(q.name, q.max_depth, 1)
+                 FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL AND due <= now()),
+                true
+            )
+            ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL
+            DO NOTHING
+            RETURNING j.id INTO new_id;
+            CONTINUE;
+        END IF;
+        IF NOT FOUND THEN
+            job_id := new_id;
+            outcome := 'enqueued';
+            EXIT;
+        END IF;
+        -- Between the look-up and the insert another job has taken the key for a time, and ended.
+        DELETE FROM taskd.job AS j WHERE j.id = new_id;
+        new_id := NULL;
+        IF on_conflict = 'raise' THEN
+            RAISE EXCEPTION 'job % of task "%" holds the unique key "%"', holder.id, task, unique_key
+                USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key';
+        END IF;
+        job_id := holder.id;
+        outcome := CASE WHEN version IS NULL THEN 'skipped' ELSE 'ignored' END;
+        IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
+            RETURN;
+        END IF;
+        -- The transaction consists of this statement alone, so everything that the job is about was committed before, and a
+        -- holder that starts from now on sees it: no lock is needed, which would keep the holder from its worker.
+        IF on_conflict = 'skip' AND version IS NULL AND alone THEN
+            RETURN;
+        END IF;
+        IF in_batch THEN
+            -- The batch holds other rows already, so it does not wait.
+            PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
+        ELSE
+            BEGIN
+                PERFORM FROM taskd.job AS j
+                WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+                  AND (j.key_scope = 'live' OR j.fence = 0)
+                FOR UPDATE;
+                IF NOT FOUND THEN
+                    RAISE EXCEPTION 'the holder has moved' USING ERRCODE = 'TD001';
+                END IF;
+            EXCEPTION WHEN SQLSTATE 'TD001' THEN
+                -- The block has released the lock: otherwise this row would stay locked while the next holder is waited for.
+                CONTINUE;
+            END;
+        END IF;
+        SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
+               greatest(j.version, (j.follower ->> 'version')::bigint) AS version
+        INTO holder
+        FROM taskd.job AS j
+        WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+          AND (j.key_scope = 'live' OR j.fence = 0)
+        FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        CONTINUE WHEN holder.version >= version;
+        IF holder.state = 'running' THEN
+            UPDATE taskd.job AS j
+            SET follower = jsonb_build_object(
+                'queue', target_queue, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
+                'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
+                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', target_args_version,
+                'limit_name', target_limit, 'limit_key', target_limit_key, 'metadata', enqueue_unique.metadata
+            )
+            WHERE j.id = holder.id;
+            outcome := 'follows';
+            due := 'infinity';
+            EXIT;
+        END IF;
+        IF on_conflict = 'skip' AND version IS NULL THEN
+            target_queue := holder.queue;
+            due := holder.run_at;
+            EXIT;
+        END IF;
+        IF on_conflict = 'debounce' THEN
+            due := least(due, holder.enqueued_at + make_interval(secs => debounce_max_s));
+        END IF;
+        -- Frequent enqueues must not remove the delays between the attempts of a failing job.
+        IF holder.tries > 0 THEN
+            due := greatest(due, holder.run_at);
+        END IF;
+        -- A job that was admitted, or had a slot of its key, goes through admission again; others may get its slot.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT j.limit_name, j.limit_key
+        FROM taskd.job AS j
+        WHERE j.id = holder.id AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'));
+        UPDATE taskd.job AS j
+        SET queue = target_queue, args = enqueue_unique.args, priority = enqueue_unique.priority,
+            state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END,
+            gate = NULL, limit_name = target_limit, limit_key = target_limit_key,
+            run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
+            -- An enqueue without a version removes neither the version nor the follower with a newer one.
+            version = coalesce(enqueue_unique.version, j.version),
+            follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
+            deadline = ends_at, args_version = target_args_version, parked = false, metadata = enqueue_unique.metadata
+        WHERE j.id = holder.id;
+        outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
+        EXIT;
+    END LOOP;
+    IF outcome = 'enqueued' AND window_s IS NOT NULL OR version IS NOT NULL THEN
+        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until)
+        VALUES (
+            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
+            now() + make_interval(secs => window_s)
+        )
+        ON CONFLICT (task, unique_key) DO UPDATE
+        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until;
+    END IF;
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.notify_workers(target_queue);
+    END IF;
+END
+$$;
+
+-- Lock the holders of the keys that a batch comes to one by one, all of them or none. None is waited for, because acks,
+-- cancels, retries and other batches hold some of these rows and want others.
+-- Called by: enqueue_unique_batch().
+CREATE FUNCTION taskd.lock_key_holders(
+    tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean
+) RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    PERFORM j.id
+    FROM unnest(tasks, unique_keys, on_conflicts, versions) AS c (task, unique_key, on_conflict, version)
+    JOIN taskd.job AS j
+      ON j.task = c.task AND j.unique_key = c.unique_key
+     AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = c.unique_key
+    WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
+               ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
+    FOR UPDATE OF j NOWAIT;
+END
+$$;
+
+-- Enqueue jobs of which some have unique keys, each job by itself, in the order of their keys, so that two batches cannot
+-- wait for each other's new keys. `n` is the job's position in the arrays.
+--
+-- A batch locks many rows, so it waits for none: two batches that wait in different orders would deadlock. First it locks
+-- the holders that exist. If it later finds a locked holder that has just been inserted or has just stopped running, it
+-- rolls everything back, lets other transactions go first, and starts again.
+--
+-- NOWAIT alone does not guarantee that. If a row was changed by a transaction that ends at that moment, PostgreSQL 18.4
+-- (heap_lock_updated_tuple) also locks the new version of the row, and waits for the transaction that has locked it. A
+-- new key also waits for the transaction that has just taken the key or releases it. Therefore a batch waits at most ten
+-- milliseconds for any lock, far less than the second after which PostgreSQL looks for deadlocks, and then starts again,
+-- too.
+-- Called by: enqueue_unique_jobs.
+CREATE FUNCTION taskd.enqueue_unique_batch(
+    tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[],
+    max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[],
+    args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[],
+    fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean,
+    metadatas text[]
+) RETURNS TABLE (n bigint, job_id bigint, outcome text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    lock_timeout_before text := current_setting('lock_timeout');
+    ns bigint[];
+    ids bigint[];
+    outcomes text[];
+BEGIN
+    LOOP
+        BEGIN
+            IF cardinality(tasks) > 1 THEN
+                PERFORM set_config('lock_timeout', '10ms', true);
+                PERFORM taskd.lock_key_holders(tasks, unique_keys, on_conflicts, versions, alone);
+            END IF;
+            SELECT array_agg(done.n), array_agg(done.job_id), array_agg(done.outcome)
+            INTO ns, ids, outcomes
+            FROM (
+                SELECT a.*
+                FROM unnest(tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines, deadlines_s,
+                            args_versions, limit_names, limit_values, unique_keys, key_scopes, fors_s, on_conflicts,
+                            debounces_max_s, versions, metadatas)
+                    WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                                          deadline_s, args_version, limit_name, limit_values, unique_key, key_scope, for_s,
+                                          on_conflict, debounce_max_s, version, metadata, n)
+                ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
+            ) AS wanted
+            CROSS JOIN LATERAL (
+                -- Because `n` is named here as well, the planner does not treat two equal jobs as one.
+                SELECT wanted.n, enqueued.job_id, enqueued.outcome
+                FROM taskd.enqueue_unique(
+                    wanted.task, wanted.args::jsonb, wanted.unique_key, wanted.queue, wanted.priority, wanted.run_at, wanted.delay_s,
+                    wanted.max_attempts, wanted.timeout_s, wanted.key_scope, wanted.for_s, wanted.on_conflict, wanted.debounce_max_s,
+                    wanted.version, wanted.deadline, wanted.deadline_s, wanted.args_version, true, alone, wanted.limit_name,
+                    wanted.limit_values::jsonb, cardinality(tasks) > 1, wanted.metadata::jsonb
+                ) AS enqueued
+                WHERE wanted.unique_key IS NOT NULL
+                UNION ALL
+                SELECT wanted.n, taskd.enqueue_one(
+                    wanted.task, wanted.queue, wanted.args::jsonb, wanted.priority, wanted.run_at, wanted.delay_s, wanted.max_attempts,
+                    wanted.timeout_s, wanted.deadline, wanted.deadline_s, wanted.args_version, true, wanted.limit_name,
+                    wanted.limit_values::jsonb, false, wanted.metadata::jsonb
+                ), 'enqueued'
+                WHERE wanted.unique_key IS NULL
+            ) AS done;
+            PERFORM set_config('lock_timeout', lock_timeout_before, true);
+            RETURN QUERY SELECT * FROM unnest(ns, ids, outcomes);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
+END
+$$;
+
+-- Enqueue the job of a newer version, when the job that ran at its arrival has ended; return its id. Its key is free
+-- then: the same statement has deleted the row that held it. The function runs with the owner's rights, because workers
+-- may not insert jobs.
+-- Called by: ack_done, ack_outcomes, complete_job, expire_jobs, cancel_jobs, rescue_jobs.
+CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    due timestamptz := follower ->> 'run_at';
+    new_id bigint;
+BEGIN
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
+        deadline, args_version, limit_name, limit_key, metadata
+    ) VALUES (
+        follower ->> 'queue', enqueue_follower.task, follower -> 'args', (follower ->> 'priority')::smallint,
+        taskd.state_when_due(follower ->> 'limit_name', due), due,
+        (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
+        'live', enqueue_follower.unique_key, (follower ->> 'version')::bigint,
+        (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
+        follower ->> 'limit_name', follower ->> 'limit_key', nullif(follower -> 'metadata', 'null')
+    )
+    RETURNING j.id INTO new_id;
+    UPDATE taskd.job_key AS k SET job_id = new_id WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.notify_workers(follower ->> 'queue');
+    END IF;
+    RETURN new_id;
+END
+$$;
+
+-- Return the job that holds the unique key of a failed or cancelled job now: a live job, or the job for which the key is
+-- remembered by a period or a newer version (a retry checks the same). The function runs with the owner's rights, because
+-- keys may be personal: observers may know that a key is held, and not which.
+-- Called by: why_job.
+CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(holder.id, kept.job_id)
+    FROM taskd.job_history AS past
+    LEFT JOIN taskd.job AS holder
+      ON holder.task = past.task AND holder.unique_key = past.unique_key
+     AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END) = past.unique_key
+    LEFT JOIN taskd.job_key AS kept
+      ON kept.task = past.task AND kept.unique_key = past.unique_key
+     AND kept.job_id <> past.id AND kept.until > clock_timestamp()
+    WHERE past.id = key_holder.job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+    LIMIT 1
+$$;
+
+-- ====================================================================================================
+-- Functions: workflows
+-- ====================================================================================================
+-- A dependency blocks one job for another, its parent, until it is `counted`. A blocked job stores the number of its
+-- dependencies that are not counted yet (`waits_for`, which also tells it from a job that waits for its limit), so that
+-- the last of 10,000 parents need not look for the others. Whatever ends jobs calls taskd.unblock() once for the whole
+-- batch; a job outside of workflows pays only for the test of a column.
+--
+-- Locks. Finished jobs, which only retries and new dependants lock, come first; then jobs that wait for no other job, in
+-- the order of their ids; then jobs that wait for others; then limits; the row of a workflow comes last. A job that waits
+-- for others is never waited for: the lock of a job that is just being unblocked would follow the row to its last
+-- version, and so into the ack that ends the job and may want rows locked here. A function that finds such a job locked
+-- releases all of its locks and tries again a moment later. The jobs that an end may also end are found before anything
+-- is locked, and searched again behind the locks; if one has moved or was added meanwhile, all locks are taken anew. The
+-- blocks with an exception handler do both. NOWAIT does not prevent all waits (see taskd.enqueue_unique_batch()), hence
+-- the lock_timeout of ten milliseconds in taskd.lock_blocked().
+
+-- Return the jobs that the end of these jobs may move or end, in the order of their ids, or NULL. `spreads`: one of them
+-- may end itself, so their dependants are included.
+-- Called by: jobs_with_locked_dependants(), unblock(), lock_jobs().
+CREATE FUNCTION taskd.dependants(ids bigint[], states text[], OUT jobs bigint[], OUT spreads boolean)
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+    WITH RECURSIVE found AS (
+        SELECT d.job_id, d.on_failed = 'only' OR d.on_failed = 'cancel' AND ended.state <> 'done' AS may_end
+        FROM unnest(ids, states) AS ended (id, state)
+        JOIN taskd.dependency AS d ON d.parent_id = ended.id
+        WHERE NOT d.counted AND NOT (d.on_failed = 'wait' AND ended.state <> 'done')
+        UNION
+        SELECT d.job_id, d.on_failed IN ('only', 'cancel')
+        FROM found
+        JOIN taskd.dependency AS d ON d.parent_id = found.job_id
+        WHERE found.may_end AND NOT d.counted AND d.on_failed <> 'wait'
+    )
+    SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
+$$;
+
+-- Lock those of these jobs that wait for others, without waiting for a lock; return their ids.
+-- Called by: unblock(), lock_jobs(), lock_parents(), retry().
+CREATE FUNCTION taskd.lock_blocked(ids bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET lock_timeout = '10ms'
+AS $$
+BEGIN
+    RETURN ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE NOWAIT);
+END
+$$;
+
+-- Return those of these jobs that cannot end now, because another transaction has locked a job that their end may move or
+-- end, such as a producer that enqueues a job behind it and has not committed. The dependants of the others are locked
+-- for the caller, which therefore need not back off.
+-- Called by: locked_jobs, expire_jobs, rescue_jobs.
+CREATE FUNCTION taskd.jobs_with_locked_dependants(ids bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+    waiting bigint[];
+    locked bigint[];
+BEGIN
+    SELECT jobs INTO waiting FROM taskd.dependants(ids, array_fill('cancelled'::text, ARRAY[cardinality(ids)]));
+    IF waiting IS NULL THEN
+        RETURN '{}';
+    END IF;
+    locked := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (waiting) AND waits_for IS NOT NULL ORDER BY id FOR UPDATE SKIP LOCKED);
+    locked := ARRAY(
+        SELECT id FROM taskd.job WHERE id = ANY (waiting) AND waits_for IS NOT NULL EXCEPT SELECT unnest(locked)
+    );
+    IF locked = '{}' THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(
+        WITH RECURSIVE edge AS MATERIALIZED (
+            SELECT parent_id, job_id FROM taskd.dependency WHERE parent_id = ANY (ids || waiting) AND NOT counted
+        ), above AS (
+            SELECT unnest(locked) AS id
+            UNION
+            SELECT edge.parent_id FROM above JOIN edge ON edge.job_id = above.id
+        )
+        SELECT unnest(ids) INTERSECT SELECT id FROM above
+    );
+END
+$$;
+
+-- Cancel blocked jobs that can no longer start. The caller has locked them.
+-- Called by: unblock(), sql/repairs.sql.
+CREATE FUNCTION taskd.cancel_blocked(ids bigint[], reason text) RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH ended AS (
+        DELETE FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NOT NULL RETURNING *
+    ), kept AS (
+        INSERT INTO taskd.job_history (
+            id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+            state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+            key_scope, unique_key, version,
+            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        )
+        SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+               now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
+               ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
+               ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, cancel_blocked.reason, ended.errors,
+               ended.key_scope, ended.unique_key, ended.version,
+               ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+               ended.limit_name, ended.limit_key, ended.metadata
+        FROM ended
+        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+    )
+    SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
+$$;
+
+-- Apply the end of jobs to the jobs that wait for them; return their number. Every statement that ends jobs calls this
+-- once, for all of them, while it holds their rows, so that no further job can begin to wait for them.
+--
+-- Each dependency is counted once. A job that waits for nothing else is queued, or scheduled if its time is still to
+-- come, or gets to the admission of its limit; so statements that also free slots of limits call this function first, and
+-- lock limits afterwards. A job that can no longer start is cancelled, with all jobs that depend on it, which is an end
+-- like any other: hence the waves. The function runs with the owner's rights, because workers and admins may end jobs,
+-- but not write dependencies.
+-- Called by: 2 functions, 6 statements.
+CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    waiting record;
+    again record;
+    wave bigint[] := ids;
+    wave_states text[] := states;
+    doomed bigint[];
+    needless bigint[];
+    queues_to_notify text[];
+BEGIN
+    LOOP
+        waiting := taskd.dependants(ids, states);
+        IF waiting.jobs IS NULL THEN
+            RETURN 0;
+        END IF;
+        BEGIN
+            PERFORM taskd.lock_blocked(waiting.jobs);
+            EXIT WHEN NOT waiting.spreads;
+            again := taskd.dependants(ids, states);
+            EXIT WHEN again.jobs = waiting.jobs;
+            RAISE EXCEPTION 'somebody has begun to wait' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
+    WHILE wave <> '{}' LOOP
+        WITH RECURSIVE gone AS (
+            SELECT d.job_id
+            FROM unnest(wave, wave_states) AS ended (id, state)
+            JOIN taskd.dependency AS d ON d.parent_id = ended.id
+            JOIN taskd.job AS job ON job.id = d.job_id AND job.waits_for IS NOT NULL
+            WHERE ended.state <> 'done' AND d.on_failed = 'cancel' AND NOT d.counted
+            UNION
+            SELECT d.job_id
+            FROM gone
+            JOIN taskd.dependency AS d ON d.parent_id = gone.job_id
+            JOIN taskd.job AS job ON job.id = d.job_id AND job.waits_for IS NOT NULL
+            WHERE d.on_failed = 'cancel' AND NOT d.counted
+        )
+        SELECT coalesce(array_agg(job_id), '{}') INTO doomed FROM gone;
+        IF doomed <> '{}' THEN
+            PERFORM taskd.cancel_blocked(doomed, 'dependency');
+        END IF;
+        WITH counted AS (
+            UPDATE taskd.dependency AS d
+            SET counted = true
+            FROM unnest(wave, wave_states) AS ended (id, state)
+            WHERE d.parent_id = ended.id AND NOT d.counted
+              AND (ended.state = 'done' OR d.on_failed IN ('continue', 'only'))
+            RETURNING d.job_id, d.on_failed = 'only' AS only_then, ended.state <> 'done' AS failed
+        ), less AS (
+            SELECT job_id, count(*)::integer AS parents, bool_or(only_then) AS only_then,
+                   bool_or(only_then AND failed) AS begins
+            FROM counted
+            GROUP BY job_id
+        ), moved AS (
+            UPDATE taskd.job AS job
+            SET waits_for = CASE WHEN less.free THEN NULL ELSE job.waits_for - less.parents END,
+                -- The job is due from now on, so its wait counts from now on.
+                run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
+                state = CASE WHEN NOT less.free THEN 'blocked'
+                             WHEN job.run_at > clock_timestamp() THEN 'scheduled'
+                             ELSE taskd.state_when_due(job.limit_name, now()) END
+            FROM (
+                SELECT less.*, less.begins OR held.waits_for = less.parents AND NOT less.only_then AS free
+                FROM less
+                JOIN taskd.job AS held ON held.id = less.job_id AND held.waits_for IS NOT NULL
+            ) AS less
+            WHERE job.id = less.job_id
+            RETURNING job.id, job.queue, job.state, job.run_at, job.waits_for
+        )
+        SELECT coalesce(array_agg(DISTINCT queue::text) FILTER (
+                   WHERE waits_for IS NULL AND run_at < clock_timestamp() + interval '60 s'), '{}'),
+               coalesce(array_agg(id) FILTER (WHERE waits_for = 0), '{}')
+        INTO queues_to_notify, needless
+        FROM moved;
+        PERFORM taskd.notify_workers(queue) FROM unnest(queues_to_notify) AS queue;
+        IF needless <> '{}' THEN
+            PERFORM taskd.cancel_blocked(needless, 'nothing failed');
+        END IF;
+        wave := doomed || needless;
+        wave_states := array_fill('cancelled'::text, ARRAY[cardinality(wave)]);
+    END LOOP;
+    RETURN cardinality(waiting.jobs);
+END
+$$;
+
+-- Lock jobs that are to be cancelled or changed, and all jobs that their end may move.
+-- Called by: change(), cancel_jobs.
+CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
+    waiting bigint[];
+    again bigint[];
+    held bigint[];
+BEGIN
+    LOOP
+        SELECT jobs INTO waiting FROM taskd.dependants(ids, states);
+        BEGIN
+            held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
+            held := held || taskd.lock_blocked(ids || waiting);
+            SELECT jobs INTO again FROM taskd.dependants(ids, states);
+            EXIT WHEN again IS NOT DISTINCT FROM waiting
+                  AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids) EXCEPT SELECT unnest(held));
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
+END
+$$;
+
+-- Lock the jobs that new jobs will wait for, so that none of them ends, or is retried, before the dependencies are
+-- written.
+-- Called by: enqueue_workflow(), enqueue_after().
+CREATE FUNCTION taskd.lock_parents(ids bigint[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    held bigint[];
+    missing bigint[];
+BEGIN
+    LOOP
+        BEGIN
+            held := ARRAY(
+                SELECT id FROM taskd.job_history
+                WHERE id = ANY (ids) AND state <> 'done' ORDER BY id FOR KEY SHARE
+            );
+            held := held || ARRAY(
+                SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE
+            );
+            held := held || taskd.lock_blocked(ids);
+            missing := ARRAY(
+                SELECT unnest(ids) EXCEPT SELECT unnest(held)
+                EXCEPT SELECT id FROM taskd.job_history WHERE id = ANY (ids) AND state = 'done'
+            );
+            EXIT WHEN missing = '{}';
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            -- One query for both tables: in each snapshot a job is in one of them.
+            IF missing <> '{}' AND NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
+                RAISE EXCEPTION 'no job has the id %: never enqueued, or kept no longer', array_to_string(missing, ', ')
+                    USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
+            END IF;
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
+END
+$$;
+
+-- Enqueue all jobs of a workflow, or none; return the id of the workflow, followed by the ids of its jobs in their order.
+-- Each dependency names the position of its job, and as the parent the position of an earlier job, or the id of any job.
+-- A parent that is done does not block. A parent that has failed has the effect of its policy at once. A live parent
+-- without a workflow joins this one, so that its end is noticed. The function runs with the owner's rights, because
+-- producers may not insert blocked jobs.
+-- Called by: enqueue_after(), enqueue_workflow.
+CREATE FUNCTION taskd.enqueue_workflow(
+    name text,
+    kind text,
+    stages jsonb,
+    tasks text[],
+    queues text[],
+    args text[],
+    priorities smallint[],
+    run_ats timestamptz[],
+    delays_s double precision[],
+    max_attempts smallint[],
+    timeouts_s double precision[],
+    deadlines timestamptz[],
+    deadlines_s double precision[],
+    args_versions smallint[],
+    limit_names text[],
+    limit_values text[],
+    nodes text[],
+    places integer[],
+    parent_places integer[],
+    parent_ids bigint[],
+    on_failed text[],
+    workflow_id bigint DEFAULT NULL,
+    locked boolean DEFAULT false,           -- the caller holds the parents already
+    metadatas text[] DEFAULT NULL
+) RETURNS bigint[]
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+<<asked>>
+DECLARE
+    run_id bigint := enqueue_workflow.workflow_id;
+    existing bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(parent_ids) AS id WHERE id IS NOT NULL ORDER BY id);
+    ids bigint[];
+    queues_to_notify text[];
+    ended bigint[];
+    ended_states text[];
+BEGIN
+    IF existing <> '{}' AND NOT locked THEN
+        PERFORM taskd.lock_parents(existing);
+    END IF;
+    -- Jobs that wait for others are not counted, and not refused.
+    PERFORM taskd.check_queue_room(q.name, q.max_depth, those.wanted)
+    FROM taskd.queue AS q
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS wanted
+        FROM unnest(queues, run_ats, delays_s) WITH ORDINALITY AS a (queue, run_at, delay_s, n)
+        WHERE a.queue = q.name AND coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) <= now()
+          AND a.n NOT IN (SELECT unnest(places))
+    ) AS those
+    WHERE q.max_depth IS NOT NULL AND those.wanted > 0;
+    IF run_id IS NULL THEN
+        INSERT INTO taskd.workflow (name, kind, stages)
+        VALUES (enqueue_workflow.name, enqueue_workflow.kind, enqueue_workflow.stages)
+        RETURNING id INTO run_id;
+    END IF;
+    WITH joined AS (
+        -- The row is updated even if it has a workflow, so that a transaction with an older snapshot (REPEATABLE READ), which
+        -- does not see the new dependency, cannot end the job.
+        UPDATE taskd.job AS job
+        SET workflow_id = coalesce(job.workflow_id, run_id)
+        WHERE job.id = ANY (existing)
+    ), waits AS (
+        SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
+    ), inserted AS (
+        INSERT INTO taskd.job AS job (
+            task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
+            node, waits_for, limit_name, limit_key, metadata
+        )
+        SELECT new.task, new.queue, new.args::jsonb, new.priority,
+               CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(new.limit_name, new.due) END,
+               new.due, new.max_attempts, new.timeout_s,
+               coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
+               waits.parents, new.limit_name,
+               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END, new.metadata::jsonb
+        FROM (
+            SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
+            FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
+                        timeouts_s, deadlines, deadlines_s, args_versions, limit_names, enqueue_workflow.limit_values,
+                        nodes, metadatas)
+                WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                                      deadline_s, args_version, limit_name, limit_values, node, metadata, n)
+        ) AS new
+        LEFT JOIN waits ON waits.place = new.n
+        ORDER BY new.n
+        RETURNING job.id, job.queue, job.waits_for, job.run_at
+    )
+    SELECT array_agg(inserted.id ORDER BY inserted.id),
+           array_agg(DISTINCT inserted.queue::text) FILTER (
+               WHERE inserted.waits_for IS NULL AND inserted.run_at < clock_timestamp() + interval '60 s')
+    INTO asked.ids, asked.queues_to_notify
+    FROM inserted;
+    INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
+    SELECT coalesce(edge.parent_id, asked.ids[edge.parent_place]), asked.ids[edge.place], run_id, edge.policy::taskd.on_failed
+    FROM unnest(places, parent_places, parent_ids, enqueue_workflow.on_failed)
+        AS edge (place, parent_place, parent_id, policy);
+    IF existing <> '{}' THEN
+        SELECT array_agg(past.id), array_agg(past.state::text) INTO ended, ended_states
+        FROM taskd.job_history AS past
+        WHERE past.id = ANY (existing);
+        IF ended IS NOT NULL THEN
+            PERFORM taskd.unblock(ended, ended_states);
+        END IF;
+        -- Claims skip locked rows, and nothing else would trigger another claim.
+        queues_to_notify := queues_to_notify || ARRAY(
+            SELECT DISTINCT job.queue::text FROM taskd.job AS job WHERE job.id = ANY (existing) AND job.state = 'queued'
+        );
+    END IF;
+    PERFORM taskd.notify_workers(notified) FROM (SELECT DISTINCT unnest(queues_to_notify)) AS q (notified);
+    RETURN run_id || asked.ids;
+END
+$$;
+
+-- Enqueue a job that starts when other jobs are done, in the caller's own transaction, and return its id.
+--
+--     SELECT taskd.enqueue_after('report', '{}', after => ARRAY[41, 42], on_failed => 'continue');
+--
+-- on_failed says what happens when one of them fails or is cancelled: `cancel`, `wait`, `continue` or `only`. The job
+-- joins the workflow of the first of its parents that has one. The parents are locked until the caller commits, and
+-- cannot end before.
+-- Called by: SQL clients.
+CREATE FUNCTION taskd.enqueue_after(
+    task text,
+    args jsonb DEFAULT '{}',
+    after bigint[] DEFAULT '{}',
+    on_failed text DEFAULT 'cancel',
+    queue text DEFAULT NULL,
+    priority integer DEFAULT 100,
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
+    node text DEFAULT NULL,
+    metadata jsonb DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    parents bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(after) AS id WHERE id IS NOT NULL ORDER BY id);
+    target_queue text := queue;
+    required text[];
+    accepted text[];
+    args_version integer;
+    limit_name text;
+    limit_values jsonb;
+    run_id bigint;
+BEGIN
+    IF parents = '{}' OR cardinality(parents) > 10000 OR coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
+        RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
+    INTO target_queue, required, accepted, args_version, limit_name, limit_values
+    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
+    IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
+       OR NOT args ?& required OR args - accepted <> '{}'
+    THEN
+        PERFORM taskd.raise_invalid_job(task, target_queue, args, required, accepted);
+    END IF;
+    PERFORM taskd.lock_parents(parents);
+    SELECT j.workflow_id INTO run_id
+    FROM taskd.jobs AS j
+    WHERE j.id = ANY (parents) AND j.workflow_id IS NOT NULL
+    ORDER BY j.id
+    LIMIT 1;
+    -- Keep upkeep from deleting the workflow until the job exists. If it is deleted already, the job starts a new workflow.
+    PERFORM FROM taskd.workflow AS w WHERE w.id = run_id FOR KEY SHARE;
+    IF NOT FOUND THEN
+        run_id := NULL;
+    END IF;
+    RETURN (taskd.enqueue_workflow(
+        left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[target_queue], ARRAY[args::text], ARRAY[priority]::smallint[],
+        ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
+        ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
+        ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
+        array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
+        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true, ARRAY[metadata::text]
+    ))[2];
+END
+$$;
+
+-- Return the stage that comes next in a pipeline: {"stage": its plan, "args": {...}}, or {"fault": why it cannot start},
+-- or NULL if the run ends. `next` is what the handler has requested: {"stage": name, "args": {...}} or {"stop": true}.
+-- Called by: ack_outcomes, complete_job.
+CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb) RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    stages jsonb;
+    stage jsonb;
+    args jsonb := next -> 'args';
+    named text := next ->> 'stage';
+    fault text;
+BEGIN
+    SELECT w.stages INTO stages FROM taskd.workflow AS w WHERE w.id = workflow_id;
+    IF stages IS NULL THEN
+        RETURN CASE WHEN named IS NOT NULL
+                    THEN jsonb_build_object('fault', format('it names the stage "%s", but is part of no pipeline', named)) END;
+    END IF;
+    IF next ? 'stop' THEN
+        RETURN NULL;
+    END IF;
+    SELECT s.plan INTO stage
+    FROM jsonb_array_elements(stages) WITH ORDINALITY AS s (plan, n)
+    WHERE CASE WHEN named IS NOT NULL THEN s.plan ->> 'name' = named
+               ELSE s.n = 1 + (SELECT n FROM jsonb_array_elements(stages) WITH ORDINALITY AS mine (plan, n)
+                               WHERE mine.plan ->> 'name' = node) END;
+    IF stage IS NULL THEN
+        RETURN CASE WHEN named IS NOT NULL
+                    THEN jsonb_build_object('fault', format('its pipeline has no stage "%s"', named)) END;
+    END IF;
+    IF result ? 'unstored' AND args IS NULL THEN
+        fault := format('the stage "%s" cannot have its result: %s', stage ->> 'name', result ->> 'unstored');
+    END IF;
+    args := coalesce(args, CASE
+        WHEN result IS NULL THEN '{}'
+        WHEN jsonb_typeof(result) = 'object' THEN result
+        WHEN stage ->> 'takes' IS NOT NULL THEN jsonb_build_object(stage ->> 'takes', result)
+    END);
+    IF args IS NULL THEN
+        fault := format('the stage "%s" takes several arguments: return a dict of them, not a %s', stage ->> 'name',
+                      jsonb_typeof(result));
+    ELSIF octet_length(args::text) > 262144 THEN
+        fault := format('the arguments of the stage "%s" take %s bytes; the limit is 262144', stage ->> 'name',
+                      octet_length(args::text));
+    END IF;
+    fault := coalesce(
+        fault,
+        (SELECT format('the stage "%s" needs the argument "%s"', stage ->> 'name', r)
+         FROM jsonb_array_elements_text(stage -> 'required') AS r WHERE NOT args ? r LIMIT 1),
+        (SELECT format('the stage "%s" has no argument "%s"', stage ->> 'name', k)
+         FROM jsonb_object_keys(args) AS k WHERE NOT stage -> 'accepted' ? k LIMIT 1)
+    );
+    RETURN CASE WHEN fault IS NOT NULL THEN jsonb_build_object('fault', fault)
+                ELSE jsonb_build_object('stage', stage, 'args', args) END;
+END
+$$;
+
+-- Enqueue the job of the next stage, in the statement that ends the job of the stage before, with the metadata of that
+-- job, which the caller has put into `step`; return its id, or NULL if the run ends. All jobs are locked by then, and the
+-- only lock that it may wait for is that of the workflow, held by a transaction that cancels the workflow and waits for
+-- no job.
+-- Called by: ack_outcomes, complete_job.
+CREATE FUNCTION taskd.enqueue_next_stage(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    stage jsonb := step -> 'stage';
+    due timestamptz := now();
+    new_id bigint;
+BEGIN
+    IF step ? 'fault' THEN
+        RAISE EXCEPTION '%', step ->> 'fault' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF stage IS NULL THEN
+        RETURN NULL;
+    END IF;
+    PERFORM FROM taskd.workflow AS w WHERE w.id = workflow_id AND w.stopped_at IS NULL FOR SHARE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO taskd.job AS j (
+        queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
+        limit_name, limit_key, metadata
+    )
+    SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
+           taskd.state_when_due(t.limit_name, due), due,
+           (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
+           (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
+           CASE WHEN t.limit_name IS NOT NULL
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END, step -> 'metadata'
+    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
+    RETURNING j.id INTO new_id;
+    INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
+    VALUES (parent_id, new_id, workflow_id, 'cancel', true);
+    PERFORM taskd.notify_workers(stage ->> 'queue');
+    RETURN new_id;
+END
+$$;
+
+-- Return the results of the jobs that this job has waited for, as far as they are done, in the order of their ids. No
+-- result is read if all of them together take more than `bytes_max`; `bytes` is their size.
+-- Called by: parent_results.
+CREATE FUNCTION taskd.parent_results(job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint)
+RETURNS SETOF record
+LANGUAGE sql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH parent AS (
+        SELECT d.parent_id
+        FROM taskd.job AS job
+        JOIN taskd.dependency AS d ON d.workflow_id = job.workflow_id AND d.job_id = job.id
+        WHERE job.id = parent_results.job_id
+    ), read AS (
+        SELECT past.id, coalesce(past.node, past.id::text) AS node, past.result,
+               sum(octet_length(past.result::text)) OVER () AS bytes
+        FROM parent
+        JOIN taskd.job_history AS past ON past.id = parent.parent_id
+        WHERE past.state = 'done'
+    )
+    SELECT read.node, CASE WHEN coalesce(read.bytes, 0) <= bytes_max THEN read.result::text END, read.bytes::bigint
+    FROM read
+    ORDER BY read.id
+$$;
+
+-- Delete workflows without jobs, and their dependencies; return the number of rows. Upkeep calls it until the number is
+-- 0: each call checks a hundred workflows and deletes up to 5,000 dependencies. A workflow that still has jobs is checked
+-- again when the last of them must have expired.
+-- Called by: prune_workflows.
+CREATE FUNCTION taskd.prune_workflows() RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    due bigint[] := ARRAY(
+        SELECT id FROM taskd.workflow WHERE look_at <= now() ORDER BY look_at LIMIT 100 FOR UPDATE SKIP LOCKED
+    );
+    gone bigint[];
+    pruned bigint;
+BEGIN
+    WITH looked AS MATERIALIZED (
+        SELECT w.id,
+               CASE WHEN EXISTS (SELECT FROM taskd.job AS job WHERE job.workflow_id = w.id) THEN now()
+                    ELSE (SELECT max(past.expires_at) FROM taskd.job_history AS past WHERE past.workflow_id = w.id)
+               END AS until
+        FROM unnest(due) AS w (id)
+    ), later AS (
+        UPDATE taskd.workflow AS w
+        SET look_at = greatest(looked.until, now()) + interval '1 day'
+        FROM looked
+        WHERE w.id = looked.id AND looked.until IS NOT NULL
+    )
+    SELECT array_agg(id) INTO gone FROM looked WHERE until IS NULL;
+    DELETE FROM taskd.dependency
+    WHERE ctid = ANY (ARRAY(SELECT d.ctid FROM taskd.dependency AS d WHERE d.workflow_id = ANY (gone) LIMIT 5000));
+    GET DIAGNOSTICS pruned = ROW_COUNT;
+    DELETE FROM taskd.workflow AS w
+    WHERE w.id = ANY (gone) AND NOT EXISTS (SELECT FROM taskd.dependency AS d WHERE d.workflow_id = w.id);
+    RETURN pruned + cardinality(due);
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: schedules
+-- ====================================================================================================
+
+-- Return the first tick of a period after a moment.
+-- Called by: set_schedule(), pause_schedules, resume_schedules.
+CREATE FUNCTION taskd.next_interval_tick(starts_at timestamptz, every_s double precision, after timestamptz)
+RETURNS timestamptz
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT starts_at + make_interval(secs => every_s * greatest(
+        0, floor(extract(epoch FROM after - starts_at) / every_s::numeric) + 1
+    )::double precision)
+$$;
+
+-- Create or change a schedule; return `created`, `changed` or `unchanged`.
+--
+--     SELECT taskd.set_schedule('tidy', 'tidy_up', every => '5 min');
+--     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
+--
+-- The next tick does not move if the period or cron stays the same. A pause stays, and so does `starts_at` if it is not
+-- given. A declaration by the code of an app changes no schedule that was changed by hand, and no different schedule of
+-- another app or of none (`taken`). A client that knows cron gives the next tick; otherwise a worker computes it.
+--
+-- A user who may set schedules can enqueue jobs of any task with them. A query needs more rights: it is stored with the
+-- user who sets it, who must be allowed to fire schedules. The function runs with the owner's rights, because nobody else
+-- may write these columns.
+-- Called by: SQL clients, set_schedules.
+CREATE FUNCTION taskd.set_schedule(
+    name text,
+    task text,
+    args jsonb DEFAULT '{}',
+    every interval DEFAULT NULL,
+    cron text DEFAULT NULL,
+    timezone text DEFAULT 'UTC',
+    query text DEFAULT NULL,
+    queue text DEFAULT NULL,
+    priority integer DEFAULT 100,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL,
+    catch_up text DEFAULT 'last',
+    catch_up_max integer DEFAULT 100,
+    overlap text DEFAULT 'allow',
+    jitter_s double precision DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
+    starts_at timestamptz DEFAULT NULL,
+    next_at timestamptz DEFAULT NULL,
+    app text DEFAULT NULL,
+    checked boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    period_s double precision := extract(epoch FROM every);
+    required text[];
+    accepted text[];
+    set_args_version smallint;
+    wanted jsonb;
+    old taskd.schedule;
+    after timestamptz;
+    same boolean;
+    before text;
+BEGIN
+    IF (every IS NULL) = (cron IS NULL) THEN
+        RAISE EXCEPTION 'schedule "%": say every => ''5 min'' or cron => ''0 3 * * *''', name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF extract(year FROM every) <> 0 OR extract(month FROM every) <> 0 THEN
+        RAISE EXCEPTION 'schedule "%": a month has no fixed length', name
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say cron => ''0 3 1 * *''.';
+    END IF;
+    IF cron IS NOT NULL AND array_length(regexp_split_to_array(trim(cron), '\s+'), 1) <> 5 THEN
+        RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- A worker that gives the next tick has found the time zone.
+    IF cron IS NOT NULL AND next_at IS NULL
+       AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = timezone)
+    THEN
+        RAISE EXCEPTION 'schedule "%": there is no time zone "%"', name, timezone
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it as Europe/Berlin; SELECT name FROM pg_timezone_names;';
+    END IF;
+    IF query IS NOT NULL AND NOT has_function_privilege(
+        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb)', 'EXECUTE'
+    ) THEN
+        RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
+    END IF;
+    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, set_args_version
+    FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
+    IF queue IS NULL OR NOT checked AND (
+        jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
+        OR query IS NULL AND NOT args ?& required OR args - accepted <> '{}'
+    ) THEN
+        PERFORM taskd.raise_invalid_job(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
+    END IF;
+    wanted := jsonb_build_object(
+        'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
+        'priority', priority, 'max_attempts', max_attempts, 'timeout_s', timeout_s, 'jitter_s', jitter_s,
+        'deadline_s', deadline_s, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
+    );
+    -- An unchanged schedule is neither written nor locked: a starting worker would wait for the worker that fires the schedule,
+    -- whose query can take a minute.
+    SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name;
+    IF to_jsonb(old) || wanted = to_jsonb(old) AND coalesce(app = old.app, app IS NULL)
+       AND coalesce(starts_at, old.starts_at) = old.starts_at AND set_args_version IS NOT DISTINCT FROM old.args_version
+       AND coalesce(old.query_user = session_user, true)
+    THEN
+        RETURN 'unchanged';
+    END IF;
+    LOOP
+        SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO taskd.schedule AS s (
+            name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
+            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
+        ) VALUES (
+            name, app, period_s, cron, timezone, coalesce(starts_at, now()),
+            CASE WHEN cron IS NULL THEN taskd.next_interval_tick(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
+            task, queue, args, set_args_version, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
+            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
+        )
+        ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
+        IF FOUND THEN
+            RETURN 'created';
+        END IF;
+    END LOOP;
+    IF app IS NOT NULL AND old.changed_at IS NOT NULL THEN
+        RETURN 'unchanged';
+    END IF;
+    -- Two apps can import the same module: equal declarations belong to the app that has started last.
+    IF app <> old.app AND to_jsonb(old) || wanted = to_jsonb(old) THEN
+        UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
+        RETURN 'unchanged';
+    END IF;
+    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
+        RETURN 'taken';
+    END IF;
+    same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
+        AND coalesce(starts_at, old.starts_at) = old.starts_at;
+    starts_at := coalesce(starts_at, CASE WHEN same THEN old.starts_at END, now());
+    before := md5(ROW(old.*)::text);
+    after := greatest(now(), old.paused_until);
+    UPDATE taskd.schedule AS s
+    SET every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
+        next_at = CASE WHEN same THEN s.next_at
+                       WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, period_s, after)
+                       WHEN next_at > after THEN next_at END,
+        revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
+        task = task, queue = queue, args = args, args_version = set_args_version, query = query,
+        query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
+        max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
+        catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
+    WHERE s.name = name
+    RETURNING s.* INTO old;
+    IF before = md5(ROW(old.*)::text) THEN
+        RETURN 'unchanged';
+    END IF;
+    IF app IS NULL AND old.app IS NOT NULL THEN
+        UPDATE taskd.schedule AS s SET changed_at = clock_timestamp() WHERE s.name = name;
+    END IF;
+    RETURN 'changed';
+END
+$$;
+
+-- Cancel the waiting jobs of a schedule, and request the cancellation of its running ones. Rows move to the history with
+-- all of their columns, whatever these are.
+-- Called by: make_scheduled_jobs().
+CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    unblocked_count bigint;                 -- read, so that the CTE runs
+    notified_count bigint;
+BEGIN
+    WITH held AS MATERIALIZED (
+        SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
+    ), ended AS (
+        DELETE FROM taskd.job AS job USING held WHERE job.id = held.id AND held.state <> 'running' RETURNING job.*
+    ), kept AS (
+        INSERT INTO taskd.job_history
+        SELECT (jsonb_populate_record(NULL::taskd.job_history, to_jsonb(ended) || jsonb_build_object(
+            'state', 'cancelled', 'reason', 'its schedule made another one', 'finished_at', clock_timestamp(),
+            'expires_at', now() + make_interval(secs => greatest(
+                coalesce(queue.keep_failed_s, 2592000), CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END))
+        ))).*
+        FROM ended
+        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+        WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
+    ), unblocked AS (
+        SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
+        FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    ), opened AS (
+        -- The next jobs of their limits may get their slots.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT limit_name, limit_key FROM ended
+        WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
+    ), cancelling AS (
+        UPDATE taskd.job AS job
+        SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
+        FROM held
+        WHERE job.id = held.id AND held.state = 'running'
+    )
+    SELECT (SELECT count(*) FROM unblocked), (SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited)
+    INTO unblocked_count, notified_count;
+    PERFORM taskd.notify('taskd', worker_id::text)
+    FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
+END
+$$;
+
+-- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return
+-- their ids, or the reason why there are none: `skipped`. The function runs with the owner's rights, because workers may
+-- not insert jobs; arguments are only those of the schedule, or those from a query that runs as the user who set it.
+-- Unless at_once, `run_at` is delayed by a part of the jitter that the tick and the job's position determine, so that a
+-- repetition gives the same time.
+-- Called by: fire_schedule(), run_schedule().
+CREATE FUNCTION taskd.make_scheduled_jobs(
+    schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]
+)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    moment timestamptz := clock_timestamp();
+    def taskd.schedule;
+    known taskd.task;
+    wrong_args jsonb;
+BEGIN
+    SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment THEN
+        RAISE EXCEPTION 'the schedule "%" makes no such jobs', schedule USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    IF def.overlap = 'skip' AND EXISTS (SELECT FROM taskd.job AS j WHERE j.schedule = schedule) THEN
+        outcome := 'skipped';
+        RETURN;
+    END IF;
+    IF def.overlap = 'cancel' THEN
+        PERFORM taskd.cancel_scheduled_jobs(schedule);
+    END IF;
+    SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
+    -- Arguments of an older schema version are converted, and checked, by the worker.
+    IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
+        SELECT def.args || a INTO wrong_args FROM unnest(argses) AS a
+        WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
+        LIMIT 1;
+        IF FOUND THEN
+            PERFORM taskd.raise_invalid_job(def.task, def.queue, wrong_args, known.required, known.accepted);
+        END IF;
+    END IF;
+    -- As in an enqueue, jobs for later are not counted, and not refused.
+    PERFORM taskd.check_queue_room(q.name, q.max_depth, greatest(cardinality(argses), 1))
+    FROM taskd.queue AS q
+    WHERE q.name = def.queue AND q.max_depth IS NOT NULL AND argses IS DISTINCT FROM '{}'
+      AND (at_once OR coalesce(def.jitter_s, 0) = 0);
+    WITH wanted AS (
+        SELECT def.args || a.args AS args, a.n,
+               tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
+                   hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
+               ) / 4503599627370496.0) AS due
+        FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
+    ), inserted AS (
+        INSERT INTO taskd.job AS j (
+            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
+            args_version, limit_name, limit_key, metadata
+        )
+        SELECT def.queue, def.task, args, def.priority,
+               CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
+               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
+               def.args_version, known.limit_name,
+               CASE WHEN known.limit_name IS NOT NULL
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END, metadata
+        FROM wanted
+        ORDER BY n
+        RETURNING j.id
+    )
+    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM inserted;
+    IF ids <> '{}' THEN
+        PERFORM taskd.notify_workers(def.queue);
+    END IF;
+END
+$$;
+
+-- Return the rows of a schedule's query as JSON objects. The query runs with the caller's rights inside of a SELECT, so
+-- it writes nothing by itself. It names tables with their schema, and can use $1 for the tick.
+-- Called by: fire_schedule(), run_schedule().
+CREATE FUNCTION taskd.query_args(query text, tick timestamptz) RETURNS jsonb[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    argses jsonb[];
+BEGIN
+    EXECUTE format(
+        E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
+    ) INTO argses USING tick;
+    IF cardinality(argses) > 100000 THEN
+        RAISE EXCEPTION 'the query has more than 100000 rows: let it find fewer, or make several schedules of it'
+            USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    RETURN coalesce(argses, '{}');
+EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_function THEN
+    RAISE EXCEPTION 'the query is no SELECT that works here: %', SQLERRM
+        USING ERRCODE = SQLSTATE, HINT = 'It names tables with their schema, and ends without a semicolon.';
+END
+$$;
+
+-- Fire a schedule: enqueue the jobs of these ticks and move the next tick, if the next tick still is what the caller has
+-- read. Return `fired` and the number of jobs, `skipped`, `failed` and the error, `moved` if there were no ticks, or NULL
+-- if another worker fires the schedule or has fired it.
+--
+-- An error is stored in the schedule, none of its jobs are written, and the next tick moves on. An error that may not
+-- recur a moment later (a deadlock, no room, a lock) is raised, and the tick remains due.
+-- Called by: fire_schedule.
+CREATE FUNCTION taskd.fire_schedule(
+    schedule text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz,
+    metadata jsonb DEFAULT NULL, OUT outcome text, OUT jobs bigint, OUT error text
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    query text;
+    made record;
+    one timestamptz;
+BEGIN
+    SELECT s.query INTO query
+    FROM taskd.schedule AS s
+    WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at
+      AND (s.paused_at IS NULL OR s.paused_until IS NOT NULL)
+      AND following > coalesce(s.paused_until, '-infinity')   -- not computed before the pause began
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    outcome := 'moved';
+    jobs := 0;
+    BEGIN
+        FOREACH one IN ARRAY ticks LOOP
+            SELECT * INTO made
+            FROM taskd.make_scheduled_jobs(
+                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false, metadata
+            );
+            outcome := made.outcome;
+            jobs := jobs + coalesce(cardinality(made.ids), 0);
+        END LOOP;
+    EXCEPTION WHEN query_canceled OR OTHERS THEN
+        -- A full queue (53400) is not retried: a query with more rows than the queue may hold would never succeed.
+        IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') AND SQLSTATE <> '53400' OR SQLSTATE LIKE '57P%' THEN
+            RAISE;
+        END IF;
+        outcome := 'failed';
+        jobs := 0;
+        error := left(CASE WHEN SQLSTATE = '57014' THEN 'it took longer than a tick may: ' ELSE '' END || SQLERRM, 500);
+    END;
+    UPDATE taskd.schedule AS s
+    SET next_at = following,
+        last_tick = coalesce(ticks[cardinality(ticks)], s.last_tick),
+        skipped = s.skipped + CASE WHEN outcome = 'skipped' THEN 1 ELSE 0 END,
+        skipped_tick = CASE WHEN outcome = 'skipped' THEN ticks[cardinality(ticks)] ELSE s.skipped_tick END,
+        last_error = CASE outcome WHEN 'failed' THEN error WHEN 'moved' THEN s.last_error END,
+        last_error_at = CASE outcome WHEN 'failed' THEN clock_timestamp() WHEN 'moved' THEN s.last_error_at END
+    WHERE s.name = schedule;
+END
+$$;
+
+-- Enqueue the jobs of a schedule now, in addition to its ticks, even if it is paused. Its rule for overlaps applies.
+-- Called by: run_schedule.
+CREATE FUNCTION taskd.run_schedule(schedule text, OUT outcome text, OUT ids bigint[])
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    query text;
+    query_user name;
+    tick timestamptz := clock_timestamp();
+BEGIN
+    SELECT s.query, s.query_user INTO query, query_user FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF query_user <> session_user THEN
+        RAISE EXCEPTION 'the query of the schedule "%" runs as % only, not as %', schedule, query_user, session_user
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    SELECT m.outcome, m.ids INTO outcome, ids
+    FROM taskd.make_scheduled_jobs(
+        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END, true
+    ) AS m;
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: limits of jobs
+-- ====================================================================================================
+-- A job with a limit is never queued before it is admitted. While it is due and not admitted, it is `blocked`, and
+-- therefore outside of the index of the claims, which pay nothing for limits. (A job that waits for other jobs is blocked
+-- as well, but has `waits_for`, and gets to its admission afterwards.) The rows of live jobs say who holds a slot, so a
+-- slot cannot leak: whatever ends or moves a job frees it. All admissions of one limit happen under the lock of its row
+-- in taskd.job_limit. The holder of that lock never waits for the row of a job (SKIP LOCKED), and several limits are
+-- locked in the order of their names. Therefore a statement that ends jobs can lock limits after all rows of jobs,
+-- including those that waited for its jobs, without a deadlock.
+--
+-- A job is checked when it arrives, and again when a slot of its key is free, never in between: one that finds no room is
+-- `parked`. A statement that frees a slot (an ack, a rescue, a cancel) admits the next job of that key itself. It reads
+-- after it has the lock, with a new snapshot: so either it sees a job that was just parked, or the transaction that parks
+-- the job comes after it and sees the free slot.
+
+-- Lock a limit, and wait for the lock for a moment only, because its holder may have forgotten an open transaction.
+-- Return whether the lock was taken.
+-- Called by: free_slots(), admit_due().
+CREATE FUNCTION taskd.lock_limit(limit_name text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET lock_timeout = '100ms'
+AS $$
+BEGIN
+    PERFORM FROM taskd.job_limit AS rule WHERE rule.name = limit_name FOR NO KEY UPDATE;
+    RETURN FOUND;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Admit jobs of these keys of a limit, the most urgent first, as far as there are slots and tokens; return the queue of
+-- each admitted job. The caller holds the limit's lock. At most `burst` jobs are admitted and not yet started at a time:
+-- a backlog that has gathered without workers must not start all at once. If jobs remain that the end of no other job
+-- will admit, an opening says when to check again. One call admits up to a thousand jobs. A limit that was neither
+-- published nor set admits none.
+-- Called by: free_slots(), admit_due().
+CREATE FUNCTION taskd.admit_keys(limit_name text, keys text[]) RETURNS text[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = on
+AS $$
+#variable_conflict use_column
+<<looked>>
+DECLARE
+    rule taskd.job_limit;
+    moment timestamptz := clock_timestamp();
+    key text[];
+    free_slots bigint[];
+    tokens double precision[];
+    waiting bigint[];
+    taken bigint[];
+    queues_admitted text[];
+    queues_of_moved text[];
+    queues_of_suspects text[];
+    free_in_all bigint;
+BEGIN
+    SELECT * INTO rule FROM taskd.job_limit AS r WHERE r.name = admit_keys.limit_name;
+    IF rule.declared IS NULL AND NOT rule.by_hand THEN
+        RETURN '{}';
+    END IF;
+    WITH line AS MATERIALIZED (
+        SELECT k.key,
+               CASE WHEN rule.concurrency IS NOT NULL THEN rule.concurrency - (
+                   SELECT count(*)
+                   FROM (
+                       SELECT FROM taskd.job AS j
+                       WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
+                         AND (j.state >= 'queued' OR j.gate >= 'next')
+                       LIMIT rule.concurrency
+                   ) AS place
+               ) END AS free_slots,
+               CASE WHEN rule.rate IS NOT NULL THEN coalesce((
+                   SELECT least(rule.burst, b.tokens + rule.rate * greatest(0, date_part('epoch', moment - b.filled_at)))
+                   FROM taskd.bucket AS b
+                   WHERE b.limit_name = rule.name AND b.limit_key = k.key
+               ), rule.burst) END AS tokens,
+               CASE WHEN rule.rate IS NOT NULL THEN (
+                   SELECT count(*)
+                   FROM (
+                       SELECT FROM taskd.job AS j
+                       WHERE j.limit_name = rule.name AND j.limit_key = k.key AND j.limit_name IS NOT NULL
+                         AND (j.state >= 'queued' OR j.gate >= 'next')
+                         AND j.state <> 'running'
+                       LIMIT rule.burst
+                   ) AS place
+               ) END AS waiting
+        FROM (SELECT DISTINCT unnest(admit_keys.keys) AS key) AS k
+    ), picked AS MATERIALIZED (
+        SELECT first.ctid
+        FROM line
+        CROSS JOIN LATERAL (
+            SELECT j.ctid
+            FROM taskd.job AS j
+            WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
+              AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = '=' || line.key
+            ORDER BY j.priority, j.run_at, j.id
+            LIMIT greatest(0, least(line.free_slots, floor(line.tokens)::bigint, rule.burst - line.waiting, 1000))
+            FOR UPDATE SKIP LOCKED
+        ) AS first
+        LIMIT 1000
+    ), moved AS (
+        UPDATE taskd.job AS j
+        SET state = (CASE WHEN rule.concurrency_in_all IS NOT NULL THEN 'blocked'
+                          WHEN j.crashes > 0 THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
+            gate = (CASE WHEN rule.concurrency_in_all IS NOT NULL THEN 'next'
+                         WHEN j.crashes > 0 THEN 'admitted' END)::taskd.gate
+        WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM picked))
+        RETURNING j.limit_key, j.queue::text AS queue, j.gate
+    )
+    SELECT array_agg(line.key), array_agg(line.free_slots), array_agg(line.tokens), array_agg(line.waiting),
+           array_agg(coalesce(m.jobs, 0)),
+           (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate IS NULL),
+           (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate = 'admitted')
+    INTO looked.key, looked.free_slots, looked.tokens, looked.waiting, looked.taken, looked.queues_admitted, looked.queues_of_suspects
+    FROM line
+    LEFT JOIN (SELECT limit_key, count(*) AS jobs FROM moved GROUP BY limit_key) AS m ON m.limit_key = line.key;
+    IF rule.rate IS NOT NULL THEN
+        INSERT INTO taskd.bucket (limit_name, limit_key, tokens, filled_at)
+        SELECT rule.name, u.key, u.tokens - u.taken, moment
+        FROM unnest(looked.key, looked.tokens, looked.taken) AS u (key, tokens, taken)
+        WHERE u.taken > 0
+        ON CONFLICT (limit_name, limit_key) DO UPDATE SET tokens = excluded.tokens, filled_at = excluded.filled_at;
+    END IF;
+    INSERT INTO taskd.opening (limit_name, limit_key, at)
+    SELECT rule.name, u.key, w.at
+    FROM unnest(looked.key, looked.free_slots, looked.tokens, looked.waiting, looked.taken)
+        AS u (key, free_slots, tokens, waiting, taken)
+    CROSS JOIN LATERAL (
+        SELECT moment + make_interval(secs => CASE
+                   WHEN u.tokens - u.taken < 1 THEN (1 - (u.tokens - u.taken)) / rule.rate
+                   WHEN u.waiting + u.taken >= rule.burst THEN greatest(0.2, 1 / rule.rate)
+                   ELSE 0.1 END) AS at
+    ) AS w
+    WHERE (u.free_slots IS NULL OR u.free_slots > u.taken)
+      AND EXISTS (
+          SELECT FROM taskd.job AS j
+          WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
+            AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = '=' || u.key
+      )
+      AND NOT EXISTS (
+          SELECT FROM taskd.opening AS o
+          WHERE o.limit_name = rule.name AND o.limit_key = u.key AND o.at > moment AND o.at <= w.at
+      );
+    -- From jobs with a slot of their key to slots among all keys.
+    IF EXISTS (
+        SELECT FROM taskd.job AS j
+        WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
+          AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = ''
+    ) THEN
+        free_in_all := 1000;
+        IF rule.concurrency_in_all IS NOT NULL THEN
+            free_in_all := rule.concurrency_in_all - (
+                SELECT count(*)
+                FROM (
+                    SELECT FROM taskd.job AS j
+                    WHERE j.limit_name = rule.name AND j.limit_name IS NOT NULL
+                      AND (j.state >= 'queued' OR j.gate >= 'next')
+                      AND j.state <> 'blocked'
+                    LIMIT rule.concurrency_in_all
+                ) AS place
+            );
+        END IF;
+        WITH moved AS (
+            UPDATE taskd.job AS j
+            SET state = (CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE 'queued' END)::taskd.job_state,
+                gate = (CASE WHEN j.crashes > 0 THEN 'admitted' END)::taskd.gate
+            WHERE j.ctid = ANY (ARRAY(
+                SELECT n.ctid
+                FROM taskd.job AS n
+                WHERE n.limit_name = rule.name AND n.limit_key IS NOT NULL AND n.state = 'blocked'
+                  AND n.waits_for IS NULL
+                  AND (CASE WHEN n.gate = 'next' THEN '' ELSE '=' || n.limit_key END) = ''
+                ORDER BY n.priority, n.run_at, n.id
+                LIMIT least(free_in_all, 1000)
+                FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING j.queue::text AS queue, j.gate
+        )
+        SELECT coalesce(array_agg(queue) FILTER (WHERE gate IS NULL), '{}'),
+               queues_of_suspects || coalesce(array_agg(queue) FILTER (WHERE gate = 'admitted'), '{}')
+        INTO looked.queues_of_moved, looked.queues_of_suspects
+        FROM moved;
+        queues_admitted := queues_admitted || queues_of_moved;
+        IF cardinality(queues_of_moved) < free_in_all THEN
+            INSERT INTO taskd.opening (limit_name, limit_key, at)
+            SELECT n.limit_name, n.limit_key, moment + interval '100 ms'
+            FROM taskd.job AS n
+            WHERE n.limit_name = rule.name AND n.limit_key IS NOT NULL AND n.state = 'blocked' AND n.waits_for IS NULL
+              AND (CASE WHEN n.gate = 'next' THEN '' ELSE '=' || n.limit_key END) = ''
+            LIMIT 1;
+        END IF;
+    END IF;
+    PERFORM taskd.notify_workers(q) FROM (SELECT DISTINCT unnest(queues_admitted) AS q) AS each_queue;
+    -- The worker that polls the queue may be running another suspect.
+    PERFORM taskd.notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(queues_of_suspects) AS q) AS each_queue;
+    RETURN queues_admitted || queues_of_suspects;
+END
+$$;
+
+-- Admit the next jobs of these keys, in the statement that has freed their slots. Return the number of limits that it
+-- could not lock; those get openings, and so do all limits above READ COMMITTED, where a lock brings no newer snapshot.
+-- Called by: ack_done, ack_outcomes, expire_jobs, cancel_jobs, rescue_jobs.
+CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    each record;
+    not_locked integer := 0;
+BEGIN
+    FOR each IN
+        SELECT u.name, array_agg(DISTINCT u.key) AS keys
+        FROM unnest(limit_names, limit_keys) AS u (name, key)
+        GROUP BY u.name
+        ORDER BY u.name
+    LOOP
+        IF current_setting('transaction_isolation') = 'read committed' AND taskd.lock_limit(each.name) THEN
+            PERFORM taskd.admit_keys(each.name, each.keys);
+        ELSE
+            INSERT INTO taskd.opening (limit_name, limit_key) SELECT each.name, unnest(each.keys);
+            not_locked := not_locked + 1;
+        END IF;
+    END LOOP;
+    RETURN not_locked;
+END
+$$;
+
+-- Check the jobs that have come to their admission, and the keys that have an opening: admit jobs as far as there is
+-- room, and park the others. Return the number of jobs and openings checked, and the queue of each admitted job. Limits
+-- that stay locked are skipped. Suspects need an admission too, when they are due.
+-- Called by: admit_jobs.
+CREATE FUNCTION taskd.admit_due(batch bigint, OUT looked integer, OUT queues text[])
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+DECLARE
+    names text[];
+    one text;
+    arrived bigint[];
+    keys text[];
+    opened record;
+BEGIN
+    looked := 0;
+    queues := '{}';
+    -- One index probe per limit: any number of jobs of a locked limit must not hide other limits.
+    WITH RECURSIVE came AS (
+        (SELECT j.limit_name AS name FROM taskd.job AS j
+         WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
+         ORDER BY j.limit_name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.limit_name FROM taskd.job AS j
+                WHERE j.limit_name > came.name AND j.limit_name IS NOT NULL AND j.state = 'blocked'
+                  AND j.gate IS NULL AND j.waits_for IS NULL
+                ORDER BY j.limit_name LIMIT 1)
+        FROM came WHERE came.name IS NOT NULL
+    ), open AS (
+        (SELECT o.limit_name AS name FROM taskd.opening AS o ORDER BY o.limit_name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT o.limit_name FROM taskd.opening AS o WHERE o.limit_name > open.name ORDER BY o.limit_name LIMIT 1)
+        FROM open WHERE open.name IS NOT NULL
+    )
+    SELECT array_agg(u.name ORDER BY u.name) INTO names
+    FROM (
+        SELECT came.name FROM came WHERE came.name IS NOT NULL
+        UNION
+        SELECT s.limit_name
+        FROM (
+            SELECT j.limit_name FROM taskd.job AS j
+            WHERE j.state = 'scheduled' AND least(j.crashes, 1::smallint) = 1 AND j.run_at <= now() AND j.limit_name IS NOT NULL
+              AND j.gate IS NULL
+            ORDER BY j.run_at LIMIT batch
+        ) AS s
+        UNION
+        SELECT open.name FROM open
+        WHERE EXISTS (SELECT FROM taskd.opening AS o WHERE o.limit_name = open.name AND o.at <= clock_timestamp())
+    ) AS u;
+    -- A limit that nobody has published yet gets a row, for its lock.
+    INSERT INTO taskd.job_limit (name)
+    SELECT n FROM unnest(names) AS n WHERE NOT EXISTS (SELECT FROM taskd.job_limit AS r WHERE r.name = n)
+    ON CONFLICT (name) DO NOTHING;
+    FOREACH one IN ARRAY coalesce(names, '{}') LOOP
+        CONTINUE WHEN NOT taskd.lock_limit(one);
+        UPDATE taskd.job AS j
+        SET state = 'blocked'
+        WHERE j.ctid = ANY (ARRAY(
+            SELECT s.ctid FROM taskd.job AS s
+            WHERE s.state = 'scheduled' AND least(s.crashes, 1::smallint) = 1 AND s.run_at <= now() AND s.limit_name = one
+              AND s.gate IS NULL
+            ORDER BY s.run_at LIMIT batch FOR UPDATE SKIP LOCKED
+        ));
+        SELECT array_agg(a.id), array_agg(DISTINCT a.limit_key) INTO arrived, keys
+        FROM (
+            SELECT j.id, j.limit_key FROM taskd.job AS j
+            WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
+              AND j.limit_name = one
+            ORDER BY j.id
+            LIMIT batch
+        ) AS a;
+        looked := looked + coalesce(cardinality(arrived), 0);
+        FOR opened IN
+            DELETE FROM taskd.opening AS o
+            WHERE o.ctid = ANY (ARRAY(
+                SELECT p.ctid FROM taskd.opening AS p
+                WHERE p.at <= clock_timestamp() AND p.limit_name = one
+                ORDER BY p.at LIMIT batch FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING o.limit_key, o.after_key
+        LOOP
+            looked := looked + 1;
+            keys := keys || CASE WHEN opened.limit_key IS NULL THEN taskd.keys_with_waiting_jobs(one, opened.after_key, batch)
+                                 ELSE ARRAY[opened.limit_key] END;
+        END LOOP;
+        CONTINUE WHEN keys IS NULL;
+        queues := queues || taskd.admit_keys(one, keys);
+        UPDATE taskd.job AS j
+        SET gate = 'parked'
+        WHERE j.ctid = ANY (ARRAY(
+            SELECT p.ctid FROM taskd.job AS p
+            WHERE p.id = ANY (arrived) AND p.state = 'blocked' AND p.gate IS NULL AND p.waits_for IS NULL
+            FOR UPDATE SKIP LOCKED
+        ));
+    END LOOP;
+END
+$$;
+
+-- Return keys of a limit that have waiting jobs, up to `batch` of them, with one index probe for each. An opening stores
+-- where to go on.
+-- Called by: admit_due().
+CREATE FUNCTION taskd.keys_with_waiting_jobs(limit_name text, after_key text, batch bigint) RETURNS text[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+<<result>>
+DECLARE
+    found_keys text[];
+BEGIN
+    WITH RECURSIVE line AS (
+        (SELECT CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END AS name
+         FROM taskd.job AS j
+         WHERE j.limit_name = keys_with_waiting_jobs.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
+           AND j.waits_for IS NULL
+           AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) > keys_with_waiting_jobs.after_key
+         ORDER BY CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
+         LIMIT 1)
+        UNION ALL
+        SELECT (SELECT CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
+                FROM taskd.job AS j
+                WHERE j.limit_name = keys_with_waiting_jobs.limit_name AND j.limit_key IS NOT NULL AND j.state = 'blocked'
+                  AND j.waits_for IS NULL
+                  AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) > line.name
+                ORDER BY CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END
+                LIMIT 1)
+        FROM line
+        WHERE line.name IS NOT NULL
+    )
+    SELECT coalesce(array_agg(substr(few.name, 2)), '{}') INTO result.found_keys
+    FROM (SELECT name FROM line WHERE name IS NOT NULL LIMIT batch) AS few;
+    IF cardinality(found_keys) = batch THEN
+        INSERT INTO taskd.opening (limit_name, after_key) VALUES (limit_name, '=' || found_keys[batch]);
+    END IF;
+    -- There may be jobs that wait for a slot among all keys, and no others.
+    RETURN CASE WHEN found_keys = '{}' THEN ARRAY[''] ELSE found_keys END;
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: limits of queues
+-- ====================================================================================================
+
+-- Take up to `wanted` free slots of a limited queue, and tokens for them. `opens_s` is the time in seconds until the next
+-- token, if tokens are missing. The lock of the queue is kept until the end of the transaction, so that the next caller
+-- counts the jobs that start now.
+-- Called by: claim_limited(), claim_suspect.
+CREATE FUNCTION taskd.take_queue_slots(queue text, wanted bigint, OUT room bigint, OUT opens_s double precision)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    limits taskd.queue;
+    moment timestamptz;
+    tokens_now double precision;
+BEGIN
+    room := wanted;
+    SELECT * INTO limits FROM taskd.queue AS q WHERE q.name = take_queue_slots.queue FOR NO KEY UPDATE;
+    IF limits.max_running IS NOT NULL THEN
+        room := least(room, limits.max_running - (
+            SELECT count(*)
+            FROM (
+                SELECT FROM taskd.job AS j WHERE j.worker_id IS NOT NULL AND j.queue = take_queue_slots.queue
+                LIMIT limits.max_running
+            ) AS place
+        ));
+    END IF;
+    IF limits.rate IS NOT NULL AND room > 0 THEN
+        moment := clock_timestamp();
+        tokens_now := least(limits.burst, coalesce(
+            limits.tokens + limits.rate * greatest(0, date_part('epoch', moment - limits.filled_at)), limits.burst));
+        room := least(room, floor(tokens_now)::bigint);
+        opens_s := CASE WHEN room < wanted THEN greatest(0, (1 - (tokens_now - room)) / limits.rate) END;
+        UPDATE taskd.queue AS q SET tokens = tokens_now - room, filled_at = moment WHERE q.name = take_queue_slots.queue;
+    END IF;
+END
+$$;
+
+-- Claim jobs from a queue that an operator has limited, as claim_jobs does from the other queues. If tokens are missing,
+-- one more row, without a job, says after how many seconds another claim makes sense.
+-- Called by: claim_limited_jobs.
+CREATE FUNCTION taskd.claim_limited(worker_id bigint, queue text, batch bigint, stride bigint)
+RETURNS TABLE (opens_s double precision, job taskd.job)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    room bigint;
+    in_s double precision;
+    claimed bigint;
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM taskd.worker AS w
+        WHERE w.id = claim_limited.worker_id AND w.died_at IS NULL AND w.lease_until > clock_timestamp()
+    ) OR EXISTS (
+        SELECT FROM taskd.queue AS q
+        WHERE q.name = claim_limited.queue AND q.paused_at IS NOT NULL
+          AND (q.paused_until IS NULL OR q.paused_until > clock_timestamp())
+    ) OR NOT EXISTS (
+        SELECT FROM taskd.job AS j WHERE j.queue = claim_limited.queue AND j.state = 'queued'
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT r.room, r.opens_s INTO room, in_s FROM taskd.take_queue_slots(claim_limited.queue, batch) AS r;
+    RETURN QUERY
+    UPDATE taskd.job AS j
+    SET state = 'running',
+        worker_id = claim_limited.worker_id,
+        fence = j.fence + stride,
+        attempt = least(j.attempt, 32766) + 1,
+        started_at = clock_timestamp()
+    WHERE j.ctid = ANY (ARRAY(
+        SELECT n.ctid
+        FROM taskd.job AS n
+        WHERE n.queue = claim_limited.queue AND n.state = 'queued'
+        ORDER BY n.priority, n.run_at, n.id
+        LIMIT greatest(room, 0)
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING NULL::double precision, j;
+    GET DIAGNOSTICS claimed = ROW_COUNT;
+    IF claimed < room THEN
+        PERFORM taskd.return_tokens(claim_limited.queue, room - claimed);
+        in_s := NULL;
+    END IF;
+    IF in_s IS NOT NULL THEN
+        RETURN QUERY SELECT in_s, NULL::taskd.job;
+    END IF;
+END
+$$;
+
+-- Return tokens that a claim has taken and not used.
+-- Called by: claim_limited().
+CREATE FUNCTION taskd.return_tokens(queue text, unused bigint) RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE taskd.queue AS q SET tokens = least(q.burst, q.tokens + unused)
+    WHERE q.name = return_tokens.queue AND q.rate IS NOT NULL
+$$;
+
+-- Return how many jobs wait in a queue, queued or blocked by their limit, counted up to `up_to`.
+-- Called by: count_depths(), check_queue_room().
+CREATE FUNCTION taskd.queue_depth(queue text, up_to bigint) RETURNS bigint
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    SELECT count(*)
+    FROM (
+        SELECT FROM (
+            SELECT FROM taskd.job AS j WHERE j.queue = queue_depth.queue AND j.state = 'queued'
+            UNION ALL
+            SELECT FROM taskd.job AS j
+            WHERE j.queue = queue_depth.queue AND j.state = 'blocked' AND j.waits_for IS NULL
+        ) AS waiting
+        LIMIT up_to
+    ) AS few
+$$;
+
+-- Count the waiting jobs of queues with a depth limit, for taskd.check_queue_room(), at most every four seconds. The
+-- newest id is read before the jobs are counted: a job that arrives in between is counted twice rather than not at all.
+-- Called by: count_depths.
+CREATE FUNCTION taskd.count_depths() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    bounded record;
+    last_id bigint;
+BEGIN
+    FOR bounded IN
+        SELECT q.name, q.max_depth FROM taskd.queue AS q
+        WHERE q.max_depth IS NOT NULL AND coalesce(q.depth_at < clock_timestamp() - interval '4 s', true)
+        FOR NO KEY UPDATE SKIP LOCKED
+    LOOP
+        SELECT s.last_value INTO last_id FROM taskd.job_id_seq AS s;
+        UPDATE taskd.queue AS q
+        SET depth = taskd.queue_depth(bounded.name, bounded.max_depth), depth_id = last_id, depth_at = clock_timestamp()
+        WHERE q.name = bounded.name;
+    END LOOP;
+END
+$$;
+
+-- Return true if a queue has room for `wanted` more jobs, or (0) for a job that was just inserted; raise an error
+-- otherwise. Every few seconds a worker counts the waiting jobs (count_depths). Since then at most as many jobs were
+-- enqueued as ids were drawn, so while that sum is below the limit nothing is counted. Otherwise the jobs in the snapshot
+-- are counted, without those of open transactions. The function runs with the owner's rights, because producers may not
+-- read waiting jobs.
+-- Called by: run_enqueue_checks(), enqueue_unique(), enqueue_workflow(), make_scheduled_jobs(), enqueue_jobs, enqueue_usual_jobs.
+CREATE FUNCTION taskd.check_queue_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    at_most bigint;
+    depth bigint;
+BEGIN
+    SELECT q.depth + (s.last_value - q.depth_id) INTO at_most
+    FROM taskd.queue AS q CROSS JOIN taskd.job_id_seq AS s
+    WHERE q.name = check_queue_room.queue;
+    IF at_most + wanted <= max_depth THEN
+        RETURN true;
+    END IF;
+    depth := taskd.queue_depth(check_queue_room.queue, max_depth + 1);
+    IF depth + wanted > max_depth THEN
+        RAISE EXCEPTION 'the queue "%" is full: % jobs wait in it, no more than % may, and % would come',
+            check_queue_room.queue, CASE WHEN wanted = 0 THEN depth - 1 ELSE depth END, max_depth, greatest(wanted, 1)
+            USING ERRCODE = 'configuration_limit_exceeded', CONSTRAINT = 'queue_has_room',
+                  HINT = 'Wait until workers have caught up, or allow more: taskd queues set '
+                         || check_queue_room.queue || ' --max-depth N';
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: retry, change, wait for jobs
+-- ====================================================================================================
+
+-- Return these jobs and those that were cancelled because of them, in the order of their ids.
+-- Called by: retry().
+CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH RECURSIVE found AS (
+        SELECT unnest(ids) AS id
+        UNION
+        SELECT past.id
+        FROM found
+        JOIN taskd.dependency AS d ON d.parent_id = found.id
+        JOIN taskd.job_history AS past ON past.id = d.job_id
+        WHERE d.on_failed = 'cancel' AND past.state::text = 'cancelled' AND past.reason = 'dependency'
+    )
+    SELECT array_agg(id ORDER BY id) FROM found
+$$;
+
+-- Retry finished jobs; return their new states. A job keeps its id and its fence, so that nothing that an earlier attempt
+-- wrote can be mistaken for a new attempt. It gets at least one more attempt, a crash count of 0, and no deadline: it is
+-- wanted now, or at `due`. A job stays in the history after 1,000 attempts, or if another job has its unique key, even
+-- one that is just being inserted. Of several jobs with one key the last one is retried.
+--
+-- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
+-- or while that parent is live, waits for the parent again. A job stays in the history if one of its parents has failed
+-- and is not retried.
+--
+-- Finished jobs are found by their ids. Their states are compared as text, because on a partition without statistics the
+-- planner would otherwise choose job_history_not_done, and read everything that has ever failed.
+-- Called by: retry_jobs.
+CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    patience text := current_setting('lock_timeout');
+    wanted bigint[];
+    retried bigint[];
+    states text[];
+    parents bigint[];
+    held bigint[];
+BEGIN
+    LOOP
+        wanted := taskd.cancelled_with(ids);
+        BEGIN
+            retried := ARRAY(
+                SELECT past.id
+                FROM taskd.job_history AS past
+                WHERE past.id = ANY (wanted) AND past.state::text IN ('failed', 'cancelled') AND past.attempt < 1000
+                  AND NOT (
+                      past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+                      AND (
+                          EXISTS (
+                              SELECT 1 FROM taskd.job AS holder
+                              WHERE holder.task = past.task AND holder.unique_key = past.unique_key
+                                AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END)
+                                    = past.unique_key
+                          ) OR EXISTS (
+                              SELECT 1 FROM taskd.job_history AS later
+                              WHERE later.id = ANY (wanted) AND later.id > past.id
+                                AND later.state::text IN ('failed', 'cancelled') AND later.attempt < 1000
+                                AND later.task = past.task AND later.unique_key = past.unique_key
+                                AND (later.key_scope = 'live' OR later.fence = 0)
+                          ) OR EXISTS (
+                              SELECT 1 FROM taskd.job_key AS kept
+                              WHERE kept.task = past.task AND kept.unique_key = past.unique_key
+                                AND kept.job_id <> past.id AND kept.until > clock_timestamp()
+                          )
+                      )
+                  )
+                ORDER BY past.id
+                FOR UPDATE
+            );
+            -- First by id: otherwise PostgreSQL 16 read whole workflows, before the history was analysed.
+            parents := ARRAY(
+                WITH past AS MATERIALIZED (
+                    SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
+                )
+                SELECT DISTINCT d.parent_id
+                FROM past
+                JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+            );
+            held := '{}';
+            -- For an empty list, which is the usual case, PostgreSQL would read a small index from end to end.
+            IF parents <> '{}' THEN
+                held := ARRAY(
+                    SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
+                );
+                held := held || taskd.lock_blocked(parents);
+            END IF;
+            IF taskd.cancelled_with(ids) IS DISTINCT FROM wanted
+               OR parents <> '{}'
+                  AND EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held))
+            THEN
+                RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+            END IF;
+            -- Leave out jobs that would wait for one that is not retried, and the dependants of these.
+            WITH RECURSIVE past AS MATERIALIZED (
+                SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
+            ), edge AS MATERIALIZED (
+                SELECT d.job_id, d.parent_id
+                FROM past
+                JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+                WHERE NOT d.counted
+            ), stays AS (
+                SELECT edge.job_id
+                FROM edge
+                WHERE edge.parent_id NOT IN (SELECT unnest(retried))
+                  AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = edge.parent_id)
+                UNION
+                SELECT edge.job_id FROM stays JOIN edge ON edge.parent_id = stays.job_id
+            )
+            SELECT ARRAY(SELECT unnest(retried) EXCEPT SELECT stays.job_id FROM stays) INTO retried;
+            IF retried = '{}' THEN
+                RETURN;
+            END IF;
+            -- A key may be changing its holder, in a transaction that wants rows which are locked here.
+            PERFORM set_config('lock_timeout', '10ms', true);
+            -- A job that is retried together with a parent waits for it again, even if it had gone on without the parent or was
+            -- started by its failure: otherwise a callback of a cancelled workflow would start first.
+            WITH past AS MATERIALIZED (
+                SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
+            )
+            UPDATE taskd.dependency AS d
+            SET counted = false
+            FROM past
+            WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+              AND (d.parent_id = ANY (retried) OR d.parent_id = ANY (held));
+            WITH past AS (
+                DELETE FROM taskd.job_history AS h WHERE h.id = ANY (retried) RETURNING h.*
+            ), inserted AS (
+                INSERT INTO taskd.job AS j (
+                    id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
+                    max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
+                    args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+                ) OVERRIDING SYSTEM VALUE
+                SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
+                       CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
+                       nullif(waits.parents, 0), past.priority, past.attempt,
+                       CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
+                            ELSE past.max_attempts END,
+                       0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
+                       past.args_version, past.schedule, past.tick,
+                       -- A job may have begun to wait for it while it was in the history.
+                       coalesce(past.workflow_id,
+                                (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
+                       past.node, past.limit_name, past.limit_key, past.metadata
+                FROM past
+                LEFT JOIN taskd.task AS task ON task.name = past.task
+                CROSS JOIN LATERAL (
+                    -- A job that starts when a parent fails need not wait for the others once one has failed. As a plain join,
+                    -- without OFFSET 0, this read the dependencies of all workflows.
+                    SELECT CASE WHEN EXISTS (
+                        SELECT
+                        FROM taskd.dependency AS other
+                        CROSS JOIN LATERAL (
+                            SELECT FROM taskd.job_history AS failed
+                            WHERE failed.id = other.parent_id AND failed.state::text IN ('failed', 'cancelled') AND NOT failed.id = ANY (retried)
+                            OFFSET 0
+                        ) AS failed
+                        WHERE other.workflow_id = past.workflow_id AND other.job_id = past.id
+                          AND other.on_failed = 'only' AND other.counted
+                        LIMIT 1
+                    ) THEN 0 ELSE (
+                        SELECT count(*)::integer
+                        FROM taskd.dependency AS d
+                        WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND NOT d.counted
+                    ) END AS parents
+                    OFFSET 0
+                ) AS waits
+                -- Keys in the order of taskd.enqueue_unique_batch(), so that the two cannot wait for each other.
+                ORDER BY past.unique_key IS NOT NULL, past.task, past.unique_key, past.id
+                RETURNING j.id, j.state, j.waits_for, j.queue::text AS queue, j.run_at
+            ), notified AS (
+                SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM inserted
+                WHERE inserted.waits_for IS NULL AND inserted.run_at < clock_timestamp() + interval '60 s') AS q
+            )
+            SELECT array_agg(inserted.id), array_agg(inserted.state::text) INTO retried, states
+            FROM inserted, (SELECT count(*) FROM notified) AS r;
+            PERFORM set_config('lock_timeout', patience, true);
+            EXIT;
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available OR unique_violation THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
+    -- The rows are updated, so that a transaction with an older snapshot (REPEATABLE READ), which does not see that a job waits
+    -- for them again, cannot end them.
+    IF held <> '{}' THEN
+        UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
+        -- Claims skip locked rows, and nothing else would trigger another claim.
+        PERFORM taskd.notify_workers(q.queue)
+        FROM (SELECT DISTINCT j.queue::text AS queue FROM taskd.job AS j WHERE j.id = ANY (held) AND j.state = 'queued') AS q;
+    END IF;
+    UPDATE taskd.workflow AS w
+    SET stopped_at = NULL
+    WHERE w.stopped_at IS NOT NULL
+      AND w.id = ANY (ARRAY(SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (retried)));
+    RETURN QUERY SELECT * FROM unnest(retried, states);
+END
+$$;
+
+-- Return the arguments of a job for display, without the values that its task redacts.
+-- Called by: show_job, web_search_jobs.
+CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT redacted.args || coalesce((
+        SELECT jsonb_object_agg(hidden, '***')
+        FROM taskd.task AS t CROSS JOIN unnest(t.redact) AS hidden
+        WHERE t.name = redacted.task AND redacted.args ? hidden
+    ), '{}')
+$$;
+
+-- Change waiting jobs; arguments that are NULL change nothing. Return for each id: `changed`, `running`, `finished` or
+-- `unknown`. Running jobs are never changed.
+--
+--     SELECT * FROM taskd.change(ARRAY[17, 18], priority => 10, run_at => now());
+--
+-- args replaces all arguments, with the schema version of today; update_args replaces some of them, in jobs whose
+-- arguments have that version. Both are checked as in taskd.enqueue(). The deadline 'infinity' removes the deadline. A
+-- unique key does not change; the limit's key follows the arguments. A job with a limit that gets another time goes
+-- through admission again. If one job is refused, none is changed. The function runs with the owner's rights, because
+-- nobody else may change these columns.
+-- Called by: SQL clients, change_jobs.
+CREATE FUNCTION taskd.change(
+    ids bigint[],
+    priority integer DEFAULT NULL,
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL,
+    args jsonb DEFAULT NULL,
+    update_args jsonb DEFAULT NULL,
+    queue text DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL
+) RETURNS TABLE (job_id bigint, outcome text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<asked>>
+DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
+    ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
+    wrong record;
+    changed bigint[];
+    queues_to_notify text[];
+BEGIN
+    -- From here on no other transaction moves these jobs, and each statement below sees their current rows.
+    PERFORM taskd.lock_jobs(ids);
+    IF args IS NOT NULL OR update_args IS NOT NULL THEN
+        SELECT j.id, j.task, new.args, t.required, t.accepted, coalesce(j.args_version, 1) AS has, t.args_version AS wants
+        INTO wrong
+        FROM taskd.job AS j
+        CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
+        LEFT JOIN taskd.task AS t ON t.name = j.task
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+          AND (jsonb_typeof(new.args) <> 'object' OR NOT new.args ?& t.required OR new.args - t.accepted <> '{}'
+               OR change.args IS NULL AND coalesce(j.args_version, 1) <> t.args_version)
+        ORDER BY j.id
+        LIMIT 1;
+        IF wrong.has <> wrong.wants AND change.args IS NULL THEN
+            RAISE EXCEPTION 'the arguments of job % have the form of version %, and those of "%" that of version %',
+                wrong.id, wrong.has, wrong.task, wrong.wants
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Give all of the arguments.';
+        END IF;
+        IF FOUND THEN
+            PERFORM taskd.raise_invalid_job(wrong.task, '', wrong.args, wrong.required, wrong.accepted);
+        END IF;
+    END IF;
+    WITH wanted AS MATERIALIZED (
+        SELECT j.id, new.args, goes.by, goes.as_key,
+               -- A job that waits for other jobs gets to admission afterwards.
+               j.waits_for IS NULL
+               AND (due IS NOT NULL OR (goes.by, goes.as_key) IS DISTINCT FROM (j.limit_name, j.limit_key)) AS moves
+        FROM taskd.job AS j
+        CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
+        LEFT JOIN taskd.task AS t ON t.name = j.task AND (change.args IS NOT NULL OR update_args IS NOT NULL)
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN t.name IS NULL THEN j.limit_name ELSE t.limit_name END AS by,
+                   CASE WHEN t.name IS NULL THEN j.limit_key
+                        WHEN t.limit_name IS NOT NULL
+                        THEN taskd.limit_key(taskd.limit_values(new.args, t.limit_by, t.limit_defaults)) END AS as_key
+        ) AS goes
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL
+    ), opened AS (
+        -- A job that was admitted, or had a slot of its key, goes through admission again; others may get its slot.
+        INSERT INTO taskd.opening (limit_name, limit_key)
+        SELECT j.limit_name, j.limit_key
+        FROM wanted
+        JOIN taskd.job AS j ON j.id = wanted.id
+        WHERE wanted.moves AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'))
+    ), moved AS (
+        UPDATE taskd.job AS j
+        SET priority = coalesce(change.priority, j.priority),
+            queue = coalesce(change.queue, j.queue),
+            run_at = coalesce(due, j.run_at),
+            state = CASE WHEN NOT wanted.moves OR due IS NULL AND j.state = 'scheduled' THEN j.state
+                         WHEN j.crashes > 0 THEN 'scheduled'
+                         ELSE taskd.state_when_due(wanted.by, coalesce(due, now())) END,
+            gate = CASE WHEN NOT wanted.moves THEN j.gate END,
+            limit_name = wanted.by,
+            limit_key = wanted.as_key,
+            parked = j.parked AND due IS NULL,
+            args = wanted.args,
+            args_version = CASE WHEN change.args IS NULL THEN j.args_version
+                                ELSE (SELECT nullif(t.args_version, 1) FROM taskd.task AS t WHERE t.name = j.task) END,
+            max_attempts = coalesce(change.max_attempts, j.max_attempts),
+            timeout_s = coalesce(change.timeout_s, j.timeout_s),
+            deadline = CASE WHEN ends_at IS NULL THEN j.deadline ELSE nullif(ends_at, 'infinity') END
+        FROM wanted
+        WHERE j.id = wanted.id
+        RETURNING j.id, j.queue, j.run_at, j.state, wanted.moves AND j.limit_name IS NOT NULL AS at_gate
+    )
+    SELECT array_agg(id),
+           array_agg(DISTINCT queue) FILTER (
+               WHERE at_gate OR state = 'queued' OR state = 'scheduled' AND run_at < clock_timestamp() + interval '60 s')
+    INTO changed, queues_to_notify
+    FROM moved;
+    PERFORM taskd.notify_workers(c.queue) FROM unnest(queues_to_notify) AS c (queue);
+    RETURN QUERY
+        SELECT i.id, CASE WHEN i.id = ANY (changed) THEN 'changed'
+                          WHEN EXISTS (SELECT FROM taskd.job AS j WHERE j.id = i.id) THEN 'running'
+                          WHEN EXISTS (SELECT FROM taskd.job_history AS h WHERE h.id = i.id) THEN 'finished'
+                          ELSE 'unknown' END
+        FROM (SELECT DISTINCT unnest(ids) AS id) AS i
+        ORDER BY i.id;
+END
+$$;
+
+-- Return the outcomes of jobs, and have those that have not ended notify when they do: their rows are marked, and the
+-- statement that ends a marked job notifies the channel `taskd:ended` with its id. (No queue name contains a colon.) Rows
+-- are marked first and read afterwards: a job that ends in between is returned with its outcome, and one that ends later
+-- has its mark. A locked row is not waited for and gets no mark; the answer says so, and the caller asks again. A claim
+-- may have skipped a queued row while it was marked, so the workers are notified.
+--
+-- The function runs with the owner's rights: users who may call it can read the results of jobs, other producers cannot.
+-- Called by: await_jobs.
+CREATE FUNCTION taskd.await_jobs(ids bigint[])
+RETURNS TABLE (id bigint, state text, awaited boolean, reason text, error text, result text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    queue text;
+BEGIN
+    FOR queue IN
+        WITH held AS MATERIALIZED (
+            SELECT j.id
+            FROM taskd.job AS j
+            WHERE j.id = ANY (ids) AND j.awaited IS NULL
+            ORDER BY j.id
+            FOR NO KEY UPDATE SKIP LOCKED
+        ), marked AS (
+            UPDATE taskd.job AS j
+            SET awaited = true
+            FROM held
+            WHERE j.id = held.id
+            RETURNING j.queue::text AS name, j.state
+        )
+        SELECT DISTINCT marked.name FROM marked WHERE marked.state = 'queued'
+    LOOP
+        PERFORM taskd.notify_workers(queue);
+    END LOOP;
+    RETURN QUERY
+    SELECT wanted.id, found.state, found.awaited, found.reason, found.error, found.result
+    FROM (SELECT DISTINCT a.id FROM unnest(ids) AS a (id)) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
+        FROM taskd.job AS j WHERE j.id = wanted.id
+        UNION ALL
+        SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
+        FROM taskd.job_history AS h WHERE h.id = wanted.id
+        LIMIT 1
+    ) AS found;
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: history upkeep
+-- ====================================================================================================
+
+-- Lock the upkeep of the history; return false if another worker has the lock. The lock is one on the parent table, which
+-- ATTACH takes anyway and which blocks neither reads nor writes. An advisory lock would not do: any user who can connect
+-- could hold it for ever and stop the upkeep, while this one needs rights on the table that no producer has.
+-- Called by: make_history_partitions(), truncate_expired_partition(), drop_expired_partition().
+CREATE FUNCTION taskd.lock_history_upkeep() RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE ONLY taskd.job_history IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Create the partitions for the next days, for every retention in use; return their number. A day of which the default
+-- partition already holds rows is left to that partition: an ATTACH would have to move the rows under a lock, and they
+-- expire there as well. It is a function because partition names contain dates, and it runs with the owner's rights, so
+-- that workers need none to create tables. Two workers that create the same partition would collide; the second one does
+-- nothing.
+-- Called by: make_history_partitions, the schema, sql/repairs.sql.
+CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+DECLARE
+    day date;
+    leaf text;
+    made integer := 0;
+BEGIN
+    IF days NOT BETWEEN 0 AND 31 THEN
+        RAISE EXCEPTION 'partitions are made for 0 to 31 days ahead, not for %', days
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT taskd.lock_history_upkeep() THEN
+        RETURN 0;
+    END IF;
+    FOR day IN
+        SELECT DISTINCT (current_date + make_interval(secs => keep.seconds))::date + ahead
+        FROM (
+            SELECT keep_done_s AS seconds FROM taskd.queue
+            UNION SELECT keep_failed_s FROM taskd.queue
+            -- Jobs of workflows are kept for at least a day.
+            UNION SELECT 86400 FROM taskd.queue WHERE least(keep_done_s, keep_failed_s) < 86400
+            UNION VALUES (604800), (2592000)
+        ) AS keep, generate_series(0, days) AS ahead
+        WHERE keep.seconds > 0
+        ORDER BY 1
+    LOOP
+        leaf := 'job_history_' || to_char(day, 'YYYYMMDD');
+        CONTINUE WHEN to_regclass('taskd.' || leaf) IS NOT NULL;
+        -- ATTACH takes this lock anyway. Taken before the check, it keeps acks from invalidating the result.
+        LOCK TABLE taskd.job_history_default IN ACCESS EXCLUSIVE MODE;
+        CONTINUE WHEN EXISTS (
+            SELECT 1 FROM taskd.job_history_default
+            WHERE expires_at >= day AND expires_at < day + 1
+        );
+        -- LIKE and ATTACH, not PARTITION OF, which takes an ACCESS EXCLUSIVE lock on the parent: it would wait for every reader
+        -- of the history, and every ack would wait behind it.
+        EXECUTE format('CREATE TABLE taskd.%I (LIKE taskd.job_history INCLUDING ALL)', leaf);
+        EXECUTE format(
+            'ALTER TABLE taskd.job_history ATTACH PARTITION taskd.%I FOR VALUES FROM (%L) TO (%L)',
+            leaf, day::timestamptz, (day + 1)::timestamptz
+        );
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END
+$$;
+
+-- Empty the oldest partition whose last day is over; return its name, or NULL. TRUNCATE and DROP are two calls, so that
+-- each holds its lock for a moment only.
+-- Called by: truncate_expired_partition.
+CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+DECLARE
+    leaf text;
+BEGIN
+    IF NOT taskd.lock_history_upkeep() THEN
+        RETURN NULL;
+    END IF;
+    SELECT c.relname INTO leaf
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'taskd.job_history'::regclass
+      AND c.relname ~ '^job_history_[0-9]{8}$'
+      AND to_date(right(c.relname, 8), 'YYYYMMDD') < current_date
+    ORDER BY c.relname
+    LIMIT 1;
+    IF leaf IS NOT NULL THEN
+        EXECUTE format('TRUNCATE taskd.%I', leaf);
+    END IF;
+    RETURN leaf;
+END
+$$;
+
+-- Drop an expired partition. False: another worker has dropped it, or is doing so.
+-- Called by: drop_expired_partition.
+CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+BEGIN
+    IF leaf !~ '^job_history_[0-9]{8}$' OR to_date(right(leaf, 8), 'YYYYMMDD') >= current_date THEN
+        RAISE EXCEPTION 'partition % has not expired', leaf USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT taskd.lock_history_upkeep() OR to_regclass('taskd.' || leaf) IS NULL THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('DROP TABLE taskd.%I', leaf);
+    RETURN true;
+END
+$$;
+
+-- Delete up to `batch` expired rows of the default partition; return their number. Nobody but the owner can delete from
+-- the history in another way.
+-- Called by: prune_default_partition.
+CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH gone AS (
+        DELETE FROM taskd.job_history_default
+        WHERE ctid = ANY (ARRAY(
+            SELECT ctid
+            FROM taskd.job_history_default
+            WHERE expires_at < now()
+            ORDER BY expires_at
+            LIMIT batch
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING 1
+    )
+    SELECT count(*) FROM gone
+$$;
+
+-- Return the numbers, waits and run times of jobs that finished in the last `window_s` seconds, in `steps` steps; waits
+-- and run times are those of the last attempt, each as p50 and p95.
+--
+-- No index covers the time of finishing, because each completion would pay for it. Finished jobs are appended to the
+-- partition of the day on which they expire, so the newest rows are in its last blocks. From the end of each partition
+-- the function steps back, by distances that double, and then by bisection, to the first block of the window, and reads
+-- from there: the cost depends on the rows in the window, and not on the size of the history. If the window takes more
+-- than `blocks_max` blocks of a partition, it is made shorter; `since` is its actual start. Several sessions fill blocks
+-- at the same time, so rows are not strictly in the order of their times; hence the margin. A row that was written into
+-- the free space of a retried job, far from the end, is not found.
+-- Called by: web_finished.
+CREATE FUNCTION taskd.finished_recently(
+    queue text, window_s double precision, steps integer, blocks_max integer
+) RETURNS TABLE (
+    since timestamptz, until timestamptz, step integer, done bigint, failed bigint, cancelled bigint,
+    wait_s double precision[], run_s double precision[]
+)
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET "TimeZone" = 'UTC'
+SET jit = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    margin CONSTANT bigint := 32;
+    leaf record;
+    leap bigint;
+    low bigint;
+    high bigint;
+    middle bigint;
+    newest timestamptz;
+    parts text[] := '{}';
+BEGIN
+    until := clock_timestamp();
+    since := until - make_interval(secs => least(greatest(window_s, 1), 604800));
+    FOR leaf IN
+        SELECT c.oid::regclass::text AS name, pg_relation_size(c.oid) / current_setting('block_size')::bigint AS blocks
+        FROM pg_inherits AS i
+        JOIN pg_class AS c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'taskd.job_history'::regclass AND pg_relation_size(c.oid) > 0
+          -- A job that finished in the window has not expired before the window began.
+          AND (c.relname !~ '^job_history_[0-9]{8}$' OR to_date(right(c.relname, 8), 'YYYYMMDD') >= since::date)
+        ORDER BY c.relname
+    LOOP
+        -- All rows from block `high` on are in the window, and none before block `low`.
+        high := leaf.blocks;
+        low := leaf.blocks;
+        leap := 1;
+        LOOP
+            low := greatest(leaf.blocks - leap, 0);
+            EXECUTE format('SELECT max(finished_at) FROM %s WHERE ctid >= %L AND ctid < %L',
+                           leaf.name, format('(%s,0)', low), format('(%s,0)', low + 1)) INTO newest;
+            EXIT WHEN newest < since;
+            high := low;
+            EXIT WHEN low = 0;
+            IF leap >= blocks_max THEN
+                since := greatest(since, newest);
+                EXIT;
+            END IF;
+            leap := least(leap * 2, blocks_max);
+        END LOOP;
+        WHILE high - low > margin LOOP
+            middle := (low + high) / 2;
+            EXECUTE format('SELECT max(finished_at) FROM %s WHERE ctid >= %L AND ctid < %L',
+                           leaf.name, format('(%s,0)', middle), format('(%s,0)', middle + 1)) INTO newest;
+            IF newest < since THEN
+                low := middle;
+            ELSE
+                high := middle;
+            END IF;
+        END LOOP;
+        parts := parts || format(
+            'SELECT finished_at, started_at, run_at, state FROM %s'
+            ' WHERE ctid >= %L AND finished_at >= $1 AND ($2 IS NULL OR queue = $2)',
+            leaf.name, format('(%s,0)', greatest(low - margin, 0)));
+    END LOOP;
+    IF parts <> '{}' THEN
+        RETURN QUERY EXECUTE
+            'SELECT $1, $3, least(floor(date_part(''epoch'', f.finished_at - $1) / $4 * $5)::integer, $5 - 1),'
+            ' count(*) FILTER (WHERE f.state = ''done''), count(*) FILTER (WHERE f.state = ''failed''),'
+            ' count(*) FILTER (WHERE f.state = ''cancelled''),'
+            ' percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP ('
+            '     ORDER BY greatest(date_part(''epoch'', f.started_at - f.run_at), 0))'
+            '     FILTER (WHERE f.started_at IS NOT NULL),'
+            ' percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY date_part(''epoch'', f.finished_at - f.started_at))'
+            ' FROM (' || array_to_string(parts, ' UNION ALL ') || ') AS f WHERE f.finished_at < $3 GROUP BY 3'
+            USING since, queue, until, greatest(date_part('epoch', until - since), 0.001), steps;
+    END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT since, until, NULL::integer, 0::bigint, 0::bigint, 0::bigint,
+                            NULL::double precision[], NULL::double precision[];
+    END IF;
+END
+$$;
+
+SELECT taskd.make_history_partitions(3);
+
+-- PostgreSQL lets every user call a new function, and these run with their owner's rights, or write. sql/roles.sql grants them
+-- to roles; until then only their owner can call them.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC;
