@@ -94,7 +94,8 @@ def _late(facts: Facts) -> str:
 
 def _worker_lost(facts: Facts) -> Words:
     what = {
-        "silent": f"has not renewed its lease for {span(facts.worker_beat_ago_s)}, and the lease has expired",
+        "silent": f"has not renewed its lease for {span(facts.worker_beat_ago_s)}, "
+        "and the lease has expired",
         "dead": f"is dead; it renewed its lease {_ago(facts.worker_beat_ago_s)} for the last time",
     }.get(facts.worker_state or "", "is not known any more")
     text = f"It counts as running since {moment(facts.started_at)}, but {_owner(facts)} {what}."
@@ -161,8 +162,8 @@ def _deadline(facts: Facts) -> Words:
 
 def _key_held(facts: Facts) -> Words:
     text = (
-        f"Job {facts.key_holder} holds its unique key now, by a window of time or as a newer version. "
-        "This job cannot be retried until the key is free."
+        f"Job {facts.key_holder} holds its unique key now, by a window of time or as a newer "
+        "version. This job cannot be retried until the key is free."
     )
     return text, [f"taskd jobs show {facts.key_holder}"]
 
@@ -188,8 +189,8 @@ def _task_unknown(facts: Facts) -> Words:
 
 def _suspect(facts: Facts) -> Words:
     text = (
-        f"Its worker died while it ran, {count(facts.crashes, 'time')}, so this job may have killed "
-        "it. It waits in quarantine: a worker runs one such job at a time"
+        f"Its worker died while it ran, {count(facts.crashes, 'time')}, so this job may have "
+        "killed it. It waits in quarantine: a worker runs one such job at a time"
     )
     if facts.ahead:
         text += f", and {_ahead(facts.ahead, 'suspect')}"

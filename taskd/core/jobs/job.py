@@ -144,7 +144,8 @@ def check_payload(task: str, args: str) -> str:
     # An odd number of backslashes before `u0000` is an escape; an even number is text.
     if "\\u0000" in args and ESCAPED_NUL.search(args):
         raise InvalidArgs(
-            f"task {task}: the arguments contain the character U+0000, which PostgreSQL cannot store"
+            f"task {task}: the arguments contain the character U+0000, "
+            "which PostgreSQL cannot store"
         )
     return args
 

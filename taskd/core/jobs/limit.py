@@ -116,8 +116,8 @@ def check_burst(rate: float | None, burst: int | None) -> None:
     if burst < rate / HANDED_OUT_PER_S:
         least = min(BURST_MAX, math.ceil(rate / HANDED_OUT_PER_S))
         raise InvalidJob(
-            f"a burst of {burst} would limit a rate of {rate:g} to {burst * HANDED_OUT_PER_S} jobs per "
-            f"second, as tokens are handed out {HANDED_OUT_PER_S} times per second. "
+            f"a burst of {burst} would limit a rate of {rate:g} to {burst * HANDED_OUT_PER_S} jobs "
+            f"per second, as tokens are handed out {HANDED_OUT_PER_S} times per second. "
             f"Give a burst of at least {least}."
         )
 

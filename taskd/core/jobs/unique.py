@@ -206,7 +206,7 @@ class Unique:
         return replace(self, key=key, by=(), version=version, version_by="")
 
     def rule(self, defaults: Mapping[str, Any]) -> str:
-        """Return the rule as JSON text, which is published for producers that do not import the task."""
+        """Return the rule as JSON text, for producers that do not import the task."""
         return msgspec.json.encode(asdict(self) | {"defaults": dict(defaults)}).decode()
 
 
