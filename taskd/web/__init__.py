@@ -20,4 +20,4 @@ def check_installed(what: str) -> None:
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'taskd[web]'")
+        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'pgtaskd[web]'")

@@ -140,7 +140,7 @@ async def test_a_missing_extra_is_exit_78_and_gives_the_pip_line(
     )
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     code, said = await start_in_vain(dsn, "--http", "0", PYTHONPATH=path)
-    assert (code, said) == (78, "taskd: --http needs uvicorn: pip install 'taskd[web]'\n")
+    assert (code, said) == (78, "taskd: --http needs uvicorn: pip install 'pgtaskd[web]'\n")
 
 
 def test_nonsense_is_a_wrong_command_line() -> None:

@@ -100,7 +100,7 @@ async def serving(folder: Folder, fail_rate: float) -> AsyncIterator[int]:
         from aiosmtpd.smtp import SMTP
     except ImportError:
         raise ConfigError(
-            "the demo needs the mail server aiosmtpd: pip install 'taskd[demo]'"
+            "the demo needs the mail server aiosmtpd: pip install 'pgtaskd[demo]'"
         ) from None
     # Two lines for every command of every mail would cost more than the mails.
     logging.getLogger("mail.log").setLevel(logging.ERROR)
