@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = set(PROJECT["optional-dependencies"])
 # Other projects that pages tell people to install.
-OTHERS = {"hatchling", "opentelemetry-sdk", "pytest-asyncio"}
+OTHERS = {"hatchling", "opentelemetry-sdk", "pre-commit", "pytest-asyncio"}
 PATTERNS = (
     "README.md", "CHANGELOG.md", "Dockerfile", "requirements.lock", "pyproject.toml", "systemd/*",
     ".github/**/*", ".ci/*", "taskd/**/*.md", "taskd/**/*.py", "sql/**/*.md", "sql/**/*.sql",
