@@ -13,7 +13,8 @@ CHECKOUT = Path(__file__).parents[2]
 CONTRIBUTING = ".github/CONTRIBUTING.md"
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ROOMS = tuple(f"{name}/" for name in (".ci", ".github", "sql", "systemd", "taskd", "tests"))
-PAGES = [CONTRIBUTING]
+ARCHITECTURE = "taskd/docs/explanation/architecture.md"
+PAGES = [CONTRIBUTING, ARCHITECTURE, "taskd/docs/explanation/decisions.md"]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s#]*)[^)]*\)")
 
 
@@ -28,8 +29,38 @@ def paths_of(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_path_of_a_page_exists(page: str) -> None:
     paths = paths_of(page)
-    assert len(paths) >= 20
+    assert len(paths) >= 10
     assert [each for each in paths if not (CHECKOUT / each).exists()] == []
+
+
+def section(head: str) -> str:
+    """Return the text below a heading of the architecture page, up to the next heading."""
+    _, _, after = (CHECKOUT / ARCHITECTURE).read_text(encoding="utf-8").partition(f"\n## {head}\n")
+    assert after, head
+    return after.partition("\n## ")[0]
+
+
+def test_twenty_questions_have_one_path_each() -> None:
+    rows = re.findall(r"(?m)^\| (.+\?) \| (.+) \|$", section("Twenty questions"))
+    assert len(rows) == 20
+    answers = [re.fullmatch(r"`([^`\s]+)`", answer) for _, answer in rows]
+    assert [row for row, found in zip(rows, answers, strict=True) if found is None] == []
+    assert all((CHECKOUT / found[1]).is_file() for found in answers if found)
+
+
+def test_the_way_of_a_job_has_at_most_twelve_steps_that_begin_with_a_file() -> None:
+    steps = re.findall(r"(?m)^(\d+)\. (.*)$", section("The way of a job"))
+    assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+    assert len(steps) <= 12
+    files = [re.match(r"`([^`\s]+)`: ", step) for _, step in steps]
+    assert all(found and (CHECKOUT / found[1]).is_file() for found in files)
+
+
+def test_every_room_of_the_house_is_on_the_map() -> None:
+    packages = {path.parent for path in (CHECKOUT / "taskd").rglob("__init__.py")}
+    rooms = {f"{path.relative_to(CHECKOUT)}/" for path in packages} - {"taskd/"}
+    named = re.findall(r"(?m)^\|.*$", section("Floors") + section("Rooms"))
+    assert rooms == {span for line in named for span in re.findall(r"`(taskd/[\w/]+/)`", line)}
 
 
 @pytest.mark.parametrize("page", [CONTRIBUTING, ".github/SECURITY.md"])
