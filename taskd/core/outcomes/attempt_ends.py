@@ -73,7 +73,7 @@ class StillRuns:
 
 @dataclass(frozen=True, slots=True)
 class IdTaken:
-    """Claimed, but another job with this id runs here, lost by the database in a failover: released."""
+    """Claimed, but another job with this id runs here, which a failover has lost: released."""
 
 
 @dataclass(frozen=True, slots=True)
