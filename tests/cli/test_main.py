@@ -352,8 +352,10 @@ def test_run_explains_its_exit_codes_as_the_readme_does(nowhere):
         (
             {"retried": 1, "snoozed": 2},
             {},
-            "1 attempt failed and was retried; 2 attempts snoozed by their handlers; "
-            "nothing is left",
+            (
+                "1 attempt failed and was retried; 2 attempts snoozed by their handlers; "
+                "nothing is left"
+            ),
         ),
     ],
 )

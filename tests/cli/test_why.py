@@ -107,7 +107,7 @@ def test_a_running_job_names_its_worker(taskd, why):
     assert "for 3m" in text
     assert text.splitlines()[1].startswith("- Nothing is wrong: ")
     assert "Its worker renewed its lease " in text
-    assert "Nobody has published its timeout." in text
+    assert "Its timeout is not published." in text
     assert f"  next: taskd jobs show {made} --logs\n  next: taskd tail --job {made}\n" in text
     assert "cancel" not in text
 
@@ -126,7 +126,7 @@ def test_a_running_job_says_until_when_it_may(taskd, why):
     assert "It has no timeout." in why(made)[1]
     change(taskd, made, "timeout_s = 60")
     text = why(made)[1]
-    assert "Its timeout of 1m has been over for 2m" in text
+    assert "Its timeout of 1m passed 2m" in text
     assert f"next: taskd jobs cancel {made}\n" in text
     assert "Nothing is wrong" not in text
 
@@ -233,7 +233,7 @@ def test_a_task_that_no_worker_of_its_queue_knows(taskd, why):
     taskd.publish("render")
     taskd.worker(14, "email")
     told = why(made)[1]
-    assert "none of them knows the task render. The app app has published it." in told
+    assert "none of which knows the task render. The app app has published it." in told
     assert "next: taskd run --app app --queue email\n" in told
 
 

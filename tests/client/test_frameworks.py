@@ -477,7 +477,9 @@ async def test_a_connection_that_needs_a_loop_is_refused_by_the_sync_methods(
     client: Client, send: Any, dsn: str
 ) -> None:
     async with async_caller(dsn, "asyncpg", "AsyncSession") as caller:
-        with pytest.raises(TypeError, match="needs an event loop. Await the method without _sync"):
+        with pytest.raises(
+            TypeError, match=r"needs an event loop\. Await the method without _sync"
+        ):
             client.enqueue_sync(send.job(to="x"), conn=caller.conn)
 
 
