@@ -148,7 +148,7 @@ async def test_the_state_counts_what_lives(lane, sql):
     seen = await watching.state(lane, first.last_id)
     queues = {each.queue: each for each in seen.queues}
     email, web = queues["email"], queues["web"]
-    assert (email.queued, email.running, email.workers, email.attended) == (2, 1, 1, True)
+    assert (email.queued, email.running, email.workers, email.polled) == (2, 1, 1, True)
     assert (web.queued, web.scheduled, web.paused, web.pause_reason) == (2, 1, True, "no provider")
     assert queues["quiet"].paused
     assert email.oldest_due_s >= 0

@@ -32,7 +32,7 @@ NOTES = (
     "IN/s OUT/s  jobs that came and ended, of the last 10 s",
     "WAIT RUN    from the due time to the claim, and from the claim to the outcome, of the jobs",
     "            that ended within a minute and were found: 50 and 95 of a hundred took no longer",
-    "attended    workers claim all the time, and nobody need ring for them",
+    "polled      workers poll the queue continuously, so producers send no NOTIFY",
     "ENDED/s     of a worker: estimated from its share of the ended jobs that were found",
 )
 

@@ -69,7 +69,7 @@ def queue_note(queue: Queue) -> str:
         return "NO WORKER"
     if queue.max_running is not None and queue.running >= queue.max_running:
         return f"full: {queue.running:,} of {queue.max_running:,}"
-    return "attended" if queue.attended else ""
+    return "polled" if queue.polled else ""
 
 
 def _queue_style(queue: Queue) -> str:
