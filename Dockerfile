@@ -22,7 +22,7 @@ RUN tools/bin/hatchling build -t wheel -d dist \
         "$(echo dist/*.whl)[web]"
 
 FROM ${BASE}
-LABEL org.opencontainers.image.title="taskd" \
+LABEL org.opencontainers.image.title="pgtaskd" \
       org.opencontainers.image.description="A worker daemon that makes PostgreSQL a job queue" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="MIT"

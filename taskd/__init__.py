@@ -79,7 +79,7 @@ def __getattr__(name: str) -> Any:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version("taskd")
+        return version("pgtaskd")
     except PackageNotFoundError:  # a checkout that was never installed
         return "0+unknown"
 

@@ -2,36 +2,36 @@
 
 ```
 TaskdError                       1
-├── ConfigError                 78  a setting is wrong: which, where it came from, what is right
+├── ConfigError                 78  a setting is wrong: which, its source, and a correct value
 ├── EmbeddedError               69  the embedded PostgreSQL cannot be started or joined
-├── StoreUnavailable            69  PostgreSQL cannot be reached now; worth trying again
+├── StoreUnavailable            69  PostgreSQL cannot be reached now; try again
 ├── PermissionDenied            77  PostgreSQL or the file system refuses this user
 ├── SchemaError                 78
 │   ├── SchemaMissing               no schema `taskd` in this database: run `taskd db migrate`
 │   ├── SchemaOutdated              the database is older than this code
 │   ├── SchemaTooNew                this code is older than the database works with
 │   ├── SchemaEdited                a migration was edited after it was applied
-│   └── MigrationFailed          1  a migration was not applied; the message says what it left
-├── AppError                    78  the module of --app does not import, or registers nothing usable
-├── ResourceError                1  a resource of the app could not be made; worth another start
+│   └── MigrationFailed          1  a migration was not applied; the message says what it changed
+├── AppError                    78  the module of --app cannot be imported, or has no usable task
+├── ResourceError                1  a resource of the app could not be made; start again
 ├── EnqueueError                 2
-│   ├── UnknownTask                 nobody has published that task and no queue was named
+│   ├── UnknownTask                 no worker has published the task, and the job names no queue
 │   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
-│   ├── InvalidJob                  queue, priority, time or attempts outside their limits
+│   ├── InvalidJob                  queue, priority, time or attempts are outside their limits
 │   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
-│   ├── InvalidWorkflow             circles, unknown or doubled names, stages that do not fit
-│   ├── KeyHeld                     another job holds the unique key, and that was to be said
-│   └── QueueFull                1  as many jobs wait in the queue as may
+│   ├── InvalidWorkflow             circles, unknown or repeated names, stages that do not fit
+│   ├── KeyHeld                     another job holds the unique key, and on_conflict is `raise`
+│   └── QueueFull                1  the queue has as many waiting jobs as its max_depth allows
 ├── NotEnqueued                  1  what a buffer could not write, job by job
-├── BufferFull                   1  a buffer holds as many jobs as it may
-├── JobFailed                    1  a job whose result was waited for failed
-├── JobCancelled                 1  it was cancelled
+├── BufferFull                   1  a buffer is full
+├── JobFailed                    1  a job failed whose result was awaited
+├── JobCancelled                 1  such a job was cancelled
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
 ├── LimitNotFound                3  no limit has that name
-├── InvalidTransition            1  a job in that state cannot do that
-├── ResultsTooLarge              1  what the jobs before this one have returned is too much to read
+├── InvalidTransition            1  the state of the job does not allow the action
+├── ResultsTooLarge              1  the results of the jobs before this one are too large to read
 └── LeaseLost                    1  this attempt no longer owns its job
 Verdicts (core/jobs/verdicts.py) are not errors: a handler raises one to decide about its job.
 ```
@@ -45,7 +45,7 @@ from typing import Any, ClassVar
 
 
 class TaskdError(Exception):
-    """The root of everything that taskd raises on purpose."""
+    """The base class of all errors that taskd raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
@@ -63,7 +63,7 @@ class EmbeddedError(TaskdError):
 
 
 class StoreUnavailable(TaskdError):
-    """PostgreSQL cannot be reached at the moment; the same call may succeed later."""
+    """PostgreSQL cannot be reached now; the same call can succeed later."""
 
     exit_code = 69
 
@@ -97,7 +97,7 @@ class SchemaEdited(SchemaError):
 
 
 class MigrationFailed(SchemaError):
-    """A migration could not be applied; the message says what it left, and what to do."""
+    """A migration could not be applied; the message says what it changed, and what to do."""
 
     exit_code = 1
 
@@ -119,7 +119,7 @@ class EnqueueError(TaskdError):
 
 
 class UnknownTask(EnqueueError):
-    """No worker has published a task of that name, and no queue was named."""
+    """No worker has published a task of that name, and the job names no queue."""
 
 
 class InvalidArgs(EnqueueError):
@@ -139,26 +139,26 @@ class InvalidWorkflow(EnqueueError):
 
 
 class KeyHeld(EnqueueError):
-    """Another job holds the unique key of a job that is to fail then; nothing was written."""
+    """Another job holds the unique key, and on_conflict is `raise`; nothing was written."""
 
 
 class QueueFull(EnqueueError):
-    """As many jobs wait in the queue as its max_depth allows; nothing was written."""
+    """The queue has as many waiting jobs as its max_depth allows; nothing was written."""
 
     exit_code = 1
 
 
 class BufferFull(TaskdError):
-    """The buffer holds as many jobs as it may; this one was not taken."""
+    """The buffer is full; it did not accept this job."""
 
 
 class NotEnqueued(TaskdError):
-    """What a buffer could not write; nothing else of it is missing.
+    """What a buffer could not write; all its other jobs are written.
 
     Attributes:
-        jobs: NewJobs that were surely not written: keep them, enqueue them later.
-        refused: (NewJob, error) of those that the database or the task's arguments do not allow.
-        unsure: NewJobs that may have been written: the COMMIT was not answered.
+        jobs: NewJobs that were not written: keep them, and enqueue them later.
+        refused: (NewJob, error) for jobs that the database or the task's arguments do not allow.
+        unsure: NewJobs that may have been written: the COMMIT got no answer.
     """
 
     def __init__(
@@ -175,10 +175,10 @@ class NotEnqueued(TaskdError):
 
 
 class JobFailed(TaskdError):
-    """A job whose result was waited for failed.
+    """A job failed whose result was awaited.
 
     Attributes:
-        job_id: which.
+        job_id: its id.
         reason: why, in a word or a sentence.
         error: its last attempt's error: `type`, `message`, `traceback` and more; None without one.
     """
@@ -189,7 +189,7 @@ class JobFailed(TaskdError):
 
 
 class JobCancelled(TaskdError):
-    """A job whose result was waited for was cancelled.
+    """A job was cancelled whose result was awaited.
 
     Attributes:
         job_id, reason, error: as in JobFailed.
@@ -219,18 +219,18 @@ class WorkflowNotFound(TaskdError):
 
 
 class LimitNotFound(TaskdError):
-    """No code has published a limit of that name, and nobody has set one."""
+    """No code has published a limit of that name, and none was set by hand."""
 
     exit_code = 3
 
 
 class ResultsTooLarge(TaskdError):
-    """The results of the jobs that a job has waited for take more than may be read at once."""
+    """The results of the jobs that a job waited for are larger than what can be read at once."""
 
 
 class InvalidTransition(TaskdError):
-    """A job in that state cannot be moved that way."""
+    """The state of the job does not allow this action."""
 
 
 class LeaseLost(TaskdError):
-    """The attempt no longer owns its job: its worker was buried and the job taken back."""
+    """The attempt no longer owns its job: its worker was declared dead and the job rescued."""

@@ -1,6 +1,6 @@
-"""The command line: one file per noun, imported when its command is called.
+"""The command line: one module per command, imported when its command is called.
 
-Data goes to stdout, everything else to stderr. Errors are one line, and their exit codes those of
+Data goes to stdout, everything else to stderr. An error is one line on stderr and an exit code of
 taskd/errors.py; 2 is a wrong command line, 4 a failed check, 130 Ctrl-C.
 """
 
@@ -46,47 +46,51 @@ EXIT_CODES = {
 
 
 class Lazy(NamedTuple):
-    """A command that is not imported yet: where it is and what `taskd --help` says of it."""
+    """A command that is not imported yet: its module, its name and its line in `taskd --help`."""
 
     module: str
     name: str
     help: str
 
 
-# The one list of commands. A test holds the help texts against those of the commands.
+# The only list of commands. A test compares these help texts with those of the commands.
 COMMANDS = {
     "run": Lazy("run.command", "run", "Run jobs until stopped."),
     "enqueue": Lazy("enqueue.command", "enqueue", "Enqueue a job, or many from stdin."),
     "jobs": Lazy("jobs.command", "jobs", "List, show, retry, cancel and change jobs."),
-    "why": Lazy("why", "why", "Say why a job does not run, or what it does, and what to do next."),
+    "why": Lazy(
+        "why", "why", "Explain why a job does not run, or what it is doing, and what to do next."
+    ),
     "workflows": Lazy(
         "workflows", "workflows", "List, show, count, cancel and retry workflows and pipelines."
     ),
     "queues": Lazy(
         "queues",
         "queues",
-        "List, pause, resume and limit queues, and say how long they keep finished jobs.",
+        "List, pause, resume and limit queues, and set how long they keep finished jobs.",
     ),
     "schedules": Lazy(
         "schedules",
         "schedules",
-        "List, make, pause, run and delete schedules, and say when they come.",
+        "List, make, pause, run and delete schedules, and show their next ticks.",
     ),
     "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
-    "workers": Lazy("workers", "workers", "List workers, live and recently dead."),
+    "workers": Lazy(
+        "workers", "workers", "List workers: live ones, and those that ended recently."
+    ),
     "tasks": Lazy(
         "tasks", "tasks", "List, pause and resume the tasks that workers have published."
     ),
-    "stats": Lazy("stats", "stats", "Outcomes, waits, running times and errors of late."),
+    "stats": Lazy("stats", "stats", "Show recent outcomes, wait and run times, and errors."),
     "top": Lazy(
         "top.command",
         "top",
-        "See what goes on, live: queues, workers, running jobs, failing tasks, full limits.",
+        "Watch queues, workers, running jobs, failing tasks and full limits, live.",
     ),
     "tail": Lazy(
         "tail",
         "tail",
-        "Follow what happens to jobs: enqueued, claimed, retried, done, failed, cancelled.",
+        "Follow the events of jobs: enqueued, claimed, retried, done, failed, cancelled.",
     ),
     "metrics": Lazy(
         "metrics",
@@ -98,31 +102,29 @@ COMMANDS = {
         "web",
         "Serve the dashboard: queues, jobs, workflows, schedules and workers in a browser.",
     ),
-    "health": Lazy("health", "health", "Exit 0 when every queue with due jobs is served."),
+    "health": Lazy("health", "health", "Exit 0 if every queue with due jobs has a live worker."),
     "doctor": Lazy(
         "doctor.command",
         "doctor",
-        "Say what is wrong with this database and this set-up, and what mends it.",
+        "Check the database and this installation, and print how to fix what is wrong.",
     ),
     "config": Lazy("config", "config", "Print every setting, its value and its source."),
-    "db": Lazy("db.command", "db", "Migrate, check and reach the database."),
-    "docs": Lazy("docs", "docs", "List the pages of the documentation, or show one."),
-    "demo": Lazy("demo.command", "demo", "Watch taskd work, with nothing to set up."),
-    "bench": Lazy("bench.command", "bench", "Measure how fast your database is as a queue."),
-    "completion": Lazy(
-        "completion", "completion", "Print the script that completes commands in a shell."
-    ),
+    "db": Lazy("db.command", "db", "Migrate and check the database, and open psql on it."),
+    "docs": Lazy("docs", "docs", "List the pages of the documentation, or show one page."),
+    "demo": Lazy("demo.command", "demo", "Run a demonstration that needs no set-up."),
+    "bench": Lazy("bench.command", "bench", "Measure how fast your database is as a job queue."),
+    "completion": Lazy("completion", "completion", "Print the completion script for a shell."),
 }
 
 
-# A command in a text: not the word alone, which is the program's name, its schema's and more.
+# Matches a command in a text; the word alone is also the name of the program and of the schema.
 COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
 
 
 def typed(text: str) -> str:
-    """The text, its commands in the form in which this program was called.
+    """Return the text, with its commands written as this program was called.
 
-    Somebody who has typed `.venv/bin/taskd demo` has no `taskd` to type next.
+    A user who typed `.venv/bin/taskd demo` cannot type `taskd` next.
     """
     context = click.get_current_context(silent=True)
     called = (context.find_root().info_name if context else None) or PROGRAM
@@ -130,7 +132,7 @@ def typed(text: str) -> str:
 
 
 def as_called() -> str:
-    """How to call this program again: by its name if the path leads to it, else as it was typed."""
+    """Return how to call this program again: by its name if PATH has it, else by the typed path."""
     if Path(sys.argv[0]).name == "__main__.py":
         return f"{shlex.quote(sys.orig_argv[0])} -m {PROGRAM}"
     found = shutil.which(PROGRAM)
@@ -144,11 +146,11 @@ class Commands(click.Group):
     """A group that imports a command when it is called, and turns errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of COMMANDS."""
+        """Return the names of the commands, in the order of COMMANDS."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import and return the command."""
         lazy = COMMANDS.get(cmd_name)
         if lazy is None:
             return None
@@ -159,14 +161,14 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, which knows no names to suggest for a mistyped one."""
+        """Resolve as click does, but suggest names for a mistyped one."""
         near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS, n=1)
         if near:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """As click does, which imports every command for its help."""
+        """Shorten as click does, but without importing every command for its help text."""
         from click.shell_completion import CompletionItem
 
         begun = [name for name in COMMANDS if name.startswith(incomplete)]
@@ -174,12 +176,12 @@ class Commands(click.Group):
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, without importing any."""
+        """Write the list of commands without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> None:
-        """Run the command; whatever it raises becomes a message and an exit code."""
+        """Run the command; turn whatever it raises into a message and an exit code."""
         try:
             super().invoke(ctx)
             sys.stdout.flush()
@@ -190,13 +192,13 @@ class Commands(click.Group):
 
 
 def report(error: BaseException, session: Session | None = None) -> int:
-    """Say on stderr what went wrong, and what to do next; the exit code."""
+    """Write to stderr what went wrong and what to do next; return the exit code."""
     if isinstance(error, SystemExit):
         raise error
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return EXIT_INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        return EXIT_BROKEN_PIPE  # the reader has left, as `head` does
+        return EXIT_BROKEN_PIPE  # the reader has closed the pipe, as `head` does
     if isinstance(error, TaskdError):
         click.echo(typed(f"taskd: {hide_password(str(error))}"), err=True)
         next_ = list(getattr(error, "__notes__", ()))
@@ -208,7 +210,7 @@ def report(error: BaseException, session: Session | None = None) -> int:
     text = "".join(traceback.format_exception(error))
     click.echo(hide_password(text), err=True, nl=False)
     click.echo(
-        f"taskd: this is a mistake in taskd ({type(error).__name__}); "
+        f"taskd: this is a bug in taskd ({type(error).__name__}); "
         "please report it with the lines above",
         err=True,
     )
@@ -228,17 +230,19 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Without a DSN, taskd starts a PostgreSQL of its own. See `taskd COMMAND --help`.",
 )
-@click.option("--dsn", help="The database; better TASKD_DSN or --dsn-file if it holds a password.")
+@click.option(
+    "--dsn", help="The database. Prefer TASKD_DSN or --dsn-file if the DSN holds a password."
+)
 @click.option("--dsn-file", type=click.Path(path_type=Path), help="A file that holds the DSN.")
-@click.option("-v", "--verbose", is_flag=True, help="Say more on stderr.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Write more to stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @click.option(
     "--version",
     is_flag=True,
     expose_value=False,
     is_eager=True,
     callback=_print_version,
-    help="Print the versions of taskd, its schema and what it runs on.",
+    help="Print the versions of taskd, of its schema and of the libraries it runs on.",
 )
 @click.pass_context
 def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **place: Any) -> None:
@@ -251,7 +255,9 @@ def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **place: Any) -> None
         raise click.UsageError("give --verbose or --quiet, not both")
     if place["dsn"] and has_password(place["dsn"]):
         click.echo(
-            "taskd: --dsn shows its password in ps; use TASKD_DSN or --dsn-file instead", err=True
+            "taskd: --dsn shows its password in the process list; "
+            "use TASKD_DSN or --dsn-file instead",
+            err=True,
         )
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -259,8 +265,8 @@ def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **place: Any) -> None
 
 
 def main() -> None:
-    """Entry point of the command `taskd`."""
-    # Paths and arguments may hold any bytes; printing them must not fail on their account.
+    """Run the command `taskd`."""
+    # Paths and arguments can hold any bytes; printing them must not fail because of that.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -271,7 +277,7 @@ def main() -> None:
 
 
 def _let_go_of_closed_streams() -> None:
-    """What is buffered for a reader that has left is dropped: at exit Python would end with 120."""
+    """Drop what is buffered for a closed pipe: otherwise Python would exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

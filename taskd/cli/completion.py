@@ -1,7 +1,7 @@
-"""`taskd completion`: the script that makes a shell complete taskd's commands and options.
+"""`taskd completion`: the script with which a shell completes taskd's commands and options.
 
-It completes what the command line itself knows. Names of queues and tasks are in the database, and
-pressing a key must neither wait for one nor start the embedded one.
+It completes only what the command line itself knows. Names of queues and tasks are in the database,
+and a press of the Tab key must neither wait for a database nor start the embedded one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from taskd.cli import PROGRAM, cli
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that completes commands in a shell.
+    """Print the completion script for a shell.
 
     \b
     bash, in ~/.bashrc:                     eval "$(taskd completion bash)"

@@ -1,4 +1,4 @@
-"""`taskd config`: what is set, and where."""
+"""`taskd config`: every setting and its source."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ COLUMNS = {
 def config(session: Session, as_json: bool) -> None:
     """Print every setting, its value and its source.
 
-    Passwords are masked. A setting can be given in [tool.taskd] of pyproject.toml, in taskd.toml,
-    as TASKD_<SETTING>, and on the command line; the later wins. Durations are in seconds.
+    Passwords are masked. A setting comes from [tool.taskd] of pyproject.toml, from taskd.toml, from
+    TASKD_<SETTING> or from the command line; a later one of these wins. Durations are in seconds.
     """
     loaded = session.load()
     session.warn(loaded)
@@ -46,5 +46,5 @@ def config(session: Session, as_json: bool) -> None:
 def _shown(value: Any, secret: bool) -> Any:
     if value is None or not secret:
         return list(value) if isinstance(value, tuple) else value
-    # A DSN says more than its password, and that part is wanted here.
+    # Mask only the password: the rest of the DSN is useful here.
     return hide_password(value) if "://" in value else "***"

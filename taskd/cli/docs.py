@@ -1,4 +1,4 @@
-"""`taskd docs`: the documentation that is installed with taskd, to be read in the terminal."""
+"""`taskd docs`: show the installed documentation in the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLDERS = ("", "howto", "reference", "explanation", "moving")
 EXIT_NOT_FOUND = 3
 WIDTH_MAX = 100
 UNBROKEN, UNBROKEN_MAX = "\x1f", 40
-# What a reader does not see: marks of blocks, and blocks that only a test runs.
+# Parts that a reader does not see: markers of blocks, and blocks that only a test runs.
 COMMENT = re.compile(r"^ *<!--.*?-->\n\n?", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)\)")
 EMPHASIS = re.compile(r"(\*{1,2})(\S.*?)\1")
@@ -43,10 +43,10 @@ class Page(NamedTuple):
 @json_option
 @click.pass_context
 def docs(ctx: click.Context, topic: str | None, as_json: bool) -> None:
-    """List the pages of the documentation, or show one.
+    """List the pages of the documentation, or show one page.
 
-    TOPIC is the name of a page, or its last part: `howto/django` or `django`. A terminal gets it
-    page by page, everything else as it is written. Exit 3: there is no such page.
+    TOPIC is the name of a page, or its last part: `howto/django` or `django`. A terminal shows it
+    through a pager; a pipe gets the Markdown source. Exit 3: there is no such page.
     """
     pages = _pages()
     if topic is None:
@@ -87,7 +87,7 @@ def _list(pages: list[Page], *, as_json: bool) -> None:
     for page in pages:
         click.echo(f"{page.topic:{width}}  {page.title}")
     if sys.stdout.isatty():
-        said = "\ntaskd docs TOPIC shows one, by its name or the last part of it."
+        said = "\ntaskd docs TOPIC shows a page, by its name or by the last part of the name."
         click.echo(typed(said), err=True)
 
 
@@ -100,7 +100,7 @@ def _find(pages: list[Page], topic: str) -> Page | None:
 
 
 def _nothing_about(pages: list[Page], topic: str) -> str:
-    """What to look at instead: pages with such a name, or that mention the word."""
+    """Suggest other pages: those with a similar name, or those that mention the word."""
     shown = printable(topic)[:60]
     names = [PurePosixPath(page.topic).name for page in pages]
     close = difflib.get_close_matches(topic.lower(), names, n=3)
@@ -111,17 +111,17 @@ def _nothing_about(pages: list[Page], topic: str) -> str:
         counts = {page.topic: len(word.findall(page.text)) for page in pages}
         near = sorted(filter(counts.get, counts), key=lambda each: -counts[each])[:5]
         if near:
-            return f"no page is called {shown!r}; these speak of it: {', '.join(near)}"
+            return f"no page is called {shown!r}; these pages mention it: {', '.join(near)}"
     if near:
         return f"no page is called {shown!r}; did you mean {', '.join(near)}?"
-    return f"no page is called {shown!r}, and none speaks of it; `taskd docs` lists them all"
+    return f"no page is called {shown!r}, and no page mentions it; `taskd docs` lists all pages"
 
 
-# For terminals.
+# Rendering for terminals.
 
 
 def rendered(page: Page) -> Iterator[str]:
-    """The lines of a page for a terminal: paragraphs fill it, code is set off, tables are lists."""
+    """Render a page for a terminal: fill paragraphs, indent code, show tables as lists."""
     width = min(shutil.get_terminal_size().columns, WIDTH_MAX)
     for kind, lines in _parts(page.text):
         if kind == "code":
@@ -138,7 +138,7 @@ def rendered(page: Page) -> Iterator[str]:
 
 
 def _parts(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The page in parts: code, table, heading, text, empty."""
+    """Yield the parts of a page: code, table, heading, text, empty."""
     lines = text.splitlines()
     at = 0
     while at < len(lines):
@@ -171,7 +171,7 @@ def _goes_on(kind: str, line: str) -> bool:
 def _filled(text: str, topic: str, width: int) -> Iterator[str]:
     item = re.match(r"([-*]|\d+\.) ", text)
     indent = " " * len(item[0]) if item else ""
-    # Filled before it is styled, for styles have a width. Short code stays in one line.
+    # Fill before styling, as style codes would count as width. Keep short code on one line.
     for line in textwrap.wrap(
         CODE.sub(_unbroken, _plain(text, topic)),
         width,
@@ -206,7 +206,7 @@ def _spans(text: str, topic: str) -> str:
 
 
 def _plain(text: str, topic: str) -> str:
-    """Text without marks; a link to another page is the command that shows it."""
+    """Return text without Markdown marks; a link to another page becomes a `taskd docs` command."""
 
     def shown(link: re.Match[str]) -> str:
         words, target = link[1], link[2].partition("#")[0]
@@ -220,7 +220,7 @@ def _plain(text: str, topic: str) -> str:
         return words
 
     text = LINK.sub(shown, text)
-    # Every second part is code, in which a star is a star.
+    # Every second part is code, where a star is a star.
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [EMPHASIS.sub(r"\2", part).replace("<br>", " ") for part in parts[::2]]
     return "".join(parts)

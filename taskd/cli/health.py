@@ -1,4 +1,4 @@
-"""`taskd health`: the check for containers, load balancers and cron."""
+"""`taskd health`: a check for containers, load balancers and cron."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ EXIT_CHECK_FAILED = 4
 
 
 @click.command()
-@click.option("--queue", "queues", type=QUEUE, multiple=True, help="Check these queues alone.")
+@click.option("--queue", "queues", type=QUEUE, multiple=True, help="Check only these queues.")
 @click.option("--worker", is_flag=True, help="Check the worker of this host or container instead.")
 @json_option
 @click.pass_context
 def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: bool) -> None:
-    """Exit 0 when every queue with due jobs is served.
+    """Exit 0 if every queue with due jobs has a live worker.
 
-    Served: a live worker that does not drain claims from it. Paused queues need not be. With
-    --queue, that queue must be served whether or not jobs wait in it. With --worker, queues are
-    not looked at: a worker of this host (in a container: of that container) must run, keep its
-    lease, and not drain. Exit 4: it is not so; 69: the database cannot be reached, which says
-    nothing about the worker; 78: its schema does not fit.
+    A queue is served if a live worker that is not draining claims from it. Paused queues are left
+    out. With --queue, that queue must be served even if no job is due in it. With --worker, a
+    worker of this host (in a container: of that container) must run, hold its lease and not drain;
+    queues are not checked. Exit 4: the check failed; 69: the database cannot be reached, which says
+    nothing about the worker; 78: the schema does not fit.
     """
     if worker and queues:
-        raise click.UsageError("--worker looks at no queue; give one of --worker and --queue")
+        raise click.UsageError("--worker checks no queue; give either --worker or --queue")
     session = ctx.ensure_object(Session)
     healthy = (
         _check_worker(session, as_json=as_json)
@@ -63,7 +63,7 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
         names = ", ".join(unserved)
         click.echo(
             typed(
-                f"taskd: no live worker serves {names}; start one: taskd run --queue {unserved[0]}"
+                f"taskd: no live worker serves {names}. Start one: taskd run --queue {unserved[0]}"
             ),
             err=True,
         )
@@ -88,15 +88,15 @@ def _check_worker(session: Session, *, as_json: bool) -> bool:
         worker = f"the worker with pid {live[0]['pid']} on {me.host} is live"
         click.echo(f"healthy: {worker}; {_told(versions)}")
     if not live:
-        found = ", ".join(f"the one with pid {row['pid']} is {row['state']}" for row in workers)
+        found = ", ".join(f"the worker with pid {row['pid']} is {row['state']}" for row in workers)
         click.echo(
-            f"taskd: no live worker on {me.host}: " + (found or "none has registered"), err=True
+            f"taskd: no live worker on {me.host}: " + (found or "none is registered"), err=True
         )
     return bool(live)
 
 
 async def _versions(lane: Lane) -> Row:
-    """The schema of the database, and those that this taskd works with."""
+    """Return the schema version of the database, and the versions that this taskd works with."""
     from taskd.core.migration import version
     from taskd.store.schema import migration_history, migrations
 
@@ -113,7 +113,7 @@ def _told(versions: Row) -> str:
 
 
 def _with_its_process(row: Row) -> Row:
-    """The row, its state `gone` when the process has ended: a lease outlives a killed worker."""
+    """Return the row; its state is `gone` if the process has ended: a lease outlives its worker."""
     from taskd.store.workers import Other
     from taskd.worker.lease import is_gone
 

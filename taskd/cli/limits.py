@@ -1,4 +1,4 @@
-"""`taskd limits`: how many jobs run at the same time, and how many begin in a time."""
+"""`taskd limits`: how many jobs of a limit run at a time, and how many start per time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|m|h)")
 
 
 class OrNone(click.ParamType[Any], Generic[N]):
-    """A value, or the word that takes the bound away."""
+    """A value, or the word that removes the bound."""
 
     def __init__(self, inner: click.ParamType[N], word: str = NONE) -> None:
         self._inner, self._word = inner, word
@@ -29,7 +29,7 @@ class OrNone(click.ParamType[Any], Generic[N]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> N | str:
-        """Read it."""
+        """Parse it."""
         return NONE if value in (self._word, NONE) else self._inner.convert(value, param, ctx)
 
 
@@ -41,26 +41,26 @@ class Rate(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read it."""
+        """Parse it."""
         if isinstance(value, float):
             return value
         match = RATE.fullmatch(str(value))
         rate = float(match[1]) / UNIT_S[match[2]] if match else 0.0
         if not RATE_MIN <= rate <= RATE_MAX:
-            self.fail(f"{value!r} is no rate: write 100/s, 30/m or 5/h", param, ctx)
+            self.fail(f"{value!r} is not a rate. Write for example 100/s, 30/m or 5/h", param, ctx)
         return rate
 
 
 def number(most: int, word: str = NONE) -> OrNone[int]:
-    """A whole number from 1 on, or the word."""
+    """A whole number of at least 1, or the word."""
     return OrNone(click.IntRange(1, most), word)
 
 
 def bounds(**given: Any) -> tuple[dict[str, Any], list[str]]:
-    """What was given, and the bounds to take away.
+    """Return the options that were given, and the names of the bounds to remove.
 
     Raises:
-        UsageError: nothing was given.
+        UsageError: no option was given.
     """
     if all(value is None for value in given.values()):
         raise click.UsageError(
@@ -110,12 +110,12 @@ KEY_COLUMNS = {
 }
 
 rate_option = click.option(
-    "--rate", type=OrNone(Rate()), help="So many may begin: 100/s, 30/m, 5/h; or none."
+    "--rate", type=OrNone(Rate()), help="Jobs that may start per time: 100/s, 30/m, 5/h; or none."
 )
 burst_option = click.option(
     "--burst",
     type=click.IntRange(1, BURST_MAX),
-    help="So many at once after a pause; by default one second's worth.",
+    help="Jobs that may start at once after a pause; by default those of one second.",
 )
 
 
@@ -128,10 +128,10 @@ def limits() -> None:
 @json_option
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
-    """List limits: what they allow, what runs, and what they block.
+    """List limits: their bounds, the running jobs and the blocked jobs.
 
-    QUEUED jobs are admitted, and a worker has yet to begin them. BLOCKED ones wait: NEXT for one of
-    the places in all, PARKED for a place or a token of their key, the rest have just come.
+    QUEUED jobs are admitted and have not started. BLOCKED jobs wait: NEXT for one of the total
+    slots, PARKED for a slot or a token of their key; the rest were enqueued a moment ago.
     """
     from taskd.store.jobs import limits as store
 
@@ -146,20 +146,20 @@ def list_(session: Session, as_json: bool) -> None:
     type=click.IntRange(1, KEYS_MAX),
     default=20,
     show_default=True,
-    help="At most so many keys.",
+    help="Show at most this many keys.",
 )
 @json_option
 @pass_session
 def show(session: Session, name: str, keys_max: int, as_json: bool) -> None:
-    """Show a limit and its keys, the longest lines first.
+    """Show a limit and its keys; the keys with the most blocked jobs come first.
 
-    The columns are those of `taskd limits list`. A key without a job has no line here.
+    The columns are those of `taskd limits list`. A key without a job is not listed.
     """
     from taskd.store.jobs import limits as store
 
     found = [row for row in session.ask(store.list_limits) if row["name"] == name]
     if not found:
-        raise LimitNotFound(f"no limit is named {name!r}; see: taskd limits list")
+        raise LimitNotFound(f"no limit is named {name!r}. List limits: taskd limits list")
     keys = session.ask(lambda lane: store.list_keys(lane, name, keys_max))
     if as_json:
         print_json(found[0] | {"keys": keys})
@@ -172,9 +172,11 @@ def show(session: Session, name: str, keys_max: int, as_json: bool) -> None:
 
 @limits.command("set")
 @click.argument("name")
-@click.option("--concurrency", type=number(CONCURRENCY_MAX), help="Running of each key; or none.")
 @click.option(
-    "--in-all", "in_all", type=number(CONCURRENCY_MAX), help="Running of all keys; or none."
+    "--concurrency", type=number(CONCURRENCY_MAX), help="Most running jobs per key; or none."
+)
+@click.option(
+    "--in-all", "in_all", type=number(CONCURRENCY_MAX), help="Most running jobs in all; or none."
 )
 @rate_option
 @burst_option
@@ -189,9 +191,9 @@ def set_(
     burst: int | None,
     as_json: bool,
 ) -> None:
-    """Change a limit; it stays so when the app starts again. What is not given stays as it is.
+    """Change a limit, also across restarts of the app. Bounds that are not given stay.
 
-    Jobs that run go on. Jobs that were blocked come at once when there is more room.
+    Running jobs go on. Blocked jobs are admitted at once if the new bounds have room for them.
     """
     from taskd.core.jobs.job import check_task_name
     from taskd.store.jobs import limits as store
@@ -202,7 +204,7 @@ def set_(
     )
     row = session.ask(lambda lane: store.set_limit(lane, name, **given, without=without))
     if not any(each["name"] == name and each["tasks"] for each in session.ask(store.list_limits)):
-        session.say(f"no published task has the limit {name} yet; see: taskd limits list")
+        session.say(f"no published task has the limit {name} yet. List limits: taskd limits list")
     if as_json:
         print_json(row)
         return
@@ -218,7 +220,7 @@ def set_(
 @json_option
 @pass_session
 def clear(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Take back what was set by hand: what the code of the app says counts again."""
+    """Undo `taskd limits set`: the bounds in the code of the app apply again."""
     from taskd.store.jobs import limits as store
 
     cleared = session.ask(lambda lane: store.clear(lane, names))
@@ -226,4 +228,4 @@ def clear(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         print_json({"cleared": cleared, "not_set": sorted(set(names) - set(cleared))})
         return
     for name in dict.fromkeys(names):
-        session.say(f"cleared: {name}" if name in cleared else f"not set by hand: {name}")
+        session.say(f"cleared: {name}" if name in cleared else f"was not set by hand: {name}")

@@ -1,4 +1,4 @@
-"""`taskd metrics`: what /metrics serves, and what to make of it."""
+"""`taskd metrics`: the metrics of /metrics, alert rules and a dashboard for them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def metrics() -> None:
 def list_(as_json: bool) -> None:
     """List the metrics.
 
-    Those that each process counts have the label `process`; the others are read from the database,
-    and are the same whichever worker is asked.
+    Metrics that each process counts have the label `process`. The others are read from the
+    database, and are the same from every worker.
     """
     from taskd.web.metrics.vocabulary import METRICS
 

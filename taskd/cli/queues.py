@@ -1,4 +1,4 @@
-"""`taskd queues`: see them, pause them, limit them, say how long finished jobs are kept."""
+"""`taskd queues`: list, pause and limit queues, and set how long they keep finished jobs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from taskd.errors import StoreUnavailable
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# 10 years, as the column's CHECK has it.
+# 10 years, as in the CHECK of the column.
 KEEP_S_MAX = 315_360_000
-# As the columns' CHECKs have them.
+# As in the CHECKs of the columns.
 RUNNING_MAX = 100_000
 DEPTH_MAX = 100_000_000
 
@@ -58,14 +58,14 @@ COLUMNS = {
 
 @click.group()
 def queues() -> None:
-    """List, pause, resume and limit queues, and say how long they keep finished jobs."""
+    """List, pause, resume and limit queues, and set how long they keep finished jobs."""
 
 
 @queues.command("list")
 @json_option
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
-    """List queues: what waits, what runs, what failed in the last day, who serves them."""
+    """List queues: waiting and running jobs, failures of the last day, and workers."""
     from taskd.store.reading import reports
 
     print_rows(session.ask(reports.list_queues), COLUMNS, as_json=as_json)
@@ -73,7 +73,7 @@ def list_(session: Session, as_json: bool) -> None:
 
 @queues.command()
 @click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume by itself after so long.")
+@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
 @click.option("--reason", type=REASON, help="Shown by `taskd queues list`.")
 @json_option
 @pass_session
@@ -84,12 +84,12 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Stop claiming from queues; what runs goes on. Workers need not be told.
+    """Stop claiming from queues. Running jobs go on; workers need no restart.
 
-    A queue may be paused before it has jobs or workers; it is called new then.
+    A queue can be paused before it has jobs or workers; the answer then calls it new.
     """
     if for_s == 0:
-        raise click.BadParameter("write a time above zero", param_hint="--for")
+        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import queues as store
     from taskd.store.reading import reports
 
@@ -104,7 +104,7 @@ def pause(
         return
     session.say(f"{paused_for(for_s)}: {', '.join(stopped)}")
     for name in new:
-        session.say(f"{name} is new: no worker serves it and no job names it")
+        session.say(f"{name} is new: no worker serves it and no job is in it")
 
 
 @queues.command()
@@ -120,7 +120,7 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
         return
     for name in dict.fromkeys(names):
-        session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
+        session.say(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
 
 
 @queues.command("set")
@@ -128,20 +128,27 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--concurrency",
     type=number(CONCURRENCY_MAX, word="default"),
-    help="Attempts at the same time, in each worker process; `default`: as its settings say.",
+    help="Concurrent attempts per worker process; `default`: its own setting.",
 )
-@click.option("--max-running", type=number(RUNNING_MAX), help="Running at the same time; or none.")
-@click.option("--max-depth", type=number(DEPTH_MAX), help="Waiting, then enqueuing fails; or none.")
+@click.option(
+    "--max-running", type=number(RUNNING_MAX), help="Most running jobs of all workers; or none."
+)
+@click.option(
+    "--max-depth",
+    type=number(DEPTH_MAX),
+    help="Most waiting jobs; a further enqueue fails; or none.",
+)
 @rate_option
 @burst_option
 @json_option
 @pass_session
 def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
-    """Limit a queue. What is not given stays as it is.
+    """Limit a queue. Limits that are not given stay.
 
-    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` holds for all workers
-    together. --concurrency holds for each worker process that runs now, at once or within seconds,
-    and for those to come, whatever their own is. What runs already goes on to its end.
+    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` applies to all workers
+    together. --concurrency applies to each worker process, to running ones within seconds and to
+    later ones from their start, and replaces their own setting. Running attempts go on to their
+    end.
     """
     from taskd.store.jobs import limits
 
@@ -160,22 +167,24 @@ def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
 
 @queues.command()
 @click.argument("name", type=QUEUE)
-@click.option("--done", "done_s", type=DURATION, help="Keep jobs that are done so long.")
-@click.option("--failed", "failed_s", type=DURATION, help="Keep failed and cancelled jobs so long.")
+@click.option("--done", "done_s", type=DURATION, help="Keep done jobs this long.")
+@click.option(
+    "--failed", "failed_s", type=DURATION, help="Keep failed and cancelled jobs this long."
+)
 @json_option
 @pass_session
 def keep(
     session: Session, name: str, done_s: float | None, failed_s: float | None, as_json: bool
 ) -> None:
-    """Say how long a queue keeps its finished jobs; 0 forgets them at once.
+    """Set how long a queue keeps its finished jobs; 0 keeps none.
 
-    Holds for jobs that finish from now on: `taskd queues keep email --done 7d --failed 30d`.
+    Applies to jobs that finish from now on: `taskd queues keep email --done 7d --failed 30d`.
     """
     if done_s is None and failed_s is None:
         raise click.UsageError("give --done, --failed, or both")
     for option, seconds in (("--done", done_s), ("--failed", failed_s)):
         if seconds is not None and seconds > KEEP_S_MAX:
-            raise click.BadParameter("at most 3650d", param_hint=option)
+            raise click.BadParameter("give at most 3650d", param_hint=option)
     whole = [None if seconds is None else round(seconds) for seconds in (done_s, failed_s)]
     row = session.ask(lambda lane: _keep(lane, name, whole))
     columns = {
@@ -191,7 +200,8 @@ async def _keep(lane: Lane, name: str, seconds: list[int | None]) -> Any:
     from taskd.store.reading import reports
 
     row = await reports.keep_queue(lane, name, *seconds)
-    # Its partitions now, or what finishes until the next upkeep falls into the default partition.
+    # Make its partitions now: until the next upkeep, finished jobs would go to the default
+    # partition.
     with suppress(StoreUnavailable):
         await history.make_partitions(lane)
     return row

@@ -1,4 +1,4 @@
-"""`taskd schedules`: see them, see what comes, make, pause, run and delete them."""
+"""`taskd schedules`: list, preview, make, pause, run and delete schedules."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ NEXT_COLUMNS = {
 
 @click.group()
 def schedules() -> None:
-    """List, make, pause, run and delete schedules, and say when they come."""
+    """List, make, pause, run and delete schedules, and show their next ticks."""
 
 
 @schedules.command("list")
 @json_option
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
-    """List schedules: their rhythm, the next and the last tick, and what went wrong."""
+    """List schedules: their times, their next and last ticks, and their errors."""
     from taskd.store import schedules as store
 
     print_rows(session.ask(store.list_), COLUMNS, as_json=as_json)
@@ -96,7 +96,7 @@ def list_(session: Session, as_json: bool) -> None:
 @json_option
 @pass_session
 def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) -> None:
-    """Print the ticks to come, on the wall clock of each schedule's zone; all by default."""
+    """Print the next ticks in the time zone of each schedule; without NAMES, of all schedules."""
     from taskd.store import schedules as store
 
     rows = session.ask(store.list_)
@@ -111,11 +111,11 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
     print_rows(coming, NEXT_COLUMNS, as_json=as_json)
     for row in wanted:
         if _stopped(row):
-            session.say(f"{row['name']} is paused: no tick comes until it is resumed")
+            session.say(f"{row['name']} is paused: it has no tick until it is resumed")
 
 
 def _stopped(row: Row) -> bool:
-    """Whether no tick comes until somebody resumes it."""
+    """Return whether the schedule has no tick until someone resumes it."""
     return row["paused"] and row["paused_until"] is None
 
 
@@ -124,7 +124,7 @@ def _ticks(row: Row) -> Iterator[datetime]:
 
     when = rhythm(row["every_s"], row["cron"], row["timezone"], row["starts_at"])
     known = row["next_at"]
-    # One that no worker has looked at yet, as after a resume.
+    # No worker has read this schedule yet, for example after a resume.
     begin = known or max(row["now"], row["paused_until"] or row["now"])
     return itertools.chain([known] if known else [], when.ticks(begin))
 
@@ -147,36 +147,51 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
 @click.option("--args", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
 @click.option("--every", "every_s", type=DURATION, help="A period: 30s, 5m, 2h.")
 @click.option("--starts-at", type=MOMENT, help="With --every: the first tick.")
-@click.option("--cron", metavar="EXPRESSION", help="'minute hour day month weekday'.")
-@click.option("--timezone", metavar="ZONE", help="With --cron: whose clock.  [default: UTC]")
-@click.option("--query", metavar="SQL", help="A job for each row; its columns are arguments.")
+@click.option(
+    "--cron", metavar="EXPRESSION", help="Five cron fields: 'minute hour day month weekday'."
+)
+@click.option("--timezone", metavar="ZONE", help="With --cron: the time zone.  [default: UTC]")
+@click.option(
+    "--query",
+    metavar="SQL",
+    help="Make a job per row of this query; its columns are the arguments.",
+)
 @click.option("--queue", type=QUEUE, help="The task's own queue by default.")
-@click.option("--priority", type=int, default=100, show_default=True, help="Smaller runs first.")
+@click.option(
+    "--priority", type=int, default=100, show_default=True, help="Smaller numbers run first."
+)
 @click.option("--max-attempts", type=int, help="The task's own number by default.")
-@click.option("--timeout", "timeout_s", type=DURATION, help="Of one attempt.")
+@click.option("--timeout", "timeout_s", type=DURATION, help="Timeout of one attempt.")
 @click.option(
     "--catch-up",
     type=click.Choice([each.value for each in CatchUp]),
     default="last",
     show_default=True,
-    help="Ticks that were missed.",
+    help="What to do about missed ticks.",
 )
 @click.option(
     "--catch-up-max",
     type=click.IntRange(1, CATCH_UP_MAX_LIMIT),
     default=100,
     show_default=True,
-    help="With all: at most.",
+    help="With --catch-up all: make up for at most this many.",
 )
 @click.option(
     "--overlap",
     type=click.Choice([each.value for each in Overlap]),
     default="allow",
     show_default=True,
-    help="A tick while a job is live.",
+    help="What to do if a job of the schedule is live at a tick.",
 )
-@click.option("--jitter", "jitter_s", type=DURATION, help="Start up to so long after the tick.")
-@click.option("--deadline", "deadline_s", type=DURATION, help="Not started by then: it expires.")
+@click.option(
+    "--jitter", "jitter_s", type=DURATION, help="Delay each tick by a random time up to this."
+)
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=DURATION,
+    help="Expire the job if it has not started within this time.",
+)
 @json_option
 @pass_session
 def set_(
@@ -193,14 +208,14 @@ def set_(
 
     taskd schedules set nightly report of=sales --cron '0 3 * * *' --timezone Europe/Berlin
 
-    It is what the command says, with the defaults for what it does not say. A pause stays.
+    Options that are not given get their defaults, also when the schedule exists. A pause stays.
     """
     every_s, cron = options.pop("every_s"), options.pop("cron")
     starts_at, timezone = options.pop("starts_at"), options.pop("timezone")
     if (every_s is None) == (cron is None):
-        raise click.UsageError("give --every or --cron")
+        raise click.UsageError("give either --every or --cron")
     if (starts_at is not None and cron is not None) or (timezone is not None and cron is None):
-        raise click.UsageError("--starts-at goes with --every, --timezone with --cron")
+        raise click.UsageError("--starts-at needs --every, --timezone needs --cron")
     of_job = {
         key: value
         for key in ("queue", "priority", "max_attempts", "timeout_s")
@@ -216,11 +231,9 @@ def set_(
     if as_json:
         print_json(row | {"outcome": outcome})
         return
-    session.say(f"{outcome}: {name}, {_rhythm(row)}; next: {_next(row) or 'not reckoned yet'}")
+    session.say(f"{outcome}: {name}, {_rhythm(row)}; next: {_next(row) or 'not computed yet'}")
     if row["app"] is not None and outcome != "unchanged":
-        session.say(
-            f"app {row['app']} declares it; its code changes it no more until it is deleted"
-        )
+        session.say(f"app {row['app']} declares it, and no longer changes it until you delete it")
 
 
 async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any]]:
@@ -232,7 +245,7 @@ async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any
 
 @schedules.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume by itself after so long.")
+@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
 @click.option("--reason", type=REASON, help="Shown by `taskd schedules list`.")
 @json_option
 @pass_session
@@ -243,9 +256,9 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Fire no ticks, until resumed or for a time. What passes meanwhile is not made up for."""
+    """Pause schedules until they are resumed, or for a time. Missed ticks are not made up for."""
     if for_s == 0:
-        raise click.BadParameter("write a time above zero", param_hint="--for")
+        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import schedules as store
 
     paused = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
@@ -258,7 +271,7 @@ def pause(
 @json_option
 @pass_session
 def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Fire again, from the next tick to come."""
+    """Resume schedules, from their next tick on."""
     from taskd.store import schedules as store
 
     async def work(lane: Lane) -> tuple[list[str], set[str]]:
@@ -270,7 +283,7 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
         return
     for name in dict.fromkeys(names):
-        session.say(f"resumed: {name}" if name in resumed else f"not paused: {name}")
+        session.say(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
 
 
 @schedules.command()
@@ -278,7 +291,7 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @pass_session
 def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Delete schedules; their jobs stay. One that an app declares comes back when that starts."""
+    """Delete schedules; their jobs stay. A schedule that an app declares returns when it starts."""
     from taskd.store import schedules as store
 
     deleted = session.ask(lambda lane: store.delete(lane, names))
@@ -294,10 +307,10 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @pass_session
 def run(session: Session, name: str, as_json: bool) -> None:
-    """Make the jobs of a schedule now, beside its ticks, and print their ids.
+    """Make the jobs of a schedule now, in addition to its ticks, and print their ids.
 
-    It may be paused. With --overlap skip nothing is made while one of its jobs is live; with cancel
-    that one is cancelled.
+    A paused schedule can be run as well. With --overlap skip, no job is made while one of its jobs
+    is live; with cancel, that job is cancelled.
     """
     from taskd.store import schedules as store
 
@@ -318,7 +331,7 @@ def _tell(
     found: list[str],
     answer: dict[str, Any] | None,
 ) -> None:
-    """Say what was done to which schedules, or print the answer; then, which are not there."""
+    """Print what was done to which schedules, or the answer as JSON; then report unknown names."""
     if answer is not None:
         print_json(answer)
     elif found:
@@ -329,4 +342,6 @@ def _tell(
 def _check_known(names: tuple[str, ...], known: set[str]) -> None:
     for name in names:
         if name not in known:
-            raise ScheduleNotFound(f"there is no schedule {name!r}; see taskd schedules list")
+            raise ScheduleNotFound(
+                f"there is no schedule {name!r}. List schedules: taskd schedules list"
+            )

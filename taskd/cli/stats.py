@@ -1,4 +1,4 @@
-"""`taskd stats`: how it went."""
+"""`taskd stats`: outcomes, times and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskd.cli.shared.output import count, print_rows, span, span_of, text_of
 from taskd.cli.shared.session import DURATION, QUEUE, Session, json_option, pass_session
 
 GROUPS_MAX = 1000
-# So many failed jobs, and so many scheduled ones, are read for their errors.
+# The most failed jobs, and the most scheduled jobs, whose errors are read.
 ERRORS_READ_MAX = 10_000
 COLUMNS = {
     "QUEUE": text_of("queue"),
@@ -41,7 +41,7 @@ ERROR_COLUMNS = {
 
 
 def of_late(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options that say which jobs count: --since, --queue and --task."""
+    """Add the options that choose jobs: --since, --queue and --task."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -58,18 +58,18 @@ def of_late(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @click.group(invoke_without_command=True)
-@of_late("Count what finished that recently.")
-@click.option("--by", type=click.Choice(["hour"]), help="One line per hour, queue and task.")
+@of_late("Count jobs that finished within this time.")
+@click.option("--by", type=click.Choice(["hour"]), help="Show one line per hour, queue and task.")
 @json_option
 @pass_session
 def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) -> None:
-    """Outcomes, waits, running times and errors of late.
+    """Show recent outcomes, wait and run times, and errors.
 
-    By queue and task, from the history. WAIT is from the due time to the claim; RUNNING is from
-    the claim until the outcome was written. A busy worker claims and writes in batches, so RUNNING
-    includes the wait for a free slot in the worker: the log's duration_ms is the handler's own
-    time. Both are of the last attempt; p95: of a hundred jobs, 95 took no longer. Retried jobs
-    needed several attempts.
+    By queue and task, from the history. WAIT is the time from the due time to the claim. RUNNING is
+    the time from the claim until the outcome was written; a busy worker claims and writes in
+    batches, so RUNNING includes the wait for a free slot, and is longer than duration_ms in the
+    log. Both are those of the last attempt. p95: 95 of 100 jobs took no longer. RETRIED counts jobs
+    with more than one attempt.
     """
     if _is_for_a_command():
         return
@@ -86,7 +86,7 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
 
 
 def _is_for_a_command() -> bool:
-    """Whether another command follows; then the options must, too."""
+    """Return whether a subcommand follows, which then needs the options as well."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:
         return False
@@ -100,23 +100,23 @@ def _is_for_a_command() -> bool:
 
 
 @stats.command()
-@of_late("Count what went wrong that recently.")
+@of_late("Count errors within this time.")
 @click.option(
     "--limit",
     type=click.IntRange(1, GROUPS_MAX),
     default=20,
     show_default=True,
-    help="At most so many kinds of errors.",
+    help="Show at most this many kinds of errors.",
 )
 @json_option
 @pass_session
 def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> None:
-    """What goes wrong, by task and kind of error, the most frequent first.
+    """Show errors by task and kind, the most frequent first.
 
-    Errors that differ in numbers, ids, quoted text and paths only are counted as one; `#` and `…`
-    stand for what differs. FAILED are jobs that have ended so, RETRYING those that are scheduled
-    for another attempt; each is counted by its last error. EXAMPLE is the job that failed last, for
-    `taskd jobs show`.
+    Errors that differ only in numbers, ids, quoted text and paths count as one kind; `#` and `…`
+    stand for the differing parts. FAILED jobs have ended; RETRYING jobs are scheduled for another
+    attempt. Each job counts by its last error. EXAMPLE is the job that failed last, for `taskd jobs
+    show`.
     """
     from taskd.core.explain.error_groups import group
     from taskd.store.reading import reports
@@ -133,7 +133,8 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
     print_rows(rows, ERROR_COLUMNS, as_json=as_json)
     if len(groups) > limit:
         session.say(
-            f"the {limit:,} most frequent of {count(len(groups), 'kind')}; more with --limit"
+            f"these are the {limit:,} most frequent of {count(len(groups), 'kind')}; "
+            "see more with --limit"
         )
     if read.failed_back_s is not None:
         session.say(
@@ -142,5 +143,5 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
         )
     if not read.all_scheduled:
         session.say(
-            f"only {ERRORS_READ_MAX:,} scheduled jobs were read for retries, those due first"
+            f"only {ERRORS_READ_MAX:,} scheduled jobs were read for retries: those due first"
         )

@@ -1,4 +1,4 @@
-"""`taskd tail`: what happens to jobs, as it happens, a line for each event."""
+"""`taskd tail`: follow the events of jobs, one line each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from taskd.errors import JobNotFound
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# Of --since: the jobs to which something has happened last.
+# Of --since: the most jobs that are shown, those with the latest events.
 PAST_MAX = 10_000
 COLOURS = {
     "done": "green",
@@ -49,30 +49,33 @@ COLOURS = {
 @click.option("--queue", type=QUEUE, help="Only this queue.")
 @click.option("--task", help="Only this task.")
 @click.option(
-    "--state", "states", type=STATES, multiple=True, help="Only what leads here; repeatable."
+    "--state", "states", type=STATES, multiple=True, help="Only events of this state; repeatable."
 )
-@click.option("--job", "job_id", type=JOB_ID, help="This job alone, from its birth to its end.")
-@click.option("--since", "since_s", type=DURATION, help="Begin with what happened that recently.")
-@click.option("--count", type=click.IntRange(1), help="End after so many events.")
+@click.option(
+    "--job", "job_id", type=JOB_ID, help="Follow only this job, from its enqueueing to its end."
+)
+@click.option("--since", "since_s", type=DURATION, help="Start with the events of this past time.")
+@click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @click.option(
     "--interval",
     "interval_s",
     type=Interval(0.2, 3600),
     default="1s",
     show_default=True,
-    help="How often to look.",
+    help="How often to poll.",
 )
 @json_option
 @pass_session
 def tail(session: Session, /, **options: Any) -> None:
-    """Follow what happens to jobs: enqueued, claimed, retried, done, failed, cancelled.
+    """Follow the events of jobs: enqueued, claimed, retried, done, failed, cancelled.
 
-    A line for each event, told within the interval after it was committed, with the time of the
-    database. No end of a job is missed, also not while the database was away; `taskd docs watching`
-    says what else may be. Ctrl-C ends it, with exit code 0. --job ends with the job.
+    Each event is one line, printed within one interval after its commit, with the database's time.
+    The end of a job is never missed, also not after an outage of the database; `taskd docs
+    watching` says which other events can be. Ctrl-C ends it with exit code 0. --job ends with the
+    job.
     """
     if options["job_id"] is not None and (options["since_s"] is not None):
-        raise click.UsageError("--job tells all of a job; leave --since out")
+        raise click.UsageError("--job shows all events of the job; leave out --since")
     with suppress(KeyboardInterrupt):
         run(_tail(session, Lines(**_popped(options)), **options))
 
@@ -83,11 +86,11 @@ def _popped(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Full(Exception):
-    """So many events as were asked for are printed."""
+    """The requested number of events has been printed."""
 
 
 class Lines:
-    """Prints events, those that are asked for."""
+    """Print the events that the options choose."""
 
     def __init__(
         self,
@@ -101,10 +104,10 @@ class Lines:
         self._states, self._left, self._as_json = states, count, as_json
 
     def print(self, events: Iterable[Event]) -> None:
-        """Print them.
+        """Print events.
 
         Raises:
-            Full: these were the last.
+            Full: the last requested event was printed.
         """
         for event in events:
             if not self._wanted(event):
@@ -125,7 +128,7 @@ class Lines:
 
 
 def line(event: Event) -> str:
-    """What people read of an event."""
+    """Return an event as a line for people."""
     at = clock(event.at)
     name = click.style(f"{event.event:<9}", fg=COLOURS.get(event.event))
     parts = [at, name, f"{event.job_id:>8}", cell(f"{event.queue or '?'} {event.task or '?'}")]
@@ -147,7 +150,7 @@ def _details(event: Event) -> str:
     if event.run_at is not None:
         said.append(_due(event.at, event.run_at))
     if event.event == "gone":
-        said.append("it has ended, and its queue keeps nothing")
+        said.append("it has ended, and its queue keeps no finished jobs")
     if event.error:
         said.append(first_line(event.error))
     return cell(", ".join(said))
@@ -169,14 +172,14 @@ async def _tail(
                 await tail.follow(job_id)
             else:
                 began = await tail.begin(since_s)
-                # A quiet database would look like a command that hangs.
+                # Without this line, a quiet database would look like a command that hangs.
                 if sys.stderr.isatty():
-                    session.say(f"taskd: following, times at {zone(began)}; Ctrl-C ends it")
+                    session.say(f"taskd: following events, times in {zone(began)}; Ctrl-C ends it")
                 await tail.go_on()
 
 
 class Tail:
-    """Looks, and tells what has changed."""
+    """Poll the database, and print what has changed."""
 
     def __init__(self, session: Session, lane: Lane, lines: Lines, interval_s: float) -> None:
         self._session, self._lane, self._lines = session, lane, lines
@@ -186,7 +189,7 @@ class Tail:
         self._silent = False
 
     async def begin(self, since_s: float | None) -> datetime:
-        """Remember what lives, and tell what was; the time of the database."""
+        """Remember the live jobs, and print past events; return the time of the database."""
         from taskd.store.reading import watching as store
 
         look = await store.look(self._lane, None, [])
@@ -198,12 +201,12 @@ class Tail:
         ids = await store.since(self._lane, since_s, *where, PAST_MAX)
         past = self._teller.past(await store.jobs(self._lane, ids))
         if len(ids) == PAST_MAX:
-            self._session.say(f"only the last {PAST_MAX:,} jobs of that time are told")
+            self._session.say(f"only the last {PAST_MAX:,} jobs of that time are shown")
         self._lines.print(past)
         return look.now
 
     async def go_on(self) -> None:
-        """Tell what happens, for ever."""
+        """Print events until cancelled."""
         while True:
             events = await self._ask(self._look)
             if events is not None:
@@ -217,7 +220,7 @@ class Tail:
         look = await store.look(self._lane, self._watch.after_id, list(self._watch.missing))
         changes, going = self._watch.compare(look)
         rows = await store.jobs(self._lane, changes.all())
-        # Both were answered: an outage between them repeats the look, and misses nothing.
+        # Both statements were answered: an outage between them repeats both, and misses no event.
         self._watch = going
         return self._teller.tell(rows, changes, look.now)
 
@@ -225,17 +228,17 @@ class Tail:
         answer = await self._asking(ask)
         if answer is None and not self._silent:
             self._silent = True
-            self._session.say(f"taskd: {self._asking.error}; trying again")
+            self._session.say(f"taskd: {self._asking.error}; retrying")
         elif answer is not None and self._silent:
             self._silent = False
             self._session.say("taskd: the database answers again")
         return answer
 
     async def follow(self, job_id: int) -> None:
-        """Tell the story of one job, to its end.
+        """Print the events of one job until its end.
 
         Raises:
-            JobNotFound: nobody knows it.
+            JobNotFound: no job has this id.
         """
         from taskd.store.reading import watching as store
 

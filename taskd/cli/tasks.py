@@ -1,4 +1,4 @@
-"""`taskd tasks`: what can be enqueued; pausing it and resuming it."""
+"""`taskd tasks`: list, pause and resume published tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskd.errors import UnknownTask
 
 
 def _arguments(row: Row) -> str:
-    """The arguments as a signature says them, required first: `to: string, n: integer = ...`."""
+    """Return the arguments as a signature, required ones first: `to: string, n: integer = ...`."""
     schema = row["args_schema"]
     properties, required = schema.get("properties", {}), schema.get("required", [])
     return ", ".join(
@@ -29,7 +29,7 @@ def _arguments(row: Row) -> str:
 
 
 def _type_name(field: dict[str, object]) -> str:
-    """A JSON Schema in a word or two."""
+    """Describe a JSON Schema in a word or two."""
     choices = field.get("anyOf")
     if isinstance(choices, list):
         return " | ".join(_type_name(choice) for choice in choices)
@@ -70,12 +70,12 @@ def list_(session: Session, as_json: bool) -> None:
     rows = session.ask(reports.list_tasks)
     print_rows(rows, COLUMNS, as_json=as_json)
     if not rows:
-        session.say("no task is published; a worker does so when it starts")
+        session.say("no task is published; a worker publishes its tasks when it starts")
 
 
 @tasks.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume by itself after so long.")
+@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
 @click.option("--reason", type=REASON, help="Shown by `taskd tasks list` and `taskd why`.")
 @json_option
 @pass_session
@@ -86,12 +86,12 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Run no jobs of these tasks; what runs goes on, and no attempt is counted meanwhile.
+    """Stop starting jobs of these tasks. Running jobs go on; waiting ones use up no attempt.
 
-    Workers learn of it at once, or else within five seconds. Former names are paused with the task.
+    Workers learn of it at once, or within five seconds. Former names are paused with the task.
     """
     if for_s == 0:
-        raise click.BadParameter("write a time above zero", param_hint="--for")
+        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import tasks as store
 
     stopped = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
@@ -109,7 +109,7 @@ def pause(
 @json_option
 @pass_session
 def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Run jobs of paused tasks again; those that were put aside come back within seconds."""
+    """Start jobs of paused tasks again; parked jobs come back within seconds."""
     from taskd.store import tasks as store
 
     resumed = session.ask(lambda lane: store.resume(lane, names))

@@ -1,4 +1,4 @@
-"""`taskd web`: the dashboard, in a process of its own."""
+"""`taskd web`: the dashboard in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from taskd.cli.shared.session import OfSetting, Session, pass_session, run
 from taskd.errors import ConfigError
 
-# A page is answered within so long, or says that it was not.
+# The longest time for a page; after it the page says that the database did not answer.
 PAGE_S = 10.0
 
 
@@ -22,20 +22,20 @@ PAGE_S = 10.0
     "web_listen",
     type=OfSetting("web_listen"),
     metavar="HOST:PORT",
-    help="Where to serve it; 127.0.0.1:8080 by default.",
+    help="Address to serve; 127.0.0.1:8080 by default.",
 )
 @click.option(
     "--hash-password",
     is_flag=True,
-    help="Ask for a password, or read one from stdin, and print what to set in its place.",
+    help="Ask for a password, or read one from stdin, and print the setting to use instead of it.",
 )
 @pass_session
 def web(session: Session, /, hash_password: bool, **flags: Any) -> None:
     """Serve the dashboard: queues, jobs, workflows, schedules and workers in a browser.
 
-    It shows. With a password (TASKD_WEB_PASSWORD, or a file: TASKD_WEB_PASSWORD_FILE) it asks for
-    a login, and who is logged in may act: retry, cancel, pause, run a schedule. Without one it
-    listens to this machine alone.
+    With a password (TASKD_WEB_PASSWORD, or the file TASKD_WEB_PASSWORD_FILE) it asks for a login,
+    and logged-in users can act: retry, cancel, pause, run a schedule. Without a password it only
+    shows, and listens on this machine only.
     """
     from taskd.web import check_installed
 
@@ -72,7 +72,7 @@ async def _serve(session: Session, flags: dict[str, Any]) -> None:
     session.warn(loaded)
     settings = loaded.settings
     if settings.web_listen == "off":
-        raise ConfigError("web_listen is off: give --listen 127.0.0.1:8080")
+        raise ConfigError("web_listen is off; give an address: --listen 127.0.0.1:8080")
     events.configure(settings.log_format, settings.log_level)
     async with session.target() as target:
         limit_s = min(settings.statement_timeout_s, PAGE_S)
@@ -90,7 +90,7 @@ async def _serve(session: Session, flags: dict[str, Any]) -> None:
 
 
 def _welcome(address: str, url: str | None, guarded: bool) -> str:
-    acts = "asks for a login" if guarded else "only shows, as no password is set"
+    acts = "asks for a login" if guarded else "is read-only, as no password is set"
     return f"taskd: the dashboard is at {url or f'http://{address}'}/ and {acts}; Ctrl-C ends it"
 
 
@@ -104,7 +104,7 @@ async def _until_stopped(server: Any, dashboard: Any) -> None:
     stopping = loop.create_task(stop.wait(), name="web-stop")
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # Streams never end by themselves; sent away first, they hold nothing up.
+        # Streams never end by themselves: end them first, so that they do not delay the stop.
         dashboard.live.end()
         server.stop()
         await serving

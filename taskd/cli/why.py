@@ -18,10 +18,9 @@ from taskd.errors import JobNotFound
 @json_option
 @pass_session
 def why(session: Session, job_id: int, as_json: bool) -> None:
-    """Say why a job does not run, or what it does, and what to do next.
+    """Explain why a job does not run, or what it is doing, and what to do next.
 
-    Of several reasons the one that must be mended first comes first; those that pass by themselves
-    come last.
+    Reasons that a person must fix come first; reasons that pass by themselves come last.
     """
     from taskd.store.reading import reports
 

@@ -1,4 +1,4 @@
-"""`taskd workers`: who serves what."""
+"""`taskd workers`: the workers and their queues."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ COLUMNS = {
     type=DURATION,
     default="1h",
     show_default=True,
-    help="How long dead workers are listed.",
+    help="List workers that ended within this time.",
 )
 @json_option
 @pass_session
 def workers(session: Session, dead_s: float, as_json: bool) -> None:
-    """List workers, live and recently dead.
+    """List workers: live ones, and those that ended recently.
 
-    A worker is live, late (no beat for a third of its lease: it has died, hangs, or has no way to
-    the database), draining (it stops), silent (its lease has run out) or dead. SCHEMA: the newest
-    migration that its code knows, or from the oldest that it works with.
+    A worker is live, late (it has not renewed its lease for a third of the lease's time: it has
+    died, hangs or cannot reach the database), draining (it is stopping), silent (its lease has
+    expired) or dead. SCHEMA: the newest migration that its code knows, or the range that it works
+    with.
     """
     from taskd.store.reading import reports
 
@@ -51,4 +52,4 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
             said = given_up(row["beat_age_s"], row["lease_s"], row["lease_until"])
             session.say(f"{printable(row['host'])} (pid {row['pid']}) is late: it {said}")
     if not any(row["state"] in ("live", "late") for row in rows):
-        session.say("no live worker; start one with `taskd run`")
+        session.say("no live worker. Start one: taskd run")

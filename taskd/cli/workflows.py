@@ -1,4 +1,4 @@
-"""`taskd workflows`: see how workflows and pipelines stand, stop them, and bring them back."""
+"""`taskd workflows`: list, show, cancel and retry workflows and pipelines."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def workflows() -> None:
     type=click.IntRange(1, LIST_MAX),
     default=50,
     show_default=True,
-    help="At most so many.",
+    help="Show at most this many.",
 )
 @json_option
 @pass_session
 def list_(session: Session, name: str | None, limit: int, as_json: bool) -> None:
-    """List workflows, newest first, with how their jobs stand."""
+    """List workflows, newest first, with the states of their jobs."""
     from taskd.store import workflows as store
 
     rows = session.ask(lambda lane: store.list_workflows(lane, name, limit))
@@ -79,9 +79,9 @@ def list_(session: Session, name: str | None, limit: int, as_json: bool) -> None
 @json_option
 @pass_session
 def show(session: Session, workflow_id: int, as_json: bool) -> None:
-    """Show a workflow as a tree: each job under the one that it waits for.
+    """Show a workflow as a tree: each job under the job that it waits for.
 
-    Members of a group are one line, and so is a stage of a pipeline, however often it ran.
+    The members of a group are one line, and so are all runs of a stage of a pipeline.
     """
     from taskd.store import workflows as store
 
@@ -116,7 +116,7 @@ def _cut(label: str) -> str:
 
 
 def _tail(line: Line) -> str:
-    """What stands behind the name: states, the id of a single job, what it waits for besides."""
+    """Return what follows the name: states, the id of a single job, other jobs it waits for."""
     part = line.part
     tail = told(part.states)
     if sum(part.states.values()) == 1:
@@ -140,9 +140,9 @@ def _tail(line: Line) -> str:
 @json_option
 @pass_session
 def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> None:
-    """Cancel a workflow: what waits ends now, what runs is asked to stop.
+    """Cancel a workflow: waiting jobs end now, running jobs are asked to stop.
 
-    No further stage of a pipeline begins. To bring a workflow back: taskd workflows retry.
+    No further stage of a pipeline starts. To bring a workflow back: taskd workflows retry.
     """
 
     async def work(lane: Lane) -> tuple[int, int]:
@@ -167,10 +167,10 @@ def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> No
 @json_option
 @pass_session
 def retry(session: Session, workflow_id: int, as_json: bool) -> None:
-    """Bring the failed and cancelled jobs of a workflow back; what is done stays done.
+    """Retry the failed and cancelled jobs of a workflow; done jobs stay done.
 
-    They wait for each other again. A callback that was not needed, since nothing had failed, stays
-    away, and so does what has taken its place: one that has begun on a failure is not run again.
+    The jobs wait for each other again. A callback that was cancelled because it was not needed
+    stays cancelled. A job that started because another one failed does not run again.
     """
 
     async def work(lane: Lane) -> tuple[list[int], list[int]]:
@@ -187,7 +187,9 @@ def retry(session: Session, workflow_id: int, as_json: bool) -> None:
     else:
         session.say(f"{count(len(back), 'job')} retried")
         if refused:
-            session.say(f"{count(len(refused), 'job')} cannot come back: taskd why {refused[0]}")
+            session.say(
+                f"{count(len(refused), 'job')} cannot be retried. See: taskd why {refused[0]}"
+            )
 
 
 @workflows.command()
@@ -195,14 +197,16 @@ def retry(session: Session, workflow_id: int, as_json: bool) -> None:
 @json_option
 @pass_session
 def stats(session: Session, name: str, as_json: bool) -> None:
-    """Count the jobs of all runs of one name, by stage or part."""
+    """Count the jobs of all workflows of one name, by stage or part."""
     from taskd.store import workflows as store
 
     rows = session.ask(lambda lane: store.stats(lane, name, PARTS_MAX))
     if not rows:
-        raise WorkflowNotFound(f"no workflow is named {name!r}, or none of its jobs is kept")
+        raise WorkflowNotFound(
+            f"no workflow is named {name!r}, or none of its jobs is kept any more"
+        )
     print_rows(rows, STATS_COLUMNS, as_json=as_json)
 
 
 def _unknown(workflow_id: int) -> str:
-    return f"no workflow has the id {workflow_id}: never started, or none of its jobs is kept"
+    return f"no workflow has the id {workflow_id}: it never started, or none of its jobs is kept"

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for producers that have none."""
+"""An event loop in its own thread, for producers that have no event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for its result; a KeyboardInterrupt here cancels it."""
+        """Run a coroutine in the thread and wait for its result; a KeyboardInterrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -28,7 +28,7 @@ class BackgroundLoop:
             raise
 
     def stop(self) -> None:
-        """End the loop, which closes what belongs to it, and wait for the thread."""
+        """Stop the loop, which closes its async generators, and wait for the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

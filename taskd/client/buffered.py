@@ -1,10 +1,10 @@
-"""A buffer for busy producers: jobs are taken at once and written in batches behind their back.
+"""A buffer for busy producers: it accepts jobs at once and writes them in batches later.
 
-A batch is one transaction of up to a thousand jobs. What cannot be written is tried again until it
-can, or the buffer ends: nothing is ever dropped without a word. When the connection breaks at a
-COMMIT, the server is asked what became of that transaction, so that no batch is written twice. A
-server that crashes keeps its answer; a standby that takes over without having got the transaction
-says that it has never heard of it, which is then true, and the batch is written there.
+A batch is one transaction of up to a thousand jobs. The buffer retries a failed batch until it is
+written or the block ends; it never drops a job silently. When the connection breaks at a COMMIT,
+the buffer asks the server whether that transaction committed, so no batch is written twice. A
+server that crashed knows the answer. A standby that took over without the transaction does not
+know it; the transaction is lost there, and the buffer writes the batch again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 from taskd.client import traces
 from taskd.client.database_location import Target
-from taskd.client.enqueueing import BATCH_CHARACTERS, BATCH_JOBS, BuiltIns, produce
+from taskd.client.enqueueing import BATCH_CHARACTERS, BATCH_JOBS, BuiltIns, insert_jobs
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued
 from taskd.core.validation import check_int, check_seconds
@@ -35,18 +35,18 @@ WAIT_S_LIMIT = 3600.0
 Receipt = asyncio.Future[Enqueued]
 
 
-class Taken(NamedTuple):
-    """A job that is not written yet, and who wants to know of it."""
+class Pending(NamedTuple):
+    """A job that is not written yet, and the future of its id."""
 
     job: NewJob
     receipt: Receipt
 
 
 class Buffered:
-    """Takes jobs at once and writes them soon; made by `client.buffered()`, used by `async with`.
+    """Accepts jobs at once and writes them soon; made by `client.buffered()`, used by `async with`.
 
-    At the end of the block all is written that can be within `flush_s`; what cannot is raised as
-    NotEnqueued. What it holds is lost when the process dies.
+    At the end of the block it writes the remaining jobs within `flush_s`, and raises NotEnqueued
+    with those that it could not write. Jobs in the buffer are lost when the process dies.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Buffered:
         self._target, self._mine, self._built_ins = target, mine, built_ins
         self._max_jobs, self._max_bytes = max_jobs, max_bytes
         self._max_wait_s, self._flush_s = max_wait_s, flush_s
-        self._waiting: deque[Taken] = deque()
-        self._in_flight: list[Taken] = []
-        # How many of the first in flight one transaction writes, and whether it may be committed.
+        self._waiting: deque[Pending] = deque()
+        self._in_flight: list[Pending] = []
+        # How many of the first jobs in flight one transaction writes, and whether it is in doubt.
         self._batch_jobs = 0
-        self._asks = False
+        self._in_doubt = False
         self._refused: list[tuple[NewJob, Exception]] = []
         self._bytes = 0
         self._first_at = 0.0
@@ -79,11 +79,11 @@ class Buffered:
         self._wakeup = asyncio.Event()
         self._room = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
-        self._trouble: TaskdError | None = None
+        self._last_error: TaskdError | None = None
 
     async def __aenter__(self) -> Self:
         self._writer = CheckedWriter((await self._target()).database)
-        self._writing = asyncio.create_task(self._write_on(), name="taskd-buffer")
+        self._writing = asyncio.create_task(self._write_loop(), name="taskd-buffer")
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -104,42 +104,42 @@ class Buffered:
             if left is not None and error is not None:
                 error.add_note(str(left))
         if left is not None and error is None:
-            raise left from self._trouble
+            raise left from self._last_error
 
     def __len__(self) -> int:
-        """How many jobs are not written yet."""
+        """Return how many jobs are not written yet."""
         return len(self._waiting) + len(self._in_flight)
 
     def enqueue(self, job: NewJob) -> Receipt:
-        """Take a job, at once; whoever awaits what this returns gets the job's id.
+        """Accept a job; await the returned future for the job's id.
 
         Raises:
-            BufferFull: there is no room; the job was not taken.
+            BufferFull: the buffer is full; it did not accept the job.
             RuntimeError: used outside of its block.
         """
         if self._writing is None:
-            raise RuntimeError("a buffer takes jobs inside of `async with client.buffered()`")
+            raise RuntimeError("a buffer accepts jobs only inside `async with client.buffered()`")
         size = len(job.args)
         if not self._fits(size):
             raise BufferFull(
-                f"the buffer holds {len(self):,} jobs that are not written yet, and takes no more"
-                + (f": {self._trouble}" if self._trouble else "")
+                f"the buffer is full: it holds {len(self):,} jobs that are not written yet"
+                + (f": {self._last_error}" if self._last_error else "")
             )
         receipt: Receipt = asyncio.get_running_loop().create_future()
         if not self._waiting:
             self._first_at = time.monotonic()
             self._wakeup.set()
-        self._waiting.append(Taken(traces.taken(job), receipt))
+        self._waiting.append(Pending(traces.with_own_span(job), receipt))
         self._bytes += size
         if len(self._waiting) == BATCH_JOBS:
             self._wakeup.set()
         return receipt
 
     async def enqueue_waiting(self, job: NewJob) -> Receipt:
-        """As enqueue(), but waits until there is room.
+        """Do as enqueue() does, but wait while the buffer is full.
 
         Raises:
-            RuntimeError: used outside of its block, or the block ended meanwhile.
+            RuntimeError: used outside of its block, or the block has ended.
         """
         while self._writing is not None and not self._fits(len(job.args)):
             self._room.clear()
@@ -147,7 +147,7 @@ class Buffered:
         return self.enqueue(job)
 
     async def flush(self) -> None:
-        """Wait until all that was taken so far is written, or refused."""
+        """Wait until every job that was accepted so far is written or refused."""
         receipts = [each.receipt for each in (*self._in_flight, *self._waiting)]
         self._hurry = True
         self._wakeup.set()
@@ -155,15 +155,15 @@ class Buffered:
             await asyncio.wait(receipts)
 
     def _fits(self, size: int) -> bool:
-        # One job always fits into an empty buffer, or it never would.
+        # An empty buffer accepts a job of any size, or a large one would never fit.
         return not len(self) or (
             len(self) < self._max_jobs and self._bytes + size <= self._max_bytes
         )
 
     # Writing.
 
-    async def _write_on(self) -> None:
-        """Write what comes, until the block has ended and nothing is left."""
+    async def _write_loop(self) -> None:
+        """Write batches until the block has ended and no job is left."""
         while True:
             self._wakeup.clear()
             if not self._waiting:
@@ -181,14 +181,14 @@ class Buffered:
                     pass
                 else:
                     continue
-            self._take()
-            await self._settle(list(self._in_flight))
+            self._take_batch()
+            await self._write(list(self._in_flight))
 
     def _hurries(self) -> bool:
         return self._hurry or self._writing is None
 
-    def _take(self) -> None:
-        """Move the next batch into flight."""
+    def _take_batch(self) -> None:
+        """Move the jobs of the next batch from waiting to in flight."""
         size = 0
         while self._waiting and len(self._in_flight) < BATCH_JOBS:
             size += len(self._waiting[0].job.args)
@@ -197,98 +197,102 @@ class Buffered:
             self._in_flight.append(self._waiting.popleft())
         self._first_at = time.monotonic()
 
-    async def _settle(self, batch: list[Taken]) -> None:
-        """Have each job of a batch written or refused; a refused one is found by halving."""
+    async def _write(self, batch: list[Pending]) -> None:
+        """Write a batch; if PostgreSQL refuses it, halve it until the refused job is found."""
         try:
-            told = await self._persist([each.job for each in batch])
+            written = await self._persist([each.job for each in batch])
         except EnqueueError as error:
             if len(batch) == 1:
                 self._end(batch[0], error)
                 return
         else:
-            for each, enqueued in zip(batch, told, strict=True):
+            for each, enqueued in zip(batch, written, strict=True):
                 self._end(each, enqueued)
             return
         middle = len(batch) // 2
-        await self._settle(batch[:middle])
-        await self._settle(batch[middle:])
+        await self._write(batch[:middle])
+        await self._write(batch[middle:])
 
     async def _persist(self, jobs: list[NewJob]) -> list[Enqueued]:
-        """Write jobs, as often as it takes; their ids.
+        """Write jobs, with retries; return their ids.
 
         Raises:
-            EnqueueError: one of them is refused; nothing was written.
+            EnqueueError: one of the jobs is refused; none was written.
         """
         delay_s, self._batch_jobs = RETRY_S, len(jobs)
         while True:
             try:
-                told = await self._writer.write(lambda on: produce(on, jobs, self._built_ins))
+                written = await self._writer.write(
+                    lambda on: insert_jobs(on, jobs, self._built_ins)
+                )
             except EnqueueError:
                 raise
             except Unsure as error:
-                self._trouble = error
+                self._last_error = error
                 if await self._was_committed(error.xid):
                     return self._mine(error.made)
             except TaskdError as error:
-                self._trouble = error
+                self._last_error = error
                 await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
                 delay_s = min(delay_s * 2, RETRY_S_MAX)
             else:
-                self._trouble = None
-                return self._mine(told)
+                self._last_error = None
+                return self._mine(written)
 
     async def _was_committed(self, xid: str) -> bool:
-        """Ask until the server knows."""
-        self._asks = True  # should the end of the block come first, nobody knows
+        """Ask the server until it knows whether the transaction committed."""
+        self._in_doubt = True  # for the case that the block ends before the answer
         while True:
             try:
                 fate = await self._writer.fate(xid)
             except TaskdError as error:
-                self._trouble = error
+                self._last_error = error
             else:
                 if fate in {"committed", "aborted"}:
-                    self._asks = False
+                    self._in_doubt = False
                     return fate == "committed"
                 if fate is None:
-                    # The server has forgotten it: an outage of days, or billions of transactions.
-                    self._trouble = StoreUnavailable("nobody knows what became of a transaction")
+                    # The server has forgotten the transaction after an outage of days.
+                    self._last_error = StoreUnavailable(
+                        "the server no longer knows whether a transaction committed"
+                    )
             await asyncio.sleep(ASK_AGAIN_S)
 
-    def _end(self, taken: Taken, how: Enqueued | Exception) -> None:
-        self._in_flight.remove(taken)
-        self._bytes -= len(taken.job.args)
+    def _end(self, pending: Pending, result: Enqueued | Exception) -> None:
+        self._in_flight.remove(pending)
+        self._bytes -= len(pending.job.args)
         self._room.set()
-        if isinstance(how, Exception):
-            self._refused.append((taken.job, how))
-        if taken.receipt.done():
-            return  # who wanted to know was cancelled
-        if isinstance(how, Exception):
-            _refuse(taken.receipt, how)
+        if isinstance(result, Exception):
+            self._refused.append((pending.job, result))
+        if pending.receipt.done():
+            return  # its caller was cancelled
+        if isinstance(result, Exception):
+            _refuse(pending.receipt, result)
         else:
-            taken.receipt.set_result(how)
+            pending.receipt.set_result(result)
 
     def _left(self) -> NotEnqueued | None:
-        """What could not be written, told to whoever waits for it."""
-        known = 0 if not (self._asks or self._writer.committing) else self._batch_jobs
-        unsure, sure = self._in_flight[:known], [*self._in_flight[known:], *self._waiting]
-        if not (sure or unsure or self._refused):
+        """Return the error for jobs that could not be written, and give it to their futures."""
+        batch = 0 if not (self._in_doubt or self._writer.committing) else self._batch_jobs
+        in_doubt, unwritten = self._in_flight[:batch], [*self._in_flight[batch:], *self._waiting]
+        if not (unwritten or in_doubt or self._refused):
             return None
         parts = [
-            f"{len(sure):,} jobs were not written" if sure else "",
-            f"{len(unsure):,} may or may not have been written" if unsure else "",
+            f"{len(unwritten):,} jobs were not written" if unwritten else "",
+            f"{len(in_doubt):,} may or may not have been written" if in_doubt else "",
             f"{len(self._refused):,} were refused" if self._refused else "",
         ]
-        why = self._trouble or (self._refused[0][1] if self._refused else None)
+        why = self._last_error or (self._refused[0][1] if self._refused else None)
         text = ", ".join(filter(None, parts)) + (f": {why}" if why else "")
-        told = NotEnqueued(
-            text, [each.job for each in sure], self._refused, [each.job for each in unsure]
+        error = NotEnqueued(
+            text, [each.job for each in unwritten], self._refused, [each.job for each in in_doubt]
         )
-        for each in (*sure, *unsure):
+        for each in (*unwritten, *in_doubt):
             if not each.receipt.done():
-                _refuse(each.receipt, told)
-        return told
+                _refuse(each.receipt, error)
+        return error
 
 
 def _refuse(receipt: Receipt, error: Exception) -> None:
     receipt.set_exception(error)
-    receipt.exception()  # told at the end of the block as well: nobody need await it
+    receipt.exception()  # the end of the block raises it too: awaiting the future is optional

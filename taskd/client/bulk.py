@@ -1,4 +1,4 @@
-"""Acting on all jobs of a filter or a workflow, a thousand at a time, with nothing held between."""
+"""Act on all jobs of a filter or a workflow, in batches of a thousand, one transaction each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from taskd.store.jobs import changes, jobs
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
 
-# Acts on jobs, ids in order; the ids of those that it found as the filter says.
+# Acts on jobs, given ids in order; returns the ids of those that still matched the filter.
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
 
 
 async def batches(on: Fetches, wanted: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
-    """The ids of the jobs that are meant, `limit` of them at most."""
+    """Yield the ids of the matching jobs in batches, at most `limit` ids in all."""
     left = limit if limit is not None else sys.maxsize
     async for ids in changes.find(on, wanted):
         for at in range(0, len(ids), BATCH_JOBS):
@@ -31,8 +31,8 @@ async def batches(on: Fetches, wanted: Filter, limit: int | None) -> AsyncIterat
                 return
 
 
-async def look(on: Fetches, wanted: Filter, limit: int | None) -> tuple[int, list[int]]:
-    """How many jobs are meant, and the first of them."""
+async def preview(on: Fetches, wanted: Filter, limit: int | None) -> tuple[int, list[int]]:
+    """Return how many jobs match, and the ids of the first of them."""
     found, sample = 0, list[int]()
     async for ids in batches(on, wanted, limit):
         found += len(ids)
@@ -43,11 +43,11 @@ async def look(on: Fetches, wanted: Filter, limit: int | None) -> tuple[int, lis
 async def cancel_workflow(
     on: Fetches, workflow_id: int, reason: str, limit: int = sys.maxsize
 ) -> dict[int, JobState] | None:
-    """Let no further stage begin, and cancel the live jobs, `limit` of them at most.
+    """Start no further stage, and cancel at most `limit` of the live jobs.
 
     Returns:
-        By id what they were made: cancelled, or still running and asked to stop; None: there is no
-        such workflow.
+        The new state of each job by id: cancelled, or running with a cancellation requested; None:
+        there is no such workflow.
     """
     if not await workflows.stop(on, workflow_id):
         return None
@@ -62,8 +62,8 @@ async def cancel_workflow(
 async def retry_workflow(
     on: Fetches, workflow_id: int, limit: int = sys.maxsize
 ) -> tuple[list[int], list[int]]:
-    """Bring back `limit` failed and cancelled jobs; those that are, and those that cannot be."""
-    # Parents have smaller ids, so they are back before those that wait for them.
+    """Retry at most `limit` failed and cancelled jobs; return the retried and the other ids."""
+    # Parents have smaller ids, so they are retried before the jobs that wait for them.
     wanted = (await workflows.jobs_to_retry(on, workflow_id))[:limit]
     back: set[int] = set()
     for at in range(0, len(wanted), BATCH_JOBS):

@@ -1,4 +1,4 @@
-"""Where the database is: the one that the settings name, or the embedded one."""
+"""Find the database: the one that the settings name, or the embedded one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NO_DSN = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A database to work with.
+    """The database that a client or a worker uses.
 
     Attributes:
         database: how to connect to it.
-        dsn: the same for psql and other clients, password included: not for logs.
-        embedded: the embedded server that this target uses until close(), if it is one.
+        dsn: the same for psql and other clients; it includes the password and must not be logged.
+        embedded: the embedded server, if it is one; used until close().
     """
 
     database: Database
@@ -34,28 +34,28 @@ class Target:
     embedded: Server | None = None
 
     def describe(self) -> str:
-        """What people may read about it; a password is masked."""
+        """Return a description for people; a password is masked."""
         if self.embedded is None:
             return hide_password(self.dsn)
         return f"the embedded PostgreSQL {self.embedded.major} in {self.embedded.home}"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Leave the embedded server, which ends shortly after its last user; else nothing.
+        """Stop using the embedded server, which stops shortly after its last user has left.
 
         Args:
-            wait_s: seconds to wait until it is gone; blocks.
+            wait_s: seconds to block until the server has stopped.
         """
         if self.embedded is not None:
             self.embedded.close(wait_s)
 
 
 async def open_target(settings: Settings) -> Target:
-    """The database of these settings; without a DSN the embedded one, started and migrated.
+    """Return the database of these settings; without a DSN the embedded one, started and migrated.
 
-    A DSN is not connected to here.
+    This does not connect to the database of a DSN.
 
     Raises:
-        ConfigError: the DSN cannot be read; or there is none and the embedded one is off.
+        ConfigError: the DSN cannot be read; or there is none and the embedded server is off.
         EmbeddedError: the embedded PostgreSQL cannot be started.
         SchemaTooNew: newer code has migrated the embedded database.
     """
@@ -76,7 +76,7 @@ def _remote(dsn: str, settings: Settings) -> Target:
 
 
 async def _embedded(settings: Settings) -> Target:
-    # A producer with a DSN needs neither; structlog alone would double the time of `import taskd`.
+    # Imported here: structlog alone would double the time of `import taskd`.
     from taskd import events
     from taskd.store.schema import migrations
 
@@ -84,7 +84,7 @@ async def _embedded(settings: Settings) -> Target:
     database = Database(
         server.connect_args(),
         statement_timeout_s=settings.statement_timeout_s,
-        # Killed, it is started again by whoever misses it first; the address stays the same.
+        # A killed server is started again by the first user that needs it; its address stays.
         revive=lambda: _start(settings).close(),
     )
     try:

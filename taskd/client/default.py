@@ -1,8 +1,9 @@
 """The client of `task.enqueue(...)`: one per process.
 
-Its DSN comes from where `taskd run` takes it: taskd.toml or `[tool.taskd]` of the pyproject.toml
-in the current directory, TASKD_DSN, TASKD_DSN_FILE, DATABASE_URL, the PG* variables. Without any,
-the embedded PostgreSQL. An application that keeps its DSN elsewhere calls configure() at its start.
+It takes its DSN from the same places as `taskd run`: taskd.toml or `[tool.taskd]` of the
+pyproject.toml in the current directory, TASKD_DSN, TASKD_DSN_FILE, DATABASE_URL, the PG* variables.
+Without any of them it uses the embedded PostgreSQL. An application that keeps its DSN elsewhere
+calls configure() when it starts.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from taskd.client.client import Client
     from taskd.config import Settings
 
-# Empty until it is first used, so that who declares tasks needs no driver. Threads that come at the
-# same time get the same one without a lock, which a fork could break.
+# Empty until the first use, so that declaring tasks imports no driver. setdefault() gives threads
+# that come at the same time the same client without a lock, which a fork could leave held.
 _current: dict[str, Client] = {}
 
 
@@ -25,9 +26,9 @@ def _new(dsn: str | None = None, settings: Settings | None = None) -> Client:
 
 
 def default_client() -> Client:
-    """The client that tasks enqueue with.
+    """Return the client that tasks enqueue with.
 
-    Unless it was set, it reads the settings when it is first used: a wrong one shows there.
+    Unless it was set, it reads the settings at its first use: a wrong setting shows there.
     """
     return _current.get("client") or _current.setdefault("client", _new())
 
@@ -36,7 +37,7 @@ def set_default_client(client: Client) -> Client:
     """Let tasks enqueue with this client.
 
     Returns:
-        The one before, for the caller to close.
+        The previous client, which the caller closes.
     """
     before = default_client()
     _current["client"] = client
@@ -44,12 +45,12 @@ def set_default_client(client: Client) -> Client:
 
 
 def configure(dsn: str | None = None, *, settings: Settings | None = None) -> Client:
-    """Let tasks enqueue into the database of this DSN, or of these settings; the client for it."""
+    """Let tasks enqueue into the database of this DSN or these settings; return the client."""
     client = _new(dsn, settings)
     set_default_client(client)
     return client
 
 
 async def aclose_default() -> None:
-    """Close the default client; the next use reads the settings anew."""
+    """Close the default client; the next use reads the settings again."""
     await set_default_client(_new()).close()

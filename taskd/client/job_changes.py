@@ -1,4 +1,4 @@
-"""Changing jobs that wait: new arguments are checked as those of a new job are."""
+"""Change waiting jobs; new arguments are checked as those of a new job are."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from taskd.store.jobs import changes
 
 
 async def change(on: Fetches, ids: Sequence[int], wanted: Change) -> dict[int, ChangeOutcome]:
-    """Change those of these jobs that wait; what became of each.
+    """Change those of these jobs that wait; return the outcome for each id.
 
     Raises:
-        InvalidJob: nothing is to change, or PostgreSQL refuses a value.
+        InvalidJob: no new value is given, or PostgreSQL refuses a value.
         InvalidArgs: the arguments do not fit the published task of one of them.
     """
     if wanted.empty:
-        raise InvalidJob("nothing is to change: give a priority, a time, arguments, or the like")
+        raise InvalidJob("no new value is given: give a priority, a time, arguments or the like")
     given = wanted.update_args if wanted.args is None else wanted.args
     text = None if given is None else encode_args("of these jobs", given)
     if text is not None:
@@ -36,6 +36,6 @@ async def change(on: Fetches, ids: Sequence[int], wanted: Change) -> dict[int, C
 
 
 def _parts(args_schema: str) -> str:
-    """The schema for some of the arguments: the others are there."""
+    """Return the schema for some of the arguments: the job has the others already."""
     schema: Mapping[str, Any] = msgspec.json.decode(args_schema)
     return msgspec.json.encode({**schema, "required": []}).decode()

@@ -1,4 +1,4 @@
-"""The options that a job may be given when it is enqueued."""
+"""The options of a job that a producer can set when it enqueues the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taskd.core.jobs.unique import Unique
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a job, as `NewJob` describes them; None, or not given: the task's own."""
+    """The options of a job, as `NewJob` describes them; None or missing: the task's own."""
 
     queue: str | None
     priority: int | None
@@ -26,5 +26,5 @@ class JobOptions(TypedDict, total=False):
 
 
 def given(options: JobOptions) -> dict[str, Any]:
-    """The options that are not None."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}

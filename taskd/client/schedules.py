@@ -1,4 +1,4 @@
-"""Schedules at run time: made, changed, paused, run and deleted over a client's connections."""
+"""Make, change, pause, run and delete schedules at run time, over a client's connections."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from taskd.store.connections.statements import Fetches
 class Schedules:
     """The schedules of a database: `client.schedules`.
 
-    What is changed here holds until somebody changes it again, also when an app declares the
-    schedule and starts anew. To go back to what its code says, delete it and start the app.
+    A change made here stays in force when an app that declares the schedule starts again. To return
+    to what the app's code says, delete the schedule and start the app.
 
     Args:
-        pool: gives a way to the database.
+        pool: returns a connection pool.
     """
 
     def __init__(self, pool: Callable[[], Awaitable[Fetches]]) -> None:
         self._pool = pool
 
     async def set(self, schedule: Schedule) -> str:
-        """Make a schedule, or change the one of that name: `created`, `changed` or `unchanged`.
+        """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
-        Its next tick moves only when its rhythm changes; a pause stays.
+        Its next tick moves only if its times change; a pause stays.
 
         Raises:
-            InvalidJob: PostgreSQL refuses a value; or the task is not published and no queue named,
-                or the arguments do not fit the published task.
-            PermissionDenied: this user may not, or sets a query and is no worker.
+            InvalidJob: PostgreSQL refuses a value; its task is not published and it names no
+                queue; or the arguments do not fit the published task.
+            PermissionDenied: this user has no right to, or sets a query without being a worker.
             StoreUnavailable: PostgreSQL cannot be reached.
         """
         return (await stored.set_(await self._pool(), [schedule]))[schedule.name]
 
     async def delete(self, names: Iterable[str]) -> list[str]:
-        """Delete schedules; the names of those that there were. Their jobs stay.
+        """Delete schedules; return the names of those that existed. Their jobs stay.
 
-        One that an app declares is made again when that starts: pause it instead.
+        A schedule that an app declares is made again when the app starts: pause it instead.
         """
         return sorted(await stored.delete(await self._pool(), list(names)))
 
     async def pause(
         self, names: Iterable[str], for_s: float | None = None, reason: str = ""
     ) -> list[str]:
-        """Fire no ticks for a while; the names of those that there are.
+        """Pause schedules; return the names of those that exist.
 
         Args:
             names: of the schedules.
-            for_s: seconds after which ticks come again by themselves; None: with resume().
-            reason: shown to whoever asks why nothing comes.
+            for_s: seconds until they resume by themselves; None: until resume().
+            reason: `taskd schedules list` and the dashboard show it.
 
         Raises:
             InvalidJob: `for_s` is not above zero.
@@ -63,18 +63,21 @@ class Schedules:
         )
 
     async def resume(self, names: Iterable[str]) -> list[str]:
-        """Fire again, from the next tick to come; the names of those that were paused."""
+        """Fire again from the next tick on; return the names of those that were paused."""
         return await stored.resume(await self._pool(), list(names))
 
     async def run(self, name: str) -> list[int] | None:
-        """Make the jobs of a schedule now; their ids, None: overlap is `skip`, and one is live.
+        """Make the jobs of a schedule now; return their ids.
+
+        None: its overlap is `skip`, and an earlier job of it is live.
 
         Raises:
-            ScheduleNotFound: there is none of that name.
-            PermissionDenied: this user may not; or it has a query, which runs as another user.
+            ScheduleNotFound: no schedule has this name.
+            PermissionDenied: this user has no right to; or the schedule has a query, which runs as
+                another user.
         """
         return await stored.run(await self._pool(), name)
 
     async def list(self) -> list[dict[str, Any]]:
-        """All schedules, as columns by name, in the order of their names."""
+        """Return all schedules, as columns by name, sorted by their names."""
         return await stored.list_(await self._pool())

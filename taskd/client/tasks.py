@@ -1,4 +1,4 @@
-"""Tasks that can be enqueued, and `@task`, which makes and registers them."""
+"""Tasks that can be enqueued, and the decorator `@task` that makes and registers them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
 class Enqueues(Generic[P]):
-    """Something that makes jobs out of typed arguments, and enqueues them."""
+    """Make jobs from typed arguments, and enqueue them."""
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """A job as a value, for `client.enqueue_many` or to change it first.
+        """Return a job as a value, for `client.enqueue_many` or to change it first.
 
         Raises:
             InvalidArgs: the arguments do not fit the handler's signature, or have no JSON form.
@@ -40,25 +40,26 @@ class Enqueues(Generic[P]):
     @overload
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
 
-    # A type checker cannot add `conn` to the handler's parameters, so that with it the arguments
-    # are checked when this runs only; `client.enqueue(task.job(...), conn=tx)` has both.
+    # A type checker cannot add `conn` to the handler's parameters. With `conn`, arguments are
+    # therefore checked only at run time; `client.enqueue(task.job(...), conn=tx)` checks both.
     @overload
     async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
     async def enqueue(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Enqueue a job with these arguments; its id, or that of the job that holds its key.
+        """Enqueue a job with these arguments; return its id, or that of the job that holds its key.
 
         Args:
             args: the handler's arguments, checked against its signature.
-            conn: a connection of the caller's (asyncpg, psycopg, SQLAlchemy): the job becomes part
-                of its transaction. Without it, the default client's own connection.
+            conn: the caller's connection (asyncpg, psycopg, SQLAlchemy): the job becomes part of
+                its transaction. Without it, a connection of the default client.
             kwargs: the handler's arguments.
 
         Raises:
-            InvalidArgs: they do not fit, are not JSON, or take over 256 KiB.
+            InvalidArgs: the arguments do not fit, have no JSON form, or take over 256 KiB.
             InvalidJob: an option is outside its limits.
             KeyHeld: another job holds its unique key, and on_conflict is `raise`.
-            StoreUnavailable: PostgreSQL cannot be reached; if it broke off, the job may be there.
+            StoreUnavailable: PostgreSQL cannot be reached; if the connection broke before the
+                answer, the job may have been written.
         """
         return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
 
@@ -69,7 +70,7 @@ class Enqueues(Generic[P]):
     def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
     def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """As enqueue(), for code without an event loop; `conn` may be Django's or psycopg2's, too.
+        """Do as enqueue() does, without an event loop; `conn` can be Django's or psycopg2's, too.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -78,7 +79,7 @@ class Enqueues(Generic[P]):
 
 
 class Task(core.Task[P, R], Enqueues[P]):
-    """A handler under a stable name; calling it runs the handler, `enqueue` makes a job of it."""
+    """A handler with a stable name; a call runs the handler, `enqueue` enqueues a job."""
 
     def options(
         self,
@@ -95,20 +96,20 @@ class Task(core.Task[P, R], Enqueues[P]):
         deadline_s: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> WithOptions[P]:
-        """The task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
+        """Return the task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
         Args:
-            queue: where the job goes.
+            queue: name of the queue.
             priority: smaller first, -32768 to 32767; 100 by default.
             run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
             delay_s: not before that many seconds from now.
             max_attempts: 1 to 1000.
             timeout_s: seconds of one attempt.
             unique: the job's unique key.
-            no_key: it has none, although the task has.
+            no_key: the job has no unique key, although the task has one.
             deadline: no attempt starts after this moment, a datetime with a time zone.
             deadline_s: the same in seconds from now.
-            metadata: what travels with the job beside its arguments, such as tags.
+            metadata: values that travel with the job beside its arguments, such as tags.
         """
         chosen = JobOptions(
             queue=queue,
@@ -134,12 +135,12 @@ class WithOptions(Enqueues[P]):
         self._options = options
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """A job of the task with these options, as a value.
+        """Return a job of the task with these options, as a value.
 
         Raises:
             InvalidArgs: the arguments do not fit the handler's signature, or have no JSON form.
             InvalidJob: an option is outside its limits.
-            TypeError: the unique key is to be made of an argument that the task has not.
+            TypeError: the unique key names an argument that the task does not have.
         """
         job = self.task.job(*args, **kwargs)
         options = dict(self._options)
@@ -158,10 +159,10 @@ class WithContext(Protocol[P, S_co]):
 
 
 class BatchTask(Task[[A], R]):
-    """A task whose handler gets a list of jobs; each is enqueued with its arguments, an `A`."""
+    """A task whose handler gets a list of jobs; each job is enqueued with one `A`."""
 
     def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
-        """Call the handler itself, as any function."""
+        """Call the handler itself, like any function."""
         return self.handler(items)
 
 

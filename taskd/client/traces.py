@@ -1,8 +1,8 @@
 """Traces of producers: a job carries the context of the trace in which it was enqueued.
 
-By OpenTelemetry, if the app uses it: nothing is imported here before the app has done so, and
-nothing is done before it has set a tracer provider. The context travels as W3C says, in the
-job's metadata (`traceparent`, `tracestate`), where clients of SQL may put it as well.
+taskd uses OpenTelemetry only if the app does: this module imports it only after the app has
+imported it, and makes no span before the app has set a tracer provider. The context travels in the
+job's metadata in the W3C form (`traceparent`, `tracestate`); SQL clients can set it there, too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from taskd.client.enqueueing import BuiltIns, is_placed, no_built_ins
-from taskd.client.enqueueing import produce as produce_untraced
 from taskd.core.jobs.job import NewJob
-from taskd.core.jobs.unique import Enqueued
 from taskd.errors import InvalidJob
-from taskd.store.connections.statements import Fetches
-from taskd.store.jobs import jobs as stored_jobs
 
 T = TypeVar("T")
 SYSTEM = "taskd"
@@ -30,8 +25,8 @@ _last: tuple[Any, Any] = (None, None)
 
 
 def tracer() -> Any | None:
-    """The tracer of this process; None while the app has set no tracer provider."""
-    global _last  # noqa: PLW0603 - to ask a provider for a tracer makes a new one each time
+    """Return the tracer of this process; None while the app has set no tracer provider."""
+    global _last  # noqa: PLW0603 - a provider makes a new tracer each time
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -44,10 +39,10 @@ def tracer() -> Any | None:
 
 
 def propagators() -> list[Any]:
-    """What writes the context of a trace into a job and reads it there; W3C's.
+    """Return the W3C propagators, which write the context of a trace into a job and read it.
 
-    Baggage is for who asks for it: with it, what others have put into a request would be kept in
-    the database.
+    Baggage is included only if OTEL_PROPAGATORS names it: it would keep in the database what other
+    services have put into a request.
     """
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -57,7 +52,7 @@ def propagators() -> list[Any]:
 
 
 def carrier(context: Any = None) -> dict[str, str]:
-    """The context of a trace, the current one by default, as a job carries it."""
+    """Return the context of a trace, by default the current one, as a job carries it."""
     carried: dict[str, str] = {}
     for each in propagators():
         each.inject(carried, context)
@@ -65,13 +60,13 @@ def carrier(context: Any = None) -> dict[str, str]:
 
 
 def with_context(job: NewJob, carried: dict[str, str]) -> NewJob:
-    """The job with a context; one that was given to it by hand stays."""
+    """Return the job with this context, unless its producer has set one by hand."""
     metadata = dict(job.metadata or {})
     if "traceparent" in metadata or not carried:
         return job
     try:
         return replace(job, metadata=metadata | carried)
-    except InvalidJob:  # there is no room for all of it
+    except InvalidJob:  # the metadata is limited, and has no room for the whole context
         least = {"traceparent": carried["traceparent"]} if "traceparent" in carried else {}
     try:
         return replace(job, metadata=metadata | least)
@@ -80,35 +75,35 @@ def with_context(job: NewJob, carried: dict[str, str]) -> NewJob:
 
 
 class Sending:
-    """The span of a producer, from when its jobs are taken to when they are written."""
+    """The span of a producer, from the first job that it passes on until the jobs are written."""
 
     def __init__(self, tracer: Any, name: str, operation_type: str) -> None:
         from opentelemetry import trace
 
-        said = {
+        attributes = {
             "messaging.system": SYSTEM,
             "messaging.operation.name": "enqueue",
             "messaging.operation.type": operation_type,
         }
         self._name = name
-        self._span = tracer.start_span(name, kind=trace.SpanKind.PRODUCER, attributes=said)
+        self._span = tracer.start_span(name, kind=trace.SpanKind.PRODUCER, attributes=attributes)
         self._carried = carrier(trace.set_span_in_context(self._span))
         self._seen: dict[tuple[str, str | None], int] = {}
 
     def jobs(self, jobs: Iterable[NewJob]) -> Iterator[NewJob]:
-        """The jobs with the context of the span, as they are taken."""
+        """Yield the jobs with the context of the span."""
         for job in jobs:
             kind = (job.task, job.queue)
             self._seen[kind] = self._seen.get(kind, 0) + 1
             yield with_context(job, self._carried)
 
     def end(self, ids: Sequence[int] | None = None, error: BaseException | None = None) -> None:
-        """They were written, or were not."""
-        # What is written is written: who enqueued must not hear of an error of tracing, and again.
+        """End the span: the jobs with these ids were written, or `error` was raised."""
+        # The jobs are written by now: an error of tracing must not make the caller enqueue again.
         with suppress(Exception):
-            self._told(ids, error)
+            self._describe(ids, error)
 
-    def _told(self, ids: Sequence[int] | None, error: BaseException | None) -> None:
+    def _describe(self, ids: Sequence[int] | None, error: BaseException | None) -> None:
         span, count = self._span, sum(self._seen.values())
         tasks, queues = ({each[place] for each in self._seen} - {None} for place in (0, 1))
         if len(queues) == 1:
@@ -127,7 +122,7 @@ class Sending:
 
 
 def failed(span: Any, kind: str, message: str) -> None:
-    """Say that what a span tells of has failed."""
+    """Mark a span as failed."""
     from opentelemetry.trace import Status, StatusCode
 
     span.set_attribute("error.type", kind)
@@ -136,7 +131,7 @@ def failed(span: Any, kind: str, message: str) -> None:
 
 @contextmanager
 def sending(tracer: Any) -> Iterator[Sending]:
-    """A span for jobs that are written meanwhile."""
+    """Make a span around the writing of jobs; an exception ends it as failed."""
     span = Sending(tracer, "enqueue", "send")
     try:
         yield span
@@ -145,42 +140,8 @@ def sending(tracer: Any) -> Iterator[Sending]:
         raise
 
 
-async def produce(
-    on: Fetches, jobs: Iterable[NewJob], built_ins: BuiltIns = no_built_ins
-) -> list[Enqueued]:
-    """As producing.produce(), which it is while there is no tracer provider.
-
-    Raises:
-        As producing.produce().
-    """
-    found = tracer()
-    if found is None:
-        return await produce_untraced(on, jobs, built_ins)
-    with sending(found) as span:
-        enqueued = await produce_untraced(on, span.jobs(jobs), built_ins)
-    span.end(enqueued)
-    return enqueued
-
-
-def produce_one(
-    on: Fetches, job: NewJob, built_ins: BuiltIns = no_built_ins
-) -> Coroutine[Any, Any, Enqueued]:
-    """As produce(), of one job.
-
-    Most jobs go straight to the store, for nobody traces them, and nothing is to be looked up for
-    them: as lists through five coroutines more, Python's part was 5.0 us, and is 3.2.
-    """
-    if is_placed(job) and job.unique is None and tracer() is None:
-        return stored_jobs.enqueue_one(on, job)
-    return _produce_only(on, job, built_ins)
-
-
-async def _produce_only(on: Fetches, job: NewJob, built_ins: BuiltIns) -> Enqueued:
-    return (await produce(on, [job], built_ins))[0]
-
-
-def taken(job: NewJob) -> NewJob:
-    """A job that a buffer takes now and writes later, with the context of now."""
+def with_own_span(job: NewJob) -> NewJob:
+    """Return a job for a buffer, which writes it later, with the context of the current trace."""
     found = tracer()
     if found is None:
         return job
@@ -193,7 +154,7 @@ def taken(job: NewJob) -> NewJob:
 def traced(
     write: Callable[[list[NewJob]], Coroutine[Any, Any, T]], jobs: list[NewJob]
 ) -> Coroutine[Any, Any, T]:
-    """What `write` makes of jobs that belong together, such as those of a workflow."""
+    """Write jobs that belong together, such as those of a workflow, under one span."""
     found = tracer()
     if found is None:
         return write(jobs)

@@ -1,4 +1,4 @@
-"""Workflows and pipelines as producers make them."""
+"""Workflows and pipelines: how a producer makes and starts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from taskd.client import traces
 from taskd.client.client import Client
 from taskd.client.default import default_client
-from taskd.client.enqueueing import BuiltIns, placed
+from taskd.client.enqueueing import BuiltIns, completed
 from taskd.core.jobs.job import NewJob
 from taskd.core.tasks.handler_kind import Kind
 from taskd.core.tasks.task import Task
@@ -48,7 +48,7 @@ class Started:
 
 
 class Startable:
-    """Something that can be written into the database as one workflow."""
+    """A plan that can be enqueued as one workflow."""
 
     def _plan(self) -> Plan:
         raise NotImplementedError
@@ -62,10 +62,10 @@ class Startable:
 
 def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]:
     async def write(on: Fetches, built_ins: BuiltIns) -> Started:
-        # The task's own unique key is not for them: another job might hold it.
+        # Jobs of a workflow do not take their task's unique key: another job might hold it.
         parts = [node.job for node in plan.nodes]
-        asked = [job if job.checked else replace(job, no_key=True) for job in parts]
-        jobs = await placed(on, asked, built_ins)
+        without_key = [job if job.checked else replace(job, no_key=True) for job in parts]
+        jobs = await completed(on, without_key, built_ins)
         workflow_id, *ids = await traces.traced(partial(stored.start, on, plan), jobs)
         names = [node.name for node in plan.nodes]
         return Started(workflow_id, dict(zip(names, ids, strict=True)))
@@ -74,13 +74,13 @@ def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, St
 
 
 class Workflow(Startable):
-    """Jobs, some of which wait for others. Nothing is written before start().
+    """Jobs, some of which wait for others. start() enqueues them.
 
     Args:
-        name: 1 to 100 bytes; several runs may have the same.
+        name: 1 to 100 bytes; several workflows can have the same name.
 
     Raises:
-        InvalidWorkflow: the name is none.
+        InvalidWorkflow: the name is not valid.
     """
 
     def __init__(self, name: str) -> None:
@@ -100,17 +100,18 @@ class Workflow(Startable):
         after: Iterable[str | int] = (),
         on_failed: str = OnFailed.CANCEL,
     ) -> str:
-        """Add a job; the name of its node.
+        """Add a job; return the name of its node.
 
         Args:
             job: as `task.job(...)` makes it.
-            name: by default that of its task, with a number when it is taken.
-            after: names of the nodes that it waits for, which may be added later, and ids of jobs
-                that exist already. What those are told by `ctx.results()` is what these returned.
-            on_failed: what happens when one of those fails or is cancelled; a word of OnFailed.
+            name: by default the name of its task, with a number if that name is taken.
+            after: names of the nodes that it waits for, which can be added later, and ids of jobs
+                that exist already. `ctx.results()` gives its handler their results.
+            on_failed: what happens to this job when one of them fails or is cancelled; a value of
+                OnFailed.
 
         Raises:
-            InvalidWorkflow: the name is taken or no name; `on_failed` is no word of OnFailed.
+            InvalidWorkflow: the name is taken or not valid; `on_failed` is no value of OnFailed.
         """
         if name is None:
             name = self._free(node_name(job.task))
@@ -129,19 +130,19 @@ class Workflow(Startable):
         self._callbacks.append(("on_success", job, OnFailed.CANCEL))
 
     def on_failure(self, job: NewJob) -> None:
-        """Run this job as soon as another one has failed or was cancelled, once."""
+        """Run this job once, as soon as another job has failed or was cancelled."""
         self._callbacks.append(("on_failure", job, OnFailed.ONLY))
 
     def on_completion(self, job: NewJob) -> None:
-        """Run this job when all others have ended, in whatever way."""
+        """Run this job when all others are done, failed or cancelled."""
         self._callbacks.append(("on_completion", job, OnFailed.CONTINUE))
 
     async def start(self, *, conn: object = None, client: Client | None = None) -> Started:
-        """Enqueue all jobs of the workflow, in one statement: all of them, or none.
+        """Enqueue all jobs of the workflow in one statement: all of them, or none.
 
         Args:
             conn: the caller's connection, as `enqueue` takes it.
-            client: in place of the default one.
+            client: replaces the default client.
 
         Raises:
             InvalidWorkflow: circles, unknown names, too many jobs, a job with a unique key.
@@ -150,15 +151,15 @@ class Workflow(Startable):
         return await self._write(self._plan(), client, conn)
 
     def start_sync(self, *, conn: object = None, client: Client | None = None) -> Started:
-        """As start(), for code without an event loop; `conn` is a connection that blocks."""
+        """Do as start() does, for code without an event loop; `conn` is a blocking connection."""
         return self._write_sync(self._plan(), client, conn)
 
     def _taken(self, name: str) -> bool:
-        # Asked once for each of 20,000 nodes: it must not walk along them.
+        # Called for each of up to 20,000 nodes, so it must not loop over them.
         return name in self._nodes or any(name == each for each, _, _ in self._callbacks)
 
     def _free(self, base: str) -> str:
-        """The name, with a number behind it when it is taken."""
+        """Return the name, with a number appended if it is taken."""
         name = base
         while self._taken(name):
             number = self._numbers[base] = self._numbers.get(base, 1) + 1
@@ -176,14 +177,14 @@ class Workflow(Startable):
 
 
 def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:
-    """Jobs one after the other: each begins when the one before it is done.
+    """Make a workflow of jobs that run one after another, each when the one before is done.
 
     Args:
         name: of the workflow.
-        on_failed: what happens to the next one when one fails or is cancelled.
+        on_failed: what happens to the next job when a job fails or is cancelled.
 
     Raises:
-        InvalidWorkflow: a name or a word is wrong.
+        InvalidWorkflow: a name or `on_failed` is not valid.
     """
     made = Workflow(name)
     last: str | None = None
@@ -199,10 +200,10 @@ def group(
     name: str = "group",
     on_failed: str = OnFailed.CANCEL,
 ) -> Workflow:
-    """Jobs side by side, and one that begins when all of them are done.
+    """Make a workflow of jobs that run in parallel, and one that starts when all are done.
 
-    The members are named by task and place, `send[0]`, `send[1]`; `ctx.results()` of the last job
-    has what they returned, in that order.
+    Members are named by task and index: `send[0]`, `send[1]`. `ctx.results()` of the last job has
+    their results in that order.
 
     Args:
         then: the last job.
@@ -210,7 +211,7 @@ def group(
         on_failed: what happens to the last job when a member fails or is cancelled.
 
     Raises:
-        InvalidWorkflow: a name or a word is wrong.
+        InvalidWorkflow: a name or `on_failed` is not valid.
     """
     made = Workflow(name)
     members = [
@@ -231,15 +232,15 @@ def stage(
     max_attempts: int | None = None,
     timeout_s: float | None = None,
 ) -> tuple[Stage, Task[..., Any]]:
-    """A stage of a pipeline.
+    """Make a stage of a pipeline.
 
     Args:
-        name: by which a handler may name it as the next one.
-        task: whose handler it runs.
-        queue: in place of the task's own; the same for the others.
+        name: a handler that returns `Next(name)` chooses this stage as the next one.
+        task: the task whose handler the stage runs.
+        queue, priority, max_attempts, timeout_s: replace the task's own.
 
     Raises:
-        InvalidWorkflow: the name is none.
+        InvalidWorkflow: the name is not valid.
         InvalidJob: an option is outside its limits.
     """
     check_node(name)
@@ -268,7 +269,7 @@ def stage(
 
 
 class Pipeline(Startable):
-    """Stages, each of which begins with what the one before it has returned."""
+    """Stages; each starts with the result of the one before it."""
 
     def __init__(self, name: str, stages: Sequence[tuple[Stage, Task[..., Any]]]) -> None:
         self.name = check_name(name)
@@ -279,14 +280,14 @@ class Pipeline(Startable):
     async def start(
         self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
     ) -> Started:
-        """Begin a run: enqueue the first stage with these arguments.
+        """Start a run: enqueue the first stage with these arguments.
 
-        The plan is kept with the run: what is deployed later does not change it half way.
+        The run keeps the plan: a later deploy does not change the stages of a started run.
 
         Args:
-            args: those of the first stage's handler, as `kwargs`.
+            args: arguments of the first stage's handler, as are `kwargs`.
             conn: the caller's connection, as `enqueue` takes it.
-            client: in place of the default one.
+            client: replaces the default client.
 
         Raises:
             InvalidArgs: they do not fit the first stage.
@@ -297,7 +298,7 @@ class Pipeline(Startable):
     def start_sync(
         self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
     ) -> Started:
-        """As start(), for code without an event loop; `conn` is a connection that blocks."""
+        """Do as start() does, for code without an event loop; `conn` is a blocking connection."""
         return self._write_sync(self._run(args, kwargs), client, conn)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -319,30 +320,30 @@ class Pipeline(Startable):
 
 
 def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
-    """Named stages: what one returns is what the next one works on.
+    """Make a pipeline of named stages, in which each result becomes the next stage's arguments.
 
-    A dict is the next stage's arguments by name; any other value is its only required one; None is
-    no argument. A handler that returns `Next("stage", **args)` names another stage, also an earlier
-    one; `Stop(result)` ends the run.
+    A dict holds the next stage's arguments by name; any other value is its only required argument;
+    None means no argument. A handler that returns `Next("stage", **args)` chooses another stage,
+    which can be an earlier one; `Stop(result)` ends the run.
 
     Args:
-        name: of all runs of it.
+        name: of each run.
         stages: as stage() makes them, in their order.
 
     Raises:
-        InvalidWorkflow: there is no stage, a name is taken twice, or a stage returns what the next
-            one cannot take.
+        InvalidWorkflow: there is no stage, two stages have one name, or a stage returns a type that
+            the next one cannot take.
     """
     return Pipeline(name, stages)
 
 
 def _returns(task: Task[..., Any]) -> Any:
-    """What the handler is annotated to return for a job; None when nothing is known of it."""
+    """Return the annotated return type of the handler; None if it is not known."""
     if task.kind is Kind.BATCH:
         return None
     try:
         return typing.get_type_hints(inspect.unwrap(task.handler)).get("return")
-    except (NameError, TypeError):  # imported for checkers alone
+    except (NameError, TypeError):  # a name that is imported for type checkers only
         return None
 
 

@@ -1,14 +1,13 @@
 """Migrations as facts, and the handshake: which code and which schema work with each other.
 
-The number of a migration is the version of the schema that it leads to, and of the code that
-brings it.
-A migration says of itself, in lines that begin with `-- `:
+The number of a migration is the version of the schema that it leads to, and of the code that brings
+it. A migration describes itself in comment lines:
 
 ```
-step: expand        it adds what its code needs; or `contract`: it takes away what its code uses no
-                    longer, so that this code works before it as well
+step: expand        it adds what its code needs; or `contract`: it removes what its code no longer
+                    uses, so that this code works before it as well
 works with: >= 6    the oldest code that works once it is applied
-locks: job share    what it locks of tables that were there before, with commas between
+locks: job share    what it locks of existing tables, separated by commas
 no transaction      it cannot run in one: CREATE INDEX CONCURRENTLY
 ```
 """
@@ -25,13 +24,13 @@ from taskd.errors import SchemaEdited, SchemaError, SchemaOutdated, SchemaTooNew
 
 EXPAND: Final = "expand"
 CONTRACT: Final = "contract"
-# How strong a lock of a table is, and who waits for whoever has it.
+# The lock modes of a table, weakest first, and what waits for a lock of that mode.
 LOCK_MODES: Final = {
     "share update exclusive": "no job waits for it",
-    "share": "what writes to it waits",
-    "share row exclusive": "what writes to it waits",
-    "exclusive": "what writes to it waits",
-    "access exclusive": "what reads or writes it waits",
+    "share": "writes to it wait",
+    "share row exclusive": "writes to it wait",
+    "exclusive": "writes to it wait",
+    "access exclusive": "reads and writes of it wait",
 }
 
 _STEP = re.compile(r"(?m)^-- step: (expand|contract)$")
@@ -52,10 +51,10 @@ class Lock(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A statement of a migration that runs outside of a transaction.
+    """A statement of a migration that runs outside a transaction.
 
     Attributes:
-        made: the index that it makes, which is invalid if it was made in part.
+        made: the index that it builds, which is invalid if it was partly built.
     """
 
     text: str
@@ -67,7 +66,7 @@ class Migration:
     """One file of sql/migrations.
 
     Raises:
-        ValueError: it does not say what it has to; this is a mistake of ours.
+        ValueError: its description is incomplete; this is a bug in taskd.
     """
 
     number: int
@@ -87,14 +86,14 @@ class Migration:
 
     @property
     def label(self) -> str:
-        """What people call it: `0001_baseline`."""
+        """Return its name: `0001_baseline`."""
         return f"{self.number:04d}_{self.name}"
 
     @property
     def digest(self) -> str:
-        """Fingerprint of its SQL; tells an edited migration from the one that was applied.
+        """Return a hash of its SQL, which tells an edited migration from the applied one.
 
-        Lines of prose do not count: they may be corrected.
+        Comment lines do not count: they can be corrected.
         """
         lines = [line.rstrip() for line in self.text.splitlines()]
         sql = "\n".join(line for line in lines if line and not line.lstrip().startswith("--"))
@@ -102,36 +101,36 @@ class Migration:
 
     @property
     def works_with(self) -> int:
-        """The oldest code that works once it is applied."""
+        """Return the oldest code that works once it is applied."""
         return int(_WORKS_WITH.findall(self.text)[0])
 
     @property
     def is_needed(self) -> bool:
-        """Whether the code that brings it needs it."""
+        """Return whether the code that brings it needs it."""
         return bool(_STEP.findall(self.text)[0] == EXPAND)
 
     @property
     def locks(self) -> tuple[Lock, ...]:
-        """What it locks of tables that were there before, in this order."""
+        """Return what it locks of existing tables, in order."""
         told = _LOCKS.search(self.text)
         parts = told[1].split(",") if told else []
         return tuple(Lock(*part.strip().split(" ", 1)) for part in parts)
 
     @property
     def in_transaction(self) -> bool:
-        """Whether it is applied in a transaction, with its record."""
+        """Return whether it is applied in a transaction, with its record."""
         return _APART.search(self.text) is None
 
     @property
     def what(self) -> str:
-        """What it does, in a line: the first sentence of its prose."""
+        """Return what it does in one line: the first sentence of its comment."""
         prose = _PROSE.sub("", self.text.partition("\n\n")[0])
         sentence = re.split(r"(?<=[.!?])\s", prose.strip(), maxsplit=1)[0]
         return " ".join(sentence.split()).rstrip(".")
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The statements of one that is not applied in a transaction."""
+        """Return the statements of a migration that runs outside a transaction."""
         lines = [line for line in self.text.splitlines() if not line.startswith("--")]
         texts = [" ".join(part.split()) for part in "\n".join(lines).split(";")]
         return tuple(self._step(text) for text in texts if text)
@@ -141,13 +140,13 @@ class Migration:
         if "CONCURRENTLY" in text.upper() and "CREATE" in text.upper() and made is None:
             raise ValueError(
                 f"{self.label}: write CREATE INDEX CONCURRENTLY IF NOT EXISTS name ON taskd.table, "
-                "so that it can be run again"
+                "so that it can be repeated"
             )
         return Step(text, f"{made[2]}.{made[1]}" if made else None)
 
 
 class Entry(NamedTuple):
-    """A row of taskd.migration; one that is announced is about to be applied."""
+    """A row of taskd.migration; an announced migration is about to be applied."""
 
     number: int
     name: str
@@ -157,7 +156,7 @@ class Entry(NamedTuple):
 
 
 class CodeRange(NamedTuple):
-    """The schemas that a piece of code was written for: none older, and the newest it knows."""
+    """The schema versions that a piece of code works with: the oldest, and the newest it knows."""
 
     oldest: int
     newest: int
@@ -168,27 +167,27 @@ class CodeRange(NamedTuple):
 
 
 def code_range(known: Sequence[Migration]) -> CodeRange:
-    """The schemas that code with these migrations works with.
+    """Return the schema versions that code with these migrations works with.
 
-    A newer schema will do as well, as long as that says so.
+    A newer schema works as well if it says so.
     """
     needed = [each.number for each in known if each.is_needed]
     return CodeRange(max(needed, default=0), known[-1].number)
 
 
 def floor_of(ledger: Sequence[Entry]) -> int:
-    """The oldest code that works with a schema, what is announced for it included."""
+    """Return the oldest code that works with a schema, announced migrations included."""
     return max((entry.works_with for entry in ledger), default=0)
 
 
 def missing(known: Sequence[Migration], ledger: Sequence[Entry]) -> list[Migration]:
-    """What was not applied yet."""
+    """Return the migrations that are not applied yet."""
     done = {entry.number for entry in ledger if entry.is_applied}
     return [each for each in known if each.number not in done]
 
 
 def misfit(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError | None:
-    """Why code with these migrations must not work with a schema, or None when it may."""
+    """Return why code with these migrations must not work with a schema; None if it can."""
     error = out_of_date(known, ledger)
     if error is not None:
         return error
@@ -198,21 +197,21 @@ def misfit(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError |
         return None
     names = ", ".join(each.label for each in lacks)
     return SchemaOutdated(
-        f"the schema taskd is at {version(ledger):04d}, and this taskd needs {code.oldest:04d}: it "
-        f"lacks {names}. Run `taskd db migrate` (with --plan it tells what that would do)."
+        f"the schema taskd is at {version(ledger):04d}, but this taskd needs {code.oldest:04d}: it "
+        f"lacks {names}. Run `taskd db migrate` (--plan shows what that would do)."
     )
 
 
 def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError | None:
-    """Why code with these migrations must not even migrate a schema, or None when it may."""
+    """Return why code with these migrations must not migrate a schema; None if it can."""
     newest, floor = known[-1].number, floor_of(ledger)
     if floor > newest:
         coming = any(not each.is_applied and each.works_with > newest for each in ledger)
         what = "is about to be" if coming else "is"
         top = max(entry.number for entry in ledger)
         return SchemaTooNew(
-            f"the schema taskd {what} at {top:04d}, which works with code of {floor:04d} and "
-            f"later; this taskd is of {newest:04d}. Upgrade taskd on this machine."
+            f"the schema taskd {what} at {top:04d}, which works with code {floor:04d} and "
+            f"later; this taskd is {newest:04d}. Upgrade taskd on this machine."
         )
     digests = {each.number: each.digest for each in known}
     edited = [
@@ -224,11 +223,11 @@ def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaEr
         return SchemaEdited(
             f"{', '.join(edited)} was applied with other SQL than this taskd brings: one of "
             "the two was edited afterwards. Use the taskd that has migrated this database, or "
-            "restore its file. Without jobs that matter, begin anew: DROP SCHEMA taskd CASCADE."
+            "restore its file. If no job matters, start over: DROP SCHEMA taskd CASCADE."
         )
     return None
 
 
 def version(ledger: Sequence[Entry]) -> int:
-    """The number of the newest migration that was applied; 0: none."""
+    """Return the number of the newest applied migration; 0: none."""
     return max((entry.number for entry in ledger if entry.is_applied), default=0)

@@ -1,9 +1,9 @@
-"""Schedules as values: what a schedule makes, when its ticks are, and which of them are due.
+"""Schedules as values: what they make, when their ticks are, and which ticks are due.
 
-No clock is read here: all moments come from the database. A period goes by addition. Cron goes by
-the wall clock of a time zone, as Debian's does: a time that a change of the clock leaves out comes
-right after the gap, one that it repeats comes the first time only, and what repeats within the
-hour or every hour (`*` or `*/n` as minute or hour) follows the time that passes.
+No clock is read here: all moments come from the database. A period is added up. Cron follows the
+wall clock of a time zone, as Debian's does. A time that a clock change skips comes right after the
+gap. A repeated time comes only the first time. Rules that repeat within the hour or every hour (`*`
+or `*/n` as minute or hour) follow elapsed time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ JITTER_S_MAX = 86400.0
 DEADLINE_S_MIN, DEADLINE_S_MAX = 1.0, 365 * 86400.0
 CATCH_UP_MAX_DEFAULT = 100
 CATCH_UP_MAX_LIMIT = 1000
-# A tick that is later than this was missed. A worker looks for ticks every few seconds.
+# A tick that is later than this was missed. Workers check for ticks every few seconds.
 MISSED_AFTER_S = 60.0
 
-# Where cron's ticks are tried for; far enough for February 29 on a Monday.
+# How far cron's ticks are searched; far enough for February 29 on a Monday.
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class CatchUp(StrEnum):
-    """Which ticks that nobody fired in time are made up for: none, the last one, or all."""
+    """Which missed ticks are made up for: none, the last one, or all."""
 
     NONE = "none"
     LAST = "last"
@@ -45,7 +45,7 @@ class CatchUp(StrEnum):
 
 
 class Overlap(StrEnum):
-    """A tick that comes while a job of the schedule is live: one more, none, or one instead."""
+    """What a tick does while a job of the schedule is live: add one, skip, or replace it."""
 
     ALLOW = "allow"
     SKIP = "skip"
@@ -54,7 +54,7 @@ class Overlap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A period: its ticks are `starts_at` and every multiple of the period after that.
+    """A period: its ticks are `starts_at` and every multiple of the period after it.
 
     Attributes:
         period_s: seconds, from 1 to ten years.
@@ -73,13 +73,13 @@ class Every:
             not isinstance(self.starts_at, datetime) or self.starts_at.tzinfo is None
         ):
             raise InvalidSchedule(
-                f"starts_at {shown(self.starts_at)} is no datetime with a time zone"
+                f"starts_at {shown(self.starts_at)} is not a datetime with a time zone"
             )
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """The ticks that follow one of its ticks, without end."""
+        """Yield the ticks that follow one of its ticks, without end."""
         period = timedelta(seconds=self.period_s)
-        # Each from the first, not from the one before: nothing adds up.
+        # Computed from the first tick, so that errors do not add up.
         for n in range(1, 1 << 62):
             yield after + n * period
 
@@ -93,7 +93,7 @@ class Cron:
         timezone: a name of the time zone database, such as Europe/Berlin.
 
     Raises:
-        InvalidSchedule: it cannot be read, names no time that ever comes, or there is no such zone.
+        InvalidSchedule: it cannot be parsed, never has a tick, or the time zone does not exist.
     """
 
     expression: str
@@ -105,7 +105,7 @@ class Cron:
         if not isinstance(text, str) or len(text.split()) != 5 or len(text) > CRON_BYTES_MAX:
             raise InvalidSchedule(
                 f"cron {shown(text)}: write five fields, minute hour day month weekday, as in "
-                "'0 3 * * *'; for seconds there is every(...)"
+                "'0 3 * * *'; for seconds use every(...)"
             )
         try:
             comes = next(self.ticks(_NEW_YEAR), None)
@@ -115,11 +115,11 @@ class Cron:
             raise InvalidSchedule(f"cron {text!r}: no such day ever comes")
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """The ticks after a moment, in UTC, for the fifty years that cronsim looks ahead."""
+        """Yield the ticks after a moment, in UTC, for the fifty years that cronsim looks ahead."""
         zone = _zone(self.timezone)
         last = after.astimezone(UTC)
-        # cronsim thinks in wall clock times, of which a clock that is set back has some twice and
-        # one that is set forward makes several the same.
+        # cronsim computes in wall clock times: a clock that is set back has some of them twice, and
+        # one that is set forward maps several to one.
         for tick in CronSim(self.expression, after.astimezone(zone)):
             moment = tick.astimezone(UTC)
             if moment > last:
@@ -140,7 +140,7 @@ def _zone(name: str) -> ZoneInfo:
         return _known_zone(name)
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         raise InvalidSchedule(
-            f"there is no time zone {shown(name)}; write it as Europe/Berlin, or UTC"
+            f"there is no time zone {shown(name)}; write for example Europe/Berlin, or UTC"
         ) from None
 
 
@@ -150,19 +150,19 @@ class Schedule:
 
     Attributes:
         name: 1 to 200 printable bytes, unique in the database.
-        job: what a tick makes; of the options of a job all but `run_at`, `delay_s` and `unique`.
+        job: the job of a tick, with all options of a job except `run_at`, `delay_s` and `unique`.
         when: every(...) or cron(...).
-        query: one job for each row of this SELECT, whose columns are arguments beside those of
-            `job`. It names tables with their schema, and may say `$1` for the tick. At most
-            100,000 rows.
-        catch_up: what becomes of ticks that no worker fired in time: `none`, `last` or `all`.
-        catch_up_max: with `all`, how many at most, the newest; 1 to 1000.
+        query: make a job for each row of this SELECT; its columns are additional arguments of
+            `job`. It
+        names tables with their schema, and can use `$1` for the tick. At most 100,000 rows.
+        catch_up: which missed ticks are made up for: `none`, `last` or `all`.
+        catch_up_max: with `all`, the most ticks, the newest ones; 1 to 1000.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.
-        jitter_s: a job starts up to so many seconds after its tick, the same at each try.
-        deadline_s: a job that has not started so many seconds after its tick expires.
+        jitter_s: a job starts up to this many seconds after its tick, the same at each attempt.
+        deadline_s: a job that has not started this many seconds after its tick expires.
 
     Raises:
-        InvalidSchedule: something is outside its limits.
+        InvalidSchedule: a value is outside its limits.
     """
 
     name: str
@@ -180,18 +180,18 @@ class Schedule:
         said = f"schedule {self.name!r}"
         if not isinstance(self.when, Every | Cron):
             raise InvalidSchedule(
-                f"{said}: when: say every(...) or cron(...), not {shown(self.when)}"
+                f"{said}: when: give every(...) or cron(...), not {shown(self.when)}"
             )
         if not isinstance(self.job, NewJob):
             raise InvalidSchedule(f"{said}: job: give task.job(...), not {shown(self.job)}")
         if (self.job.run_at, self.job.delay_s, self.job.unique) != (None, None, None):
             raise InvalidSchedule(
-                f"{said}: its ticks say when a job runs, and overlap how many there are: leave "
-                "run_at, delay_s and unique out; of a task that has a unique key, give "
+                f"{said}: ticks decide when a job runs, and overlap decides how many: remove "
+                "run_at, delay_s and unique. For a task with a unique key, give "
                 "task.options(no_key=True).job(...)"
             )
         if self.query is not None and not _fits(self.query, QUERY_BYTES_MAX):
-            raise InvalidSchedule(f"{said}: query: a SELECT of 1 to {QUERY_BYTES_MAX:,} bytes")
+            raise InvalidSchedule(f"{said}: query: give a SELECT of 1 to {QUERY_BYTES_MAX:,} bytes")
         self._check_choices(said)
 
     def _check_choices(self, said: str) -> None:
@@ -221,7 +221,7 @@ def check_name(name: str) -> str:
     """Return the schedule's name.
 
     Raises:
-        InvalidSchedule: when it is empty, longer than 200 bytes, or not printable.
+        InvalidSchedule: it is empty, longer than 200 bytes, or not printable.
     """
     if not _fits(name, NAME_BYTES_MAX) or not name.isprintable():
         raise InvalidSchedule(
@@ -244,11 +244,11 @@ def _check_seconds(name: str, value: object, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a look at a schedule comes to.
+    """Ticks to fire, and the one after them.
 
     Attributes:
-        ticks: those to fire, in their order.
-        next_at: the tick that follows all that are due.
+        ticks: ticks to fire, in order.
+        next_at: the tick that follows all due ones.
         missed: whether ticks are left out.
     """
 
@@ -260,7 +260,7 @@ class Due:
 def due(
     when: When, next_at: datetime | None, now: datetime, catch_up: CatchUp, catch_up_max: int
 ) -> Due:
-    """Which ticks of a schedule are to be fired, and which one follows them.
+    """Return which ticks of a schedule to fire, and which one follows them.
 
     Args:
         next_at: the first tick that was not fired; None: its ticks begin now.
@@ -279,12 +279,12 @@ def due(
 
 
 def first(when: When, now: datetime) -> datetime | None:
-    """The first tick of a schedule that is made now; None: the database says it."""
+    """Return the first tick of a new schedule; None: the database computes it."""
     return None if isinstance(when, Every) else _following(when, None, now)
 
 
 def _following(when: When, next_at: datetime | None, now: datetime) -> datetime:
-    """The first tick after now."""
+    """Return the first tick after now."""
     if isinstance(when, Cron):
         comes = next(when.ticks(now), None)
         if comes is None:
@@ -298,13 +298,13 @@ def _following(when: When, next_at: datetime | None, now: datetime) -> datetime:
 def _latest(
     when: When, next_at: datetime, now: datetime, most: int
 ) -> tuple[tuple[datetime, ...], bool]:
-    """The newest of the ticks from `next_at` to now, and whether there were others."""
+    """Return the newest ticks from `next_at` to now, and whether there were others."""
     if isinstance(when, Every):
         period = timedelta(seconds=when.period_s)
         late = (now - next_at) // period
         skipped = max(late + 1 - most, 0)
         return tuple(next_at + n * period for n in range(skipped, late + 1)), skipped > 0
-    # There may be years of minutes between: look back so far as it takes, and no further.
+    # Years of minutes can lie between, so look back only as far as necessary.
     back = timedelta(minutes=1)
     while True:
         begin = max(next_at, now - back)

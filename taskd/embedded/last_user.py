@@ -1,7 +1,7 @@
-"""The watcher: parent of the postmaster, which it stops shortly after the last user has gone.
+"""The watcher: the parent of the postmaster, which it stops shortly after the last user has left.
 
-Run as `python -I -S last_user.py <what> ...`, so that it needs nothing but the standard library and
-about 9 MB; it must never import taskd. What it prints goes to the server's log.
+Run as `python -I -S last_user.py <what> ...`, so that it needs only the standard library and about
+9 MB; it must never import taskd. Its output goes to the server's log.
 
     watch <home> <linger_s> <socket> <watch_fd> <server_fd> <uid> <gid> <postgres> <args>...
     adopt <home> <linger_s> <socket> <watch_fd>      the server's own watcher was killed
@@ -23,14 +23,14 @@ QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
-    """Ask the kernel who listens at a socket; a pid file could name anybody.
+    """Ask the kernel who listens on a socket; a pid file could name any process.
 
     Args:
         path: the unix socket.
         timeout_s: seconds to wait for a server whose backlog is full.
 
     Returns:
-        The pid; 0 if the server lives in another pid namespace; None if nobody listens.
+        The pid; 0 if the server is in another pid namespace; None if no process listens.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(timeout_s)
@@ -46,7 +46,7 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
 
 
 def leave_the_parent() -> None:
-    """Fork away, so that the starter reaps its child at once and never owns a zombie of ours."""
+    """Fork away, so that the starter reaps its child at once and never has a zombie of ours."""
     if os.fork():
         os._exit(0)
 
@@ -62,7 +62,7 @@ def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
-        # LD_* was kept for this interpreter alone: postgres finds its libraries by its rpath.
+        # LD_* was kept only for this interpreter: postgres finds its libraries by its rpath.
         env = {k: v for k, v in os.environ.items() if not k.startswith("LD_")}
         os.execve(argv[0], argv, env)  # noqa: S606 - this process becomes it
     except OSError as error:
@@ -78,13 +78,13 @@ def exit_with(child: int) -> None:
 
 
 def exit_when_free(lock: int) -> None:
-    """Thread: end this process as soon as nobody holds server.lock."""
+    """Thread: end this process as soon as no process holds server.lock."""
     fcntl.flock(lock, fcntl.LOCK_SH)
     os._exit(0)
 
 
 def wait_for_last_user(home: str, linger_s: float) -> None:
-    """Return when nobody has used the server for linger_s seconds, with start.lock taken."""
+    """Return when no process has used the server for linger_s seconds, with start.lock taken."""
     users = os.open(f"{home}/users.lock", os.O_RDWR)
     start = os.open(f"{home}/start.lock", os.O_RDWR)
     while True:
@@ -94,14 +94,14 @@ def wait_for_last_user(home: str, linger_s: float) -> None:
         fcntl.flock(start, fcntl.LOCK_EX)
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # somebody joined within the linger
+        except BlockingIOError:  # a user joined within the linger time
             fcntl.flock(start, fcntl.LOCK_UN)
         else:
             return
 
 
 def ignore_signals() -> None:
-    """A signal to the group must not cut the server off while its users still drain."""
+    """Ignore signals to the group: they must not stop the server while its users still drain."""
     for number in QUIET:
         signal.signal(number, signal.SIG_IGN)
 
@@ -121,7 +121,7 @@ def watch(home: str, linger_s: float, watch_fd: int, server_fd: int, argv: list[
 
 
 def adopt(home: str, linger_s: float, path: str) -> None:
-    """Do the same for a server that is running and whose watcher is gone."""
+    """Do the same for a running server whose watcher is gone."""
     leave_the_parent()
     ignore_signals()
     server = os.open(f"{home}/server.lock", os.O_RDWR)
@@ -130,7 +130,7 @@ def adopt(home: str, linger_s: float, path: str) -> None:
     pid = peer_pid(path)
     if pid:
         os.kill(pid, signal.SIGINT)
-    elif pid == 0:  # in another container: the next one to join from there starts a watcher
+    elif pid == 0:  # in another container: the next user there starts a watcher
         os._exit(0)
 
 

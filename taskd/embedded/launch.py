@@ -38,15 +38,15 @@ SETTINGS = {
     "max_logical_replication_workers": "0",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # Two lines at every checkpoint, in a log that is only trimmed at a start.
+    # Two lines per checkpoint, in a log that is only trimmed at a start.
     "log_checkpoints": "off",
 }
-SETTINGS_SINCE = {18: {"io_method": "sync"}}  # the others want workers or io_uring
+SETTINGS_SINCE = {18: {"io_method": "sync"}}  # the other methods need workers or io_uring
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 def data_major(home: Path) -> int | None:
-    """The version of the data, None if there is none yet."""
+    """Return the version of the data, None if there is no data yet."""
     try:
         return int((home / "data/PG_VERSION").read_text())
     except FileNotFoundError:
@@ -64,9 +64,10 @@ def launch(
 
     Args:
         home: its directory.
-        settings: they say which programs.
-        locks: the descriptors of start.lock, server.lock and watch.lock, which this process
-            holds, so that whatever the last server has left behind is debris.
+        settings: they say which programs to use.
+        locks: the descriptors of start.lock, server.lock and watch.lock, which this process holds,
+            so
+        that everything left by an earlier server is debris.
         options: settings for this run only.
         linger_s: seconds that the watcher waits after the last user.
 
@@ -76,14 +77,14 @@ def launch(
     start_fd, server_fd, watch_fd = locks
     major = data_major(home)
     if major is None and (home / "data").exists():
-        raise EmbeddedError(f"{home / 'data'} is no PostgreSQL data: move it away")
+        raise EmbeddedError(f"{home / 'data'} is not a PostgreSQL data directory: move it away")
     binaries = find_binaries(settings, major)
     runner = choose_runner(home)
     check_reach(runner, binaries.directory / "postgres", home / "data")
     if major is None:
         _initialise(home, start_fd, binaries, runner, durable=not options)
     host = socket_directory(home)
-    # Each of these may hold the pid of a process that has nothing to do with PostgreSQL now.
+    # Each of these files can contain the pid of an unrelated process by now.
     for debris in (home / "data/postmaster.pid", host / SOCKET, host / f"{SOCKET}.lock"):
         debris.unlink(missing_ok=True)
     ids = [str(-1 if i is None else i) for i in (runner.uid, runner.gid)]
@@ -94,7 +95,7 @@ def launch(
 
 
 def _postgres(binaries: Binaries, home: Path, host: Path, options: dict[str, str]) -> list[str]:
-    """The command line: what must hold whatever ALTER SYSTEM says, and the options."""
+    """Return the command line: settings that ALTER SYSTEM must not change, and the options."""
     quoted = str(host).replace('"', '""')
     settings = {
         "listen_addresses": "",
@@ -112,7 +113,7 @@ def _postgres(binaries: Binaries, home: Path, host: Path, options: dict[str, str
 def _initialise(
     home: Path, start_fd: int, binaries: Binaries, runner: Runner, *, durable: bool
 ) -> None:
-    """Make the data beside its place and rename it, so that a killed initdb leaves nothing."""
+    """Make the data next to its place and rename it, so that a killed initdb leaves nothing."""
     fresh = home / "data.new"
     if fresh.exists():
         shutil.rmtree(fresh)
@@ -120,13 +121,13 @@ def _initialise(
     def run(name: str, *arguments: str, text: str = "") -> None:
         _run(runner, start_fd, [str(binaries.directory / name), *arguments], text)
 
-    # `builtin` sorts the same on every machine and glibc; before 17 only C does.
+    # `builtin` sorts alike with every libc; before 17 only C does.
     builtin = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
     locale = ("--encoding=UTF8", "--locale=C", *(builtin if binaries.major >= 17 else ()))
     names = ("--auth=trust", f"--username={USER}", "--no-instructions")
     run("initdb", "-D", str(fresh), "--no-sync", *locale, *names)
     _write_settings(fresh / "postgresql.conf", binaries.major)
-    # Without exit_on_error a failing statement is status 0 in this mode.
+    # Without exit_on_error, this mode exits with 0 after a failed statement.
     single = ("--single", "-F", "-c", "exit_on_error=on", "-D", str(fresh), "postgres")
     run("postgres", *single, text=f"CREATE DATABASE {DATABASE};\n")
     if durable:
@@ -137,7 +138,7 @@ def _initialise(
 
 
 def _run(runner: Runner, start_fd: int, command: list[str], text: str) -> None:
-    """Run a program to its end; it inherits start.lock, so that nobody overtakes an orphan."""
+    """Run a program to its end; it inherits start.lock, so that no process overtakes an orphan."""
     done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
         [*runner.prefix, *command],
         input=text, text=True, errors="replace", capture_output=True, check=False,
@@ -183,8 +184,8 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
         file = str(Path(last_user.__file__).resolve())
         command = [what[0], str(home), *what[1:], *numbers, *(rest or ())]
         keep_ld = {k: v for k, v in os.environ.items() if k.startswith("LD_")}
-        # It forks and its parent exits, hence the wait: no zombie here, and no child that the
-        # caller's own waiting for children could stumble over.
+        # It forks and its parent exits, hence the wait: there is no zombie, and no child that the
+        # caller's own waits for children could meet.
         done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
             [sys.executable, "-I", "-S", file, *command],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False,
@@ -197,7 +198,7 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
 
 
 def adopt(home: Path, host: Path, watch_fd: int, linger_s: float) -> None:
-    """Give the running server a new watcher, as its own was killed; watch_fd holds watch.lock."""
+    """Give a running server a new watcher, as its own was killed; watch_fd holds watch.lock."""
     spawn(home, ["adopt", str(linger_s), str(host / SOCKET)], [watch_fd])
 
 
@@ -205,18 +206,18 @@ def check_programs(home: Path) -> None:
     """Refuse a server whose programs are gone: it could not load what new sessions need."""
     try:
         command = (home / "data/postmaster.opts").read_text(errors="surrogateescape")
-    except FileNotFoundError:  # it has not come that far
+    except FileNotFoundError:  # it has not started that far
         return
     program = Path(command.split(' "-D"', 1)[0])
     if not program.exists():
         raise EmbeddedError(
-            f"the embedded PostgreSQL in {home} runs, but its programs are gone ({program}): "
-            "run `taskd db stop`, and the next start takes those that are installed now"
+            f"the embedded PostgreSQL in {home} runs, but its programs are gone ({program}). "
+            "Run `taskd db stop`; the next start uses the programs that are installed now"
         )
 
 
 def wait_ready(home: Path, host: Path, patience: Patience) -> bool:
-    """Wait until the server takes connections; False if it has ended."""
+    """Wait until the server accepts connections; False if it has ended."""
     while not _ready(home, host):
         if not held(home / "server.lock"):
             return False
@@ -231,7 +232,7 @@ def _ready(home: Path, host: Path) -> bool:
         return False
     if len(lines) < 8 or lines[7].strip() != "ready":
         return False
-    # The file outlives a killed postmaster while its last backends end; a listener does not.
+    # The file outlives a killed postmaster until its last backend ends; a listener does not.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(1)
         try:
@@ -242,10 +243,10 @@ def _ready(home: Path, host: Path) -> bool:
 
 
 def log_reason(home: Path, offset: int) -> str:
-    """Why it failed, from what the log says since `offset` bytes."""
+    """Return why it failed, from the log after `offset` bytes."""
     log = home / "log"
     with log.open("rb") as file:
-        file.seek(offset if offset <= log_size(log) else 0)  # it may have been cut since
+        file.seek(offset if offset <= log_size(log) else 0)  # it may have been truncated since
         text = file.read(64 * 1024).decode(errors="replace")
     if not text.strip() and shutil.disk_usage(home).free < 1024 * 1024:
         return f"no space is left on the disk of {home}"
@@ -253,10 +254,10 @@ def log_reason(home: Path, offset: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """The first line that names an error, without its prefix; else the last line."""
+    """Return the first line that names an error, without its prefix; else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("PANIC:", "FATAL:", "ERROR:", "error:"):
         for line in lines:
             if mark in line:
                 return line.split(mark, 1)[1].strip()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it wrote nothing"

@@ -1,4 +1,4 @@
-"""flock() and waiting for it."""
+"""flock(), and waiting for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NOTICE_S = 2.0
 
 
 class Patience:
-    """A deadline that a growing log moves ahead.
+    """A deadline that moves while the log grows.
 
-    PostgreSQL writes a line every ten seconds while it recovers, and recovery after a crash may
+    PostgreSQL writes a line every ten seconds while it recovers, and recovery after a crash can
     take longer than any fixed deadline.
     """
 
@@ -34,13 +34,13 @@ class Patience:
         self._end = self._begin + deadline_s
 
     def wait(self, what: str) -> None:
-        """Sleep one step; after two seconds tell on_wait, once.
+        """Sleep one step; after two seconds call on_wait, once.
 
         Args:
-            what: the sentence to tell, and to raise with when the deadline has passed.
+            what: the sentence for on_wait, and for the error when the deadline has passed.
 
         Raises:
-            EmbeddedError: nothing has happened for deadline_s seconds.
+            EmbeddedError: the log has not grown for deadline_s seconds.
         """
         now, size = time.monotonic(), log_size(self._log)
         if size != self._size:
@@ -55,7 +55,7 @@ class Patience:
 
 
 def log_size(log: Path) -> int:
-    """The size of the log in bytes, 0 if there is none."""
+    """Return the size of the log in bytes, 0 if there is none."""
     try:
         return log.stat().st_size
     except FileNotFoundError:
@@ -63,10 +63,10 @@ def log_size(log: Path) -> int:
 
 
 def open_owned(path: Path, flags: int) -> int:
-    """Open a file of the home, made if missing, and give what root makes to the home's owner.
+    """Open a file of the home, made if missing; files that root makes get the home's owner.
 
     Raises:
-        OSError: also for a symbolic link: the home may belong to somebody else than root.
+        OSError: also for a symbolic link: the home can belong to another user than root.
     """
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
@@ -92,7 +92,7 @@ def try_lock(fd: int, mode: int) -> bool:
 
 @contextmanager
 def opened_lock(path: Path) -> Iterator[int]:
-    """The lock file, open; closing gives the lock up unless a program has inherited it."""
+    """Yield the opened lock file; closing releases the lock unless a program has inherited it."""
     with _forking:
         fd = open_lock(path)
         _opened.add(fd)
@@ -105,15 +105,15 @@ def opened_lock(path: Path) -> Iterator[int]:
 
 
 def held(path: Path) -> bool:
-    """Whether somebody holds the lock exclusively."""
+    """Return whether a process holds the lock exclusively."""
     with opened_lock(path) as fd:
         return not try_lock(fd, fcntl.LOCK_SH)
 
 
-# A child that another thread forks meanwhile shares the locks of these descriptors, and would
-# hold start.lock or server.lock as long as it lives. (users.lock is meant to be shared.)
+# A child that another thread forks meanwhile shares the locks of these descriptors, and would hold
+# start.lock or server.lock as long as it lives. (users.lock is shared on purpose.)
 _opened: set[int] = set()
-_forking = threading.RLock()  # a signal handler may fork too
+_forking = threading.RLock()  # a signal handler can fork, too
 
 
 def _close_in_child() -> None:

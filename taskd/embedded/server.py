@@ -46,7 +46,7 @@ LINGER_S = 2.0
 
 
 class _Use:
-    """A shared lock on users.lock. A bare descriptor: a collected Server must not leave."""
+    """A shared lock on users.lock, as a bare descriptor: garbage collection must not release it."""
 
     __slots__ = ("_fd",)
 
@@ -62,11 +62,11 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server that this process uses until close(), or until it ends.
+    """A running server that this process uses until close(), or until the process ends.
 
-    home: the server's own directory. host: the directory of its unix socket; there is no TCP.
-    port: only names the socket. major: the version of PostgreSQL. started: whether this call
-    started it, False if it joined. A child made by fork uses the server as well.
+    home: the server's own directory. host: the directory of its unix socket; there is no TCP. port:
+    only names the socket. major: the version of PostgreSQL. started: whether this call started it,
+    False if it joined. A child made by fork uses the server as well.
     """
 
     home: Path
@@ -78,7 +78,7 @@ class Server:
     _use: _Use = field(repr=False, compare=False)
 
     def connect_args(self, database: str = DATABASE) -> dict[str, Any]:
-        """Arguments for asyncpg.connect and create_pool, which no PG* variable can change."""
+        """Return arguments of asyncpg.connect and create_pool that no PG* variable can change."""
         return {
             "host": self.host,
             "port": self.port,
@@ -89,18 +89,19 @@ class Server:
         }
 
     def dsn(self, database: str = DATABASE) -> str:
-        """The same as a URI, for psql and every other client on this machine."""
+        """Return the same as a URI, for psql and every other client on this machine."""
         host = quote(os.fsencode(self.host), safe="/")
         name = quote(database, safe="")
         return f"postgresql://{self.user}@/{name}?host={host}&port={self.port}&sslmode=disable"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Leave. The server ends by itself, shortly after its last user has left.
+        """Leave. The server stops by itself, shortly after its last user has left.
 
         Args:
-            wait_s: seconds to wait until the server is gone. The last user then stops it at once
-                instead of leaving that to the watcher: for PID 1 of a container, with whose end
-                the kernel kills the server.
+            wait_s: seconds to wait until the server has stopped. The last user then stops it at
+                once and
+            does not leave that to the watcher: for PID 1 of a container, whose end kills the
+                server.
         """
         if self._use.close() and wait_s > 0:
             with _explained(self.home):
@@ -111,8 +112,8 @@ class Server:
 class Status:
     """What can be seen from outside.
 
-    running: whether a server runs in this home. kept: whether it stays until stop().
-    major: the version of its data, None without data. data_bytes: the size of the data.
+    running: whether a server runs in this home. kept: whether it stays until stop(). major: the
+    version of its data, None without data. data_bytes: the size of the data.
     """
 
     home: Path
@@ -132,22 +133,21 @@ def start(
     linger_s: float = LINGER_S,
     on_wait: Callable[[str], object] | None = None,
 ) -> Server:
-    """Start the server, or join the one that runs; the first start makes the data.
+    """Start the server, or join a running one; the first start makes the data.
 
-    Blocks for about half a second at the first start, 50 ms at the next ones and 1 ms to join:
-    call it in a thread.
+    Blocks for about half a second at the first start, 50 ms at later ones and 1 ms to join: call it
+    in a thread.
 
     Args:
         home: the server's own directory; default_home() if None.
-        settings: where it is by default, and with which programs; config.load() reads them if
-            None.
+        settings: the default home and the programs; None: config.load() reads them.
         deadline_s: seconds to wait without progress; recovery after a crash is progress.
         durable: False turns fsync off: for tests. Only the call that starts the server decides.
-        linger_s: seconds the server stays after its last user; decided likewise.
+        linger_s: seconds that the server stays after its last user; decided likewise.
         on_wait: called once, in this thread, with a sentence if it takes longer than two seconds.
 
     Raises:
-        EmbeddedError: it cannot be started or joined; one sentence with the reason.
+        EmbeddedError: it cannot be started or joined; the message says why.
         ConfigError: the settings cannot be read.
     """
     settings = settings or config.load().settings
@@ -168,7 +168,7 @@ def start(
 
 
 def keep(home: Path | None = None, *, settings: Settings | None = None) -> Server:
-    """Start or join the server, and let it stay up until stop() or a SIGTERM to the holder.
+    """Start or join the server, and keep it running until stop(), or a SIGTERM to the holder.
 
     Args:
         home: as for start().
@@ -188,7 +188,7 @@ def keep(home: Path | None = None, *, settings: Settings | None = None) -> Serve
 
 
 def status(home: Path) -> Status:
-    """Look, without starting or changing anything.
+    """Return the status, without starting or changing anything.
 
     Raises:
         EmbeddedError: the home cannot be read.
@@ -207,14 +207,14 @@ def status(home: Path) -> Status:
 
 
 def stop(home: Path, deadline_s: float = 30.0) -> bool:
-    """Stop the server even if it has users (fast shutdown), and end its being kept.
+    """Stop the server even if it has users (fast shutdown), and its holder.
 
     Args:
         home: the server's own directory.
         deadline_s: seconds to wait for the end.
 
     Returns:
-        False if none ran.
+        False if no server was running.
 
     Raises:
         EmbeddedError: it did not end, or runs in another container.
@@ -234,8 +234,8 @@ def stop(home: Path, deadline_s: float = 30.0) -> bool:
 def _hold(home: Path) -> None:
     """Start a holder, a process that shares users.lock, unless there is one."""
     with opened_lock(home / "keep.lock") as keep_fd, opened_lock(home / "users.lock") as users_fd:
-        fcntl.flock(users_fd, fcntl.LOCK_SH)  # free to take: this process shares it already
-        for _ in range(20):  # status() takes keep.lock for a moment; a holder never gives it up
+        fcntl.flock(users_fd, fcntl.LOCK_SH)  # always possible: this process shares it already
+        for _ in range(20):  # status() takes keep.lock for a moment; a holder never releases it
             if try_lock(keep_fd, fcntl.LOCK_EX):
                 spawn(home, ["keep"], [users_fd, keep_fd])
                 return
@@ -260,7 +260,7 @@ def _tree_bytes(directory: Path) -> int:
 
 @contextmanager
 def _explained(home: Path) -> Iterator[None]:
-    """Turn an OSError into one sentence that names the path and what to do."""
+    """Turn an OSError into a message that names the path and what to do."""
     try:
         yield
     except OSError as error:
@@ -274,7 +274,7 @@ def _share_users(home: Path, patience: Patience) -> int:
     fd = open_lock(home / "users.lock")
     try:
         while not try_lock(fd, fcntl.LOCK_SH):  # a watcher holds it for a moment
-            patience.wait(f"users.lock in {home} has been held by a process that hangs")
+            patience.wait(f"users.lock in {home} has been held by a process that does not respond")
     except BaseException:
         os.close(fd)
         raise
@@ -289,7 +289,7 @@ def _bring_up(
     options: dict[str, str],
     linger_s: float,
 ) -> tuple[Path, bool]:
-    """Launch or join, with start.lock held; returns the socket's directory and who started it."""
+    """Launch or join, with start.lock held; return the socket's directory, and True if launched."""
     while True:
         log_from = log_size(home / "log")
         with (
@@ -306,7 +306,7 @@ def _bring_up(
                 if unwatched:
                     adopt(home, host, watch_fd, linger_s)
         if free and not unwatched:
-            # A watcher is about to end with its server: it must get server.lock to see that.
+            # A watcher is about to end with its server: it needs server.lock to notice that.
             patience.wait(f"the watcher of the embedded PostgreSQL in {home} has not ended")
         elif wait_ready(home, host, patience):
             if not free:
@@ -314,11 +314,11 @@ def _bring_up(
             return host, free
         elif free:
             raise EmbeddedError(f"PostgreSQL did not start: {log_reason(home, log_from)}")
-        # Else the server that this was about to join has just ended.
+        # Otherwise the server that this call was about to join has just ended.
 
 
 def _stop_now(home: Path, host: Path, patience: Patience) -> None:
-    """End the server, with start.lock held, and see it and its holder gone."""
+    """Stop the server, with start.lock held, and wait for its end and its holder's."""
     told = False
     while held(home / "server.lock"):
         if not told:
@@ -327,7 +327,7 @@ def _stop_now(home: Path, host: Path, patience: Patience) -> None:
                 raise EmbeddedError(
                     f"the server in {home} runs in another container: run `taskd db stop` there"
                 )
-            if pid is not None:  # None: it is not listening yet, or not any more
+            if pid is not None:  # None: it does not listen yet, or no longer
                 os.kill(pid, signal.SIGINT)
                 told = True
         patience.wait(f"the embedded PostgreSQL in {home} has not ended")
@@ -336,7 +336,7 @@ def _stop_now(home: Path, host: Path, patience: Patience) -> None:
 
 
 def _leave_last(home: Path, host: str, wait_s: float) -> None:
-    """Stop the server if nobody uses it, else wait for its end, wait_s seconds at most."""
+    """Stop the server if it has no user, else wait for its end; wait_s seconds at most."""
     end = time.monotonic() + wait_s
     with opened_lock(home / "start.lock") as start_fd, opened_lock(home / "users.lock") as users_fd:
         while held(home / "server.lock") and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Schedules in the database: declared, made at run time, fired, paused."""
+"""Schedules in the database: declare, change at run time, fire, pause."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ROWS_MAX = 10_000
 
 
 class TicksIn(NamedTuple):
-    """Seconds until the next tick, of schedules without a query and with one; None: there is none.
+    """Seconds until the next tick, of schedules without and with a query; None: there is none.
 
-    Those with a query are told of to workers that may run it.
+    Only workers that are allowed to run queries get ticks of schedules with a query.
     """
 
     plain_s: float | None
@@ -28,7 +28,7 @@ class TicksIn(NamedTuple):
 
 
 class DueSchedule(NamedTuple):
-    """A schedule whose next tick has come, or that has none yet; `now` is the database's."""
+    """A schedule whose next tick is due, or not computed yet; `now` is the database's time."""
 
     name: str
     revision: int
@@ -42,16 +42,16 @@ class DueSchedule(NamedTuple):
     now: datetime
 
     def when(self) -> When:
-        """Its rhythm.
+        """Return its times.
 
         Raises:
-            InvalidSchedule: it was made by SQL, with a cron that is none.
+            InvalidSchedule: it was made by SQL, with a cron expression that is not valid.
         """
         return rhythm(self.every_s, self.cron, self.timezone, self.starts_at)
 
 
 class Fired(NamedTuple):
-    """What came of a tick: `fired`, `skipped`, `failed`, `moved`; None: others have fired it."""
+    """The outcome of a tick: `fired`, `skipped`, `failed`, `moved`; None: another worker did it."""
 
     outcome: str | None
     jobs: int
@@ -59,10 +59,10 @@ class Fired(NamedTuple):
 
 
 def rhythm(every_s: float | None, cron: str | None, timezone: str, starts_at: datetime) -> When:
-    """The rhythm that columns of a schedule tell.
+    """Return the times that the columns of a schedule describe.
 
     Raises:
-        InvalidSchedule: they tell none.
+        InvalidSchedule: the columns do not describe any.
     """
     return Every(every_s, starts_at) if every_s is not None else Cron(cron or "", timezone)
 
@@ -70,12 +70,13 @@ def rhythm(every_s: float | None, cron: str | None, timezone: str, starts_at: da
 async def set_(
     on: Fetches, schedules: Sequence[Schedule], app: str | None = None
 ) -> dict[str, str]:
-    """Make or change schedules, by hand or as the code of an app declares them; what happened.
+    """Make or change schedules, by hand or as an app's code declares them; return what happened.
 
-    `created`, `changed`, `unchanged`, or `taken`: it is not this app's.
+    `created`, `changed`, `unchanged`, or `taken`: it belongs to another app.
 
     Raises:
-        ValueRefused: PostgreSQL refuses a value, or knows neither queue nor task.
+        ValueRefused: PostgreSQL refuses a value; or the schedule names no queue, and its task is
+        not published.
     """
     if not schedules:
         return {}
@@ -112,24 +113,24 @@ def _definition(schedule: Schedule, now: datetime) -> Row:
 
 
 async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
-    """Publish what an app declares; what it has declared before and does no more is deleted.
+    """Publish the schedules that an app declares; delete those that it no longer declares.
 
     Raises:
-        AppError: a name belongs to another app, or was taken at run time.
+        AppError: a name belongs to another app, or to a schedule that was made at run time.
     """
     declared = list(schedules)
     told = await set_(on, declared, app)
     taken = ", ".join(repr(name) for name, outcome in told.items() if outcome == "taken")
     if taken:
         raise AppError(
-            f"app {app!r} declares schedules that another app has declared, or somebody has made "
-            f"at run time: {taken}. Rename them, or delete those: taskd schedules delete"
+            f"app {app!r} declares schedules that another app has declared, or that were made at "
+            f"run time: {taken}. Rename them, or delete the others: taskd schedules delete"
         )
     await on.fetch("drop_undeclared_schedules", app, [each.name for each in declared])
 
 
 async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]:
-    """Schedules whose next tick has come, the longest due first."""
+    """Return schedules whose next tick is due, the longest overdue first."""
     return [DueSchedule(*row) for row in await on.fetch("due_schedules", with_query, batch)]
 
 
@@ -140,55 +141,57 @@ async def fire(
     next_at: datetime,
     metadata: str | None = None,
 ) -> Fired:
-    """Make the jobs of these ticks and move the next one, if nobody has done so since it was read.
+    """Make the jobs of these ticks and move the next tick, unless another worker has done so.
 
     Raises:
-        StoreUnavailable: not now; the ticks stay due.
+        StoreUnavailable: not possible now; the ticks stay due.
     """
     args = (read.name, read.revision, read.next_at, list(ticks), next_at, metadata)
     return Fired(*(await on.fetch("fire_schedule", *args))[0])
 
 
 async def stall(on: Fetches, read: DueSchedule, error: str) -> bool:
-    """Pause a schedule whose next tick nobody can tell; whether it was done here."""
+    """Pause a schedule whose next tick cannot be computed; return whether this call did it."""
     return bool(await on.fetch("pause_invalid_schedule", read.name, read.revision, error[:400]))
 
 
 async def next_ticks(on: Fetches) -> TicksIn:
-    """When the next ticks come."""
+    """Return when the next ticks are due."""
     return TicksIn(*(await on.fetch("next_ticks"))[0])
 
 
 async def list_(on: Fetches) -> list[Row]:
-    """All schedules in the order of their names, without their arguments."""
+    """Return all schedules, sorted by name, without their arguments."""
     return [dict(record) for record in await on.fetch("list_schedules", ROWS_MAX)]
 
 
 async def delete(on: Fetches, names: Sequence[str]) -> dict[str, str | None]:
-    """Delete schedules; of those that there were the app, None for those made at run time."""
+    """Delete schedules; return the app of each that existed, None for those made at run time."""
     return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names))}
 
 
 async def pause(
     on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
 ) -> list[str]:
-    """Let no tick fire for so many seconds, or (None) until resumed; the names that there are."""
+    """Pause schedules for some seconds, or (None) until resumed; return the names that exist."""
     return sorted(row[0] for row in await on.fetch("pause_schedules", list(names), for_s, reason))
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Fire again, from the next tick on; the names of those that were paused."""
+    """Resume schedules, from the next tick on; return the names of those that were paused."""
     return sorted(row[0] for row in await on.fetch("resume_schedules", list(names)))
 
 
 async def run(on: Fetches, name: str) -> list[int] | None:
-    """Make the jobs of a schedule now; their ids, None: it skips, as one of its jobs is live.
+    """Make the jobs of a schedule now; return their ids. None: skipped, as one of its jobs is live.
 
     Raises:
-        ScheduleNotFound: there is none of that name.
+        ScheduleNotFound: no schedule has this name.
         PermissionDenied: it has a query, which runs as another user.
     """
     outcome, ids = (await on.fetch("run_schedule", name))[0]
     if outcome is None:
-        raise ScheduleNotFound(f"there is no schedule {name!r}; see taskd schedules list")
+        raise ScheduleNotFound(
+            f"there is no schedule {name!r}. List schedules: taskd schedules list"
+        )
     return None if outcome == "skipped" else list(ids)

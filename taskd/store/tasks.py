@@ -34,19 +34,19 @@ class PublishedTask(NamedTuple):
     unique_rule: str | None = None
 
     def limit_of(self, args: str) -> LimitOf | None:
-        """The limit of a job with these arguments, a JSON object as text."""
+        """Return the limit of a job with these arguments, a JSON object as text."""
         if self.limit_name is None:
             return None
         defaults = msgspec.json.decode(self.limit_defaults or "{}")
         return limit_of(self.limit_name, self.limit_by or (), args, defaults)
 
     def unique_of(self, args: str) -> Unique | None:
-        """The unique key of a job with these arguments, a JSON object as text."""
+        """Return the unique key of a job with these arguments, a JSON object as text."""
         return None if self.unique_rule is None else of_rule(self.unique_rule, args)
 
 
 async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:
-    """The published tasks of these names, by name; those that nobody published are missing."""
+    """Return the published tasks of these names, by name; unpublished ones are missing."""
     rows = await on.fetch("find_tasks", list(names))
     return {row[0]: PublishedTask(*row) for row in rows}
 
@@ -54,19 +54,19 @@ async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:
 async def pause(
     on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
 ) -> list[str]:
-    """Stop running jobs of tasks for so many seconds, or (None) until resumed.
+    """Stop starting jobs of tasks for some seconds, or (None) until resumed.
 
-    Returns the names of those that are paused now, with their former names; what nobody has
-    published is missing.
+    Returns the names of the tasks that are paused now, with their former names. Tasks that no
+    worker has published are missing.
     """
     return sorted(row[0] for row in await on.fetch("pause_tasks", list(names), for_s, reason))
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Run jobs of paused tasks again; the names of those that were paused."""
+    """Start jobs of paused tasks again; return the names of those that were paused."""
     return sorted(row[0] for row in await on.fetch("resume_tasks", list(names)))
 
 
 async def names(on: Fetches) -> list[str]:
-    """The names of all published tasks, sorted; 10,000 at most."""
+    """Return the names of all published tasks, sorted; at most 10,000."""
     return [row[0] for row in await on.fetch("task_names", NAMES_MAX)]

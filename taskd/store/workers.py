@@ -1,4 +1,4 @@
-"""Workers in the database: register, beat, bury, and the jobs that the database says they run."""
+"""Workers in the database: registration, leases, deaths, and the jobs that they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Incarnation(NamedTuple):
     """One start of one worker process. `id` is random and never used again.
 
     Attributes:
-        schema: the schemas that its code was written for; zeros: it does not say.
+        schema: the schema versions that its code works with; zeros: unknown.
     """
 
     id: int
@@ -44,16 +44,16 @@ class Other(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What a worker sees beside its own jobs.
+    """What a worker polls besides its own jobs.
 
     Attributes:
         others: the other workers that count as alive.
-        orphans: a running job has no living owner.
-        uncounted: the depth of a queue that has a limit is to be counted.
-        expired: a waiting job's deadline is over.
-        paused: the tasks that are paused.
-        resumed: tasks that are paused no longer, and of which jobs are parked.
-        limits: the concurrency of queues, where somebody has set it.
+        orphans: a running job has no live owner.
+        uncounted: the depth of a queue with a depth limit must be counted.
+        expired: the deadline of a waiting job has passed.
+        paused: names of paused tasks.
+        resumed: names of resumed tasks that still have parked jobs.
+        limits: concurrency of queues for which an operator has set it.
     """
 
     others: list[Other]
@@ -68,7 +68,7 @@ class Surroundings(NamedTuple):
 
 
 class RunningJob(NamedTuple):
-    """A job that the database says a worker runs; the reason is that of who asked to cancel it."""
+    """A job that a worker runs, as the database says; `reason` is that of a requested cancel."""
 
     id: int
     fence: int
@@ -77,7 +77,7 @@ class RunningJob(NamedTuple):
 
 
 class Connections(NamedTuple):
-    """How many connections the server allows, keeps for superusers, and has."""
+    """Connections that the server allows, reserves for superusers, and has."""
 
     allowed: int
     reserved: int
@@ -85,7 +85,7 @@ class Connections(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Jobs left in some queues; the first three keep `--until-empty` going."""
+    """Remaining jobs of some queues; the first three keep `--until-empty` running."""
 
     runnable: int
     running: int
@@ -100,7 +100,7 @@ class Left(NamedTuple):
 async def register(
     on: Fetches, me: Incarnation, lease_s: float, queues: Sequence[str], tasks: Sequence[str]
 ) -> None:
-    """Write the row of a new incarnation."""
+    """Insert the row of a new worker."""
     await on.fetch(
         "register_worker",
         me.id,
@@ -119,24 +119,24 @@ async def register(
 
 
 async def beat(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> int | None:
-    """Renew the lease; the oldest code that the schema works with. None: this worker was buried."""
+    """Renew the lease; return the oldest code that the schema works with. None: declared dead."""
     rows = await on.fetch("renew_lease", worker_id, lease_s, draining)
     return rows[0][0] if rows else None
 
 
 async def retire(on: Fetches, worker_id: int) -> None:
-    """Say that this worker has ended; if it was the last that lives, nobody is to be rung now."""
+    """Record that this worker has ended; after the last live one, producers need not notify."""
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")
 
 
 async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
-    """What the database says this worker runs."""
+    """Return the jobs that this worker runs, according to the database."""
     return [RunningJob(*row) for row in await on.fetch("running_jobs", worker_id)]
 
 
 async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
-    """The other workers, whether jobs are to be rescued, and what is due next, ticks as well."""
+    """Return the other workers, whether jobs must be rescued, and what is due next."""
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
     tick_s, query_tick_s, expired, paused, resumed, limits, *_ = rest
@@ -154,7 +154,7 @@ async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundi
 
 
 async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
-    """Declare workers dead; `host/pid` of those that were not dead before."""
+    """Declare workers dead; return `host/pid` of those that were not dead before."""
     rows = await on.fetch("declare_workers_dead", list(ids), proved)
     return [f"{row[1]}/{row[2]}" for row in rows]
 
@@ -165,18 +165,18 @@ async def forget(on: Fetches, after_s: float) -> None:
 
 
 async def connections(on: Fetches) -> Connections:
-    """What the server allows."""
+    """Return the connections that the server allows."""
     return Connections(*(await on.fetch("count_connections"))[0])
 
 
 async def identify(on: Fetches) -> str:
-    """A short text that tells this database from others."""
+    """Return a short text that identifies this database."""
     key: str = (await on.fetch("identify_database"))[0][0]
     return key
 
 
 async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left:
-    """What is left in queues, for a worker that knows these tasks."""
+    """Return the remaining jobs of queues, for a worker that knows these tasks."""
     return Left(*(await on.fetch("count_left", list(queues), list(tasks)))[0])
 
 
@@ -184,7 +184,7 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
     """Publish the registry and declare the queues.
 
     Raises:
-        AppError: a task of that name belongs to another app and has another signature.
+        AppError: a task of this name belongs to another app and has another signature.
     """
     tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
     rows = await on.fetch(

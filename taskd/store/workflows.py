@@ -1,4 +1,4 @@
-"""Workflows in the database: start, read, stop, forget."""
+"""Workflows in the database: start, read, stop, prune."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Row = dict[str, Any]
 
 
 class Results(NamedTuple):
-    """What jobs have returned, by node; None in place of all of it when it is too much."""
+    """Results of jobs, by node; None instead of all of them if they are too large."""
 
     by_node: dict[str, Any] | None
     size: int
 
 
 async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
-    """Write a workflow, all or nothing; its id, and then those of its jobs in the plan's order.
+    """Insert a workflow, all or nothing; return its id, then those of its jobs in the plan's order.
 
     Args:
-        jobs: those of the plan's nodes, each with its queue.
+        jobs: the jobs of the plan's nodes, each with its queue.
 
     Raises:
-        QueueFull: a queue has no room for those that wait for no other; nothing was written.
+        QueueFull: a queue has no room for the jobs that wait for no other; nothing was written.
     """
     with refusals():
         rows = await on.fetch(
@@ -49,7 +49,7 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
 
 
 async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:
-    """What the jobs that this one waited for have returned, those that are done, oldest first."""
+    """Return the results of the done jobs that this one waited for, oldest first."""
     rows = await on.fetch("parent_results", job_id, bytes_max)
     size = (rows[0][2] or 0) if rows else 0
     if size > bytes_max:
@@ -59,12 +59,12 @@ async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:
 
 
 async def list_workflows(on: Fetches, name: str | None, limit: int) -> list[Row]:
-    """The newest workflows, with how their jobs stand."""
+    """Return the newest workflows, with the states of their jobs."""
     return [dict(row) for row in await on.fetch("list_workflows", name, limit)]
 
 
 async def find(on: Fetches, workflow_id: int) -> Row | None:
-    """One workflow, the plan of its stages decoded; None when nobody knows it."""
+    """Return one workflow with its stages decoded; None if it does not exist."""
     for row in await on.fetch("find_workflow", workflow_id):
         stages = row["stages"] and msgspec.json.decode(row["stages"])
         return dict(row) | {"stages": stages}
@@ -72,38 +72,38 @@ async def find(on: Fetches, workflow_id: int) -> Row | None:
 
 
 async def parts(on: Fetches, workflow_id: int, limit: int) -> list[Row]:
-    """The parts of a workflow with how their jobs stand, those that come first before others."""
+    """Return the parts of a workflow with the states of their jobs, in order."""
     rows = await on.fetch("workflow_parts", workflow_id, limit)
     return [dict(row) | {"states": msgspec.json.decode(row["states"])} for row in rows]
 
 
 async def stats(on: Fetches, name: str, limit: int) -> list[Row]:
-    """How the jobs of all runs of this name stand, by part."""
+    """Return the states of the jobs of all workflows of this name, by part."""
     return [dict(row) for row in await on.fetch("workflow_stats", name, limit)]
 
 
 async def stop(on: Fetches, workflow_id: int) -> bool:
-    """Let no further stage begin; whether there is such a workflow."""
+    """Let no further stage start; return whether the workflow exists."""
     return bool(await on.fetch("stop_workflow", workflow_id))
 
 
 async def jobs_to_cancel(on: Fetches, workflow_id: int) -> list[int]:
-    """The live jobs of a workflow that nobody has asked to cancel."""
+    """Return the live jobs of a workflow without a requested cancel."""
     return [row[0] for row in await on.fetch("workflow_jobs_to_cancel", workflow_id)]
 
 
 async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
-    """The failed and cancelled jobs of a workflow, the oldest first; not those nobody needed."""
+    """Return the failed and cancelled jobs of a workflow, oldest first; without unneeded ones."""
     return [row[0] for row in await on.fetch("workflow_jobs_to_retry", workflow_id)]
 
 
 async def held_up_by(on: Fetches, job_id: int, limit: int) -> list[Row]:
-    """The jobs that hold up a blocked one, the oldest first; each row says how many there are."""
+    """Return the jobs that a blocked one waits for, oldest first; each row has their number."""
     return [dict(row) for row in await on.fetch("pending_parents", job_id, limit)]
 
 
 async def prune(on: Fetches) -> int:
-    """Forget workflows of which no job is left, in batches; how many rows were looked at."""
+    """Delete workflows without jobs, in batches; return how many rows were checked."""
     total = 0
     while pruned := (await on.fetch("prune_workflows"))[0][0]:
         total += pruned

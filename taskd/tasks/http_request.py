@@ -223,7 +223,7 @@ def check_installed() -> None:
         import aiohttp  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "http_request needs aiohttp: pip install 'taskd[http]', or unset TASKD_HTTP_HOSTS"
+            "http_request needs aiohttp: pip install 'pgtaskd[http]', or unset TASKD_HTTP_HOSTS"
         ) from None
 
 

@@ -1,4 +1,8 @@
-"""HTTP: probes, metrics and the dashboard. Needs the extra `web`; nothing here imports it early."""
+"""HTTP: probes, metrics and the dashboard. Needs the extra `web`.
+
+This package imports nothing of the extra before it is used. It imports the client, the store, core
+and events; the command line imports it.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ PACKAGES = ("starlette", "uvicorn", "jinja2", "prometheus_client")
 
 
 def check_installed(what: str) -> None:
-    """See that the extra is there before its modules are imported.
+    """Check that the extra is installed, before its modules are imported.
 
     Args:
-        what: what needs it, as its user has said it: `--http`.
+        what: the feature that needs it, as the user called it: `--http`.
 
     Raises:
-        ConfigError: a package is missing; the message gives the pip line.
+        ConfigError: a package is missing; the message gives the pip command.
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'taskd[web]'")
+        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'pgtaskd[web]'")

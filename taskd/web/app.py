@@ -15,16 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from taskd import events
 
 BODY_BYTES_MAX = 64 * 1024
-# When as many requests are answered as may: no browser need come back sooner.
+# Sent with a 503 for too many requests: the time after which a browser can retry.
 RETRY_S = 5
 
 
 def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ()) -> Starlette:
-    """One app of all these routes.
+    """Make one app of all these routes.
 
     Args:
-        parts: lists of routes; where two fit, the earlier wins.
-        middleware: what requests to any of them go through, outermost first.
+        parts: lists of routes; where two match, the earlier one wins.
+        middleware: what every request goes through, outermost first.
     """
     return Starlette(
         routes=[route for part in parts for route in part],
@@ -34,13 +34,13 @@ def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ())
 
 
 class BodyLimit:
-    """Middleware: a request whose body is too large is answered 413, however it is sent."""
+    """Middleware: answer 413 to a request whose body is too large, however it is sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, its body counted."""
+        """Pass the request on, and count its body."""
         received = 0
 
         async def receive_counted() -> Message:
@@ -48,24 +48,24 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > BODY_BYTES_MAX:
-                raise HTTPException(413, f"a request may have {BODY_BYTES_MAX} bytes")
+                raise HTTPException(413, f"a request is limited to {BODY_BYTES_MAX} bytes")
             return message
 
         await self._app(scope, receive_counted, send)
 
 
 class Places:
-    """Middleware: so many requests at a time go on, the others are answered 503 at once.
+    """Middleware: serve a limited number of requests at a time, and answer 503 to the others.
 
-    What may take a while, as it waits for the database or for its reader, stands behind one, so
-    that there is always room for who asks whether the process lives. A place is taken when the
-    request has come whole: who never sends the rest of a body keeps nobody out.
+    Routes that wait for the database or for a slow reader are behind one of these, so that probes
+    are always answered. A request takes a slot when its whole body has arrived: a client that never
+    sends the rest of a body blocks no one.
     """
 
     def __init__(self, app: ASGIApp, places: int, what: str) -> None:
         self._app = app
         self._left = places
-        self._said = f"{places} requests for {what} are being answered; ask again soon\n"
+        self._said = f"{places} requests for {what} are being answered; try again soon\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
@@ -83,7 +83,7 @@ class Places:
 
 
 async def _whole(receive: Receive) -> Receive:
-    """Wait for the whole body; tells it in one message, and then what comes behind it."""
+    """Wait for the whole body; return it as one message, and a function for later messages."""
     body, first, too_large = b"", list[Message](), list[HTTPException]()
     try:
         while not first:
@@ -94,7 +94,7 @@ async def _whole(receive: Receive) -> Receive:
             elif not message.get("more_body"):
                 first.append({"type": "http.request", "body": body})
     except HTTPException as error:
-        # For whoever reads it, so that the answer is a page like all others.
+        # For the handler of the route, which makes a page of the error.
         too_large.append(error)
 
     async def receive_whole() -> Message:
@@ -112,4 +112,4 @@ def _said(_request: Request, error: Exception) -> Response:
 
 def _failed(request: Request, error: Exception) -> Response:
     events.request_failed(request.method, request.url.path, error)
-    return PlainTextResponse("it failed; the worker's log says why\n", 500)
+    return PlainTextResponse("it failed; the log of this worker says why\n", 500)

@@ -1,4 +1,4 @@
-"""What `taskd run --http` serves: probes, metrics, dashboard; of one process or of several."""
+"""What `taskd run --http` serves: probes, metrics, dashboard; for one process or several."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from taskd.worker.status import WorkerStatus
 class Endpoint(Server):
     """Service: the HTTP endpoint of a worker, or of the parent of several.
 
-    The dashboard is there when nobody else reaches the address, or when it asks for a login.
+    It includes the dashboard if only this machine reaches the address, or if a login is required.
 
     Raises:
-        ConfigError: nobody can listen at the address, or the dashboard's password is too short.
+        ConfigError: the address cannot be used, or the dashboard's password is too short.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Endpoint(Server):
             await super().run()
         finally:
             await self._figures.close()
-            # After a crash it is served again.
+            # After a crash, the dashboard is served again.
             if self._dashboard is not None and self._stop_asked.is_set():
                 await self._dashboard.close()
 
     def stop(self) -> None:
-        """As a Server does; streams, which never end by themselves, end at once."""
+        """Stop as a Server does; streams, which never end by themselves, end at once."""
         super().stop()
         if self._dashboard is not None:
             self._dashboard.live.end()
 
     def close(self) -> None:
-        """Give the address back; harmless twice."""
+        """Release the address; can be called twice."""
         super().close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -1,8 +1,8 @@
-"""/livez and /readyz: what Kubernetes, load balancers and people ask.
+"""/livez and /readyz: probes for Kubernetes, load balancers and people.
 
-Alive is who gets on: the loop turns, and who claims and writes turns with it. The database has no
-say in that, or an outage would have every worker killed, with what it has finished and could not
-write. Ready is who claims.
+A process is alive if its event loop runs and its claims and acks make progress. The database does
+not count: in an outage every worker would be killed, together with the outcomes that it could not
+write yet. A process is ready if it claims jobs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from starlette.routing import Route
 
 from taskd.worker.health import Condition
 
-# A browser, or something between, must not answer in our place.
+# No browser or proxy may answer from a cache.
 HEADERS = {"cache-control": "no-store"}
 
 
 def probe_routes(condition: Callable[[], Condition]) -> list[Route]:
-    """The routes of both.
+    """Return the routes of both probes.
 
     Args:
-        condition: how the worker is, all of its processes.
+        condition: returns the condition of the worker, with all of its processes.
     """
 
     async def livez(_request: Request) -> Response:
@@ -36,6 +36,6 @@ def probe_routes(condition: Callable[[], Condition]) -> list[Route]:
 
 
 def _said(well: str, why_not: str) -> Response:
-    """200, or 503 with the reason in one line."""
+    """Return 200, or 503 with the reason in one line."""
     line = why_not.replace("\n", " ") or well
     return PlainTextResponse(f"{line}\n", 503 if why_not else 200, HEADERS)

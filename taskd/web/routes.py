@@ -1,4 +1,4 @@
-"""The dashboard's addresses, and what happens on the way to each."""
+"""The routes of the dashboard, and what each request passes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Page = Callable[[Dashboard, Request], Awaitable[Response]]
 
 STATIC_FILES = ("taskd.css", "taskd.js", "icon.svg")
 RETRY_MS = 5000
-# Requests that are answered at a time, those of whoever follows what is live among them; fewer than
-# the server has connections, so that probes and scrapes always find one.
+# Requests that are answered at a time, live streams included. Fewer than the server has
+# connections, so that probes and scrapes always get one.
 PAGES_MAX = 96
 
 
 def mounted(database: Database, settings: Settings, address: str) -> Dashboard | None:
-    """A dashboard for the port of a worker; None where others reach it and no login is asked for.
+    """Return a dashboard for the port of a worker; None if others reach it without a login.
 
     Raises:
         ConfigError: the password is too short, or its file cannot be read.
@@ -48,7 +48,7 @@ def mounted(database: Database, settings: Settings, address: str) -> Dashboard |
 
 
 def routes(board: Dashboard) -> list[BaseRoute]:
-    """The dashboard as routes of an app; at the root, behind all others."""
+    """Return the dashboard as routes; mounted at the root, they come after all others."""
     return [Mount("/", app=_app(board))]
 
 
@@ -109,7 +109,7 @@ def _app(board: Dashboard) -> Starlette:
 
 
 def _few(route: Route) -> Route:
-    """The same, for so many at a time: a stream has no end."""
+    """Do the same with a limit of its own for streams, which have no end."""
     route.app = Places(route.app, live.VIEWERS_MAX, "live pages")
     return route
 
@@ -126,7 +126,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
     if not board.guarded:
         return RedirectResponse("/", 303)
     to = request.query_params.get("next", "/")
-    # Nowhere else than here, whatever the link says.
+    # Only to a path of this site, whatever the link says.
     to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
     if request.method == "GET" and board.session(request) is not None:
         return RedirectResponse(to, 303)
@@ -143,7 +143,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
             if who is not None:
                 events.login_accepted(who, address)
                 return board.log_in(request, who, to)
-            said, status = "That is not it.", 403
+            said, status = "Wrong password.", 403
         board.refusals.tell(name, address, said)
     return board.page(
         request, "login.html", status, said=said, names=board.logins.names_needed, to=to
@@ -159,7 +159,7 @@ async def _logout(board: Dashboard, request: Request) -> Response:
 
 
 async def _live(board: Dashboard, request: Request) -> Response:
-    """A stream of what is new, for the script of the pages."""
+    """Stream new parts of the page to its script."""
     if board.live.closed:
         return PlainTextResponse("it ends\n", 503)
     asked = request.query_params

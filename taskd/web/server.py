@@ -1,9 +1,9 @@
-"""The HTTP server: one ASGI app on one address, under uvicorn, on the loop that is there.
+"""The HTTP server: one ASGI app on one address, under uvicorn, on the running event loop.
 
-It shares its loop with handlers, so everything that a stranger may send has a limit: a connection
-that does not send a whole request in time is closed, and when there are too many, the one that has
-idled longest makes room. What takes a while has limits below that (app.Places), so a probe is
-answered however many sockets are open and silent, and however many requests wait for pages.
+It shares the loop with handlers, so everything that an unauthenticated client can send has a limit.
+A connection that does not send a whole request in time is closed. If there are too many, the one
+that has idled longest is closed. Slow routes have lower limits of their own (app.py), so a probe is
+answered however many sockets are open, and however many requests wait for pages.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from taskd import events
 from taskd.errors import ConfigError
 
-# More than may be answered at a time (site.PAGES_MAX, metrics.SCRAPES_MAX) and what arrives in one
-# turn of the loop (BACKLOG) together: whoever has just come is not sent away before it is heard.
+# More than the requests that are answered at a time (routes.PAGES_MAX, exposition.SCRAPES_MAX) plus
+# those that arrive in one turn of the loop (BACKLOG): a new connection is read before it is closed.
 CONNECTIONS_MAX = 256
 BACKLOG = 128
 # The request line and all headers together.
 HEAD_BYTES_MAX = 16 * 1024
-# A request has arrived whole within so long, its body included.
+# Longest time in which a whole request, with its body, must arrive.
 REQUEST_S_MAX = 10.0
-# Nobody takes any of an answer for so long: whoever asked is gone.
+# A client that reads nothing of its answer for this time is considered gone.
 WRITE_S_MAX = 20.0
 KEEP_ALIVE_S = 15
-# What is being answered may be so long after stop().
+# Longest time for running answers after stop().
 STOP_S = 1
 
 
 class Server:
-    """Service: serves `app` until stopped.
+    """Service: serve `app` until stopped.
 
     Args:
-        app: an ASGI app, such as app.make_app() makes.
-        address: `host:port`, as the setting `http` has it; port 0: any that is free.
+        app: an ASGI app, for example from app.make_app().
+        address: `host:port`, as in the setting `http`; port 0: any free port.
 
     Attributes:
-        address: where it listens, with the port that it got.
+        address: where it listens, with the actual port.
 
     Raises:
-        ConfigError: nobody can listen there; the message says why.
+        ConfigError: the address cannot be used; the message says why.
     """
 
     name = "http"
 
     def __init__(self, app: ASGIApp, address: str) -> None:
         self._app = app
-        # Taken at once and kept for as long as this lives: a wrong address is said before anything
-        # else starts, and connections wait meanwhile if run() crashes and is started again.
+        # Bound at once and kept until the end: a wrong address is an error before anything else
+        # starts, and connections wait while run() restarts after a crash.
         self._sockets = listen(address)
         host, port = self._sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -74,17 +74,17 @@ class Server:
                 self.close()
 
     def stop(self) -> None:
-        """Take no more connections, let what is being answered end within STOP_S."""
+        """Accept no more connections, and let running answers end within STOP_S."""
         self._stop_asked.set()
 
     def close(self) -> None:
-        """Give the address back; harmless twice."""
+        """Release the address; can be called twice."""
         for each in self._sockets:
             each.close()
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers, log lines and ten looks a second at whether to end."""
+    """uvicorn without signal handlers, without log lines, and without polling for its end."""
 
     def __init__(self, app: ASGIApp, stop_asked: asyncio.Event) -> None:
         super().__init__(
@@ -110,7 +110,7 @@ class _Uvicorn(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the worker's."""
+        """Leave signals to the worker."""
         yield
 
     async def main_loop(self) -> None:
@@ -118,7 +118,7 @@ class _Uvicorn(uvicorn.Server):
         await self._stop_asked.wait()
 
     def abort(self) -> None:
-        """Let go of everything, now."""
+        """Close everything now."""
         for server in getattr(self, "servers", ()):
             server.close()
         for connection in list(self.server_state.connections):
@@ -128,18 +128,18 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """One connection, with limits of its own: uvicorn has none for a client that is slow."""
+    """One connection with time limits: uvicorn has none for a slow client."""
 
     _request_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether it waits for its client: no request has arrived whole that is not answered."""
+        """Return whether it waits for its client: every complete request is answered."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room if need be: the connection that has idled longest goes."""
+        """Make room if necessary: close the connection that has idled longest."""
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTIONS_MAX:
@@ -149,31 +149,31 @@ class _Connection(H11Protocol):
         self._time_request()
 
     def data_received(self, data: bytes) -> None:
-        """Take it in; see whether the request is whole now."""
-        # In pieces, for h11 measures a head only while a part of it is still to come.
+        """Read data; note whether the request is complete now."""
+        # In pieces, as h11 limits the size of a head only while part of it is still to come.
         for start in range(0, len(data), HEAD_BYTES_MAX):
             if not self.transport.is_closing():
                 super().data_received(data[start : start + HEAD_BYTES_MAX])
         self._time_request()
 
     def on_response_complete(self) -> None:
-        """Take up what was sent meanwhile."""
+        """Read what has arrived meanwhile."""
         self.since = self.loop.time()
         super().on_response_complete()
         self._time_request()
 
     def pause_writing(self) -> None:
-        """The client takes nothing more; it has a while to go on."""
+        """The client reads nothing more; it has a limited time to go on."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It goes on."""
+        """The client reads again."""
         super().resume_writing()
         self._stop_write_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is left to be timed."""
+        """Cancel the timers."""
         super().connection_lost(exc)
         self._stop_request_timer()
         self._stop_write_timer()
@@ -196,10 +196,10 @@ class _Connection(H11Protocol):
 
 
 def listen(address: str) -> list[socket.socket]:
-    """Sockets bound to `host:port`; several where the host has several addresses.
+    """Return sockets bound to `host:port`; several if the host has several addresses.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: the address cannot be used.
     """
     host, _, wanted = address.rpartition(":")
     try:
@@ -211,12 +211,12 @@ def listen(address: str) -> list[socket.socket]:
     problem: OSError | None = None
     for family, _, _, _, place in found:
         try:
-            # With port 0 the others take the port that the first one got.
+            # With port 0, further sockets take the port that the first one got.
             port = made[0].getsockname()[1] if made else place[1]
             made.append(_bound(family, place, port))
         except OSError as error:
             problem = error
-    # `localhost` may name ::1 where there is no IPv6; but a port that is in use is in use.
+    # `localhost` can include ::1 on a machine without IPv6: skip that. A port in use is an error.
     if problem is not None and (not made or problem.errno != errno.EADDRNOTAVAIL):
         for each in made:
             each.close()
@@ -229,13 +229,13 @@ def _bound(family: int, place: tuple[Any, ...], port: Any) -> socket.socket:
     try:
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # What is accepted inherits it. A body is written after its head, and without this it waits
-        # until the client has acknowledged the head, which clients put off: each answer took 48 ms.
+        # Accepted sockets inherit this. Without it, a body waits until the client has acknowledged
+        # the head, which clients delay by about 40 ms.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind((place[0], port, *place[2:]))
-        # Now, as two may be bound to one port as long as none of them listens.
+        # Now, as two sockets can be bound to one port as long as neither listens.
         made.listen(BACKLOG)
     except OSError:
         made.close()
@@ -250,10 +250,12 @@ def _refused(address: str, why: str) -> ConfigError:
 def _reason(error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            return "another process listens there; stop it, or take another port"
+            return "another process listens there; stop it, or choose another port"
         case errno.EADDRNOTAVAIL:
-            return "it is no address of this machine; 127.0.0.1 is, and 0.0.0.0 is all of them"
+            return (
+                "it is not an address of this machine; 127.0.0.1 is, and 0.0.0.0 means all of them"
+            )
         case errno.EACCES:
-            return "ports below 1024 are for root; take another one"
+            return "ports below 1024 need root; choose another port"
         case _:
             return error.strerror or str(error)

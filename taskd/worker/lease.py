@@ -57,7 +57,7 @@ def new_incarnation(app: str) -> workers.Incarnation:
 
 def _version() -> str:
     try:
-        return version("taskd")
+        return version("pgtaskd")
     except PackageNotFoundError:
         return "checkout"
 

@@ -85,7 +85,7 @@ def test_live_jobs_are_left_in_peace_unless_told(bench, taskd):
     own = taskd.enqueue("greet", "--queue", "post")
     told, said = bench(*SMALL, code=4)
     assert told == ""
-    assert said.startswith("taskd: this database has 1 live job, and ")
+    assert said.startswith("taskd: this database has 1 live job. They and ")
     assert "--with-live-jobs" in said
     assert left(taskd) == {}
     bench(*SMALL, "--with-live-jobs")
@@ -97,7 +97,7 @@ def test_live_jobs_are_left_in_peace_unless_told(bench, taskd):
 @pytest.mark.parametrize("kind", ["worker", "admin"])
 def test_who_could_not_clean_up_may_not_begin(bench, taskd, logins, kind):
     _, said = bench(*SMALL, code=77, dsn=logins.dsn(kind))
-    assert "only the owner of the schema may" in said
+    assert "only the owner of the schema can do" in said
     assert left(taskd) == {}
 
 
@@ -123,7 +123,7 @@ def test_a_signal_ends_it_and_it_cleans_up(process, taskd, number, when, args):
     running.send_signal(number)
     told, said = running.communicate(timeout=30)
     assert running.returncode == 130, said
-    assert "interrupted; it removes what it has made" in said
+    assert "interrupted; removing what the benchmark has made" in said
     assert told == ""
     assert "Traceback" not in said
     assert left(taskd) == {}

@@ -25,8 +25,8 @@ LOCAL = Figures(
 def test_a_slow_disk_limits_who_enqueues_one_by_one():
     enqueue, drain = limits(LOCAL)
     assert enqueue == (
-        "A commit takes 2.1 ms on this server, so one client can enqueue at most 476 jobs/s one by "
-        "one. Enqueue in bulk: 1,000 a call made 45,000 jobs/s."
+        "A commit takes 2.1 ms on this server, so one client can enqueue at most 476 jobs/s one at "
+        "a time. Enqueue in bulk: 1,000 per call reached 45,000 jobs/s."
     )
     assert "used 40% of a core and waited for the rest" in drain
     assert "25 us per job" in drain
@@ -42,7 +42,7 @@ def test_a_far_server_is_told_from_a_slow_disk():
 def test_neither_disk_nor_network():
     quick = replace(LOCAL, commit=Times(0.12, 0.3), enqueue_single_per_s=2000.0)
     assert limits(quick)[0].startswith(
-        "To enqueue one job takes 0.5 ms, of which only 0.12 ms are the round trip and the commit;"
+        "To enqueue one job takes 0.5 ms; only 0.12 ms of it are the round trip and the commit,"
     )
 
 

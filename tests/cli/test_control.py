@@ -59,10 +59,10 @@ def test_set_moves_and_sets_and_takes_away_a_deadline(taskd):
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["set", 1], "say what to change"),
+        (["set", 1], "give an option to change"),
         (["set", "--priority", 1], "give ids, or options that choose jobs"),
         (["set", 1, "--task", "x", "--priority", 1], "give ids, or options that choose jobs"),
-        (["set", 1, "--args", "{}", "--arg", "a=1"], "give --args or --arg, not both"),
+        (["set", 1, "--args", "{}", "--arg", "a=1"], "give either --args or --arg"),
         (["set", 1, "--priority", 99999], "priority 99999 is not"),
         (["retry", "--failed", "--at", "2030-01-01T00:00:00Z", "--in", "5m"], "--in or --at"),
         (["cancel"], "give ids, or options that choose jobs"),
@@ -122,7 +122,7 @@ def test_on_a_terminal_many_jobs_are_asked_about(taskd, monkeypatch):
     monkeypatch.setattr(bulk, "on_terminal", lambda: True)
     ids = failed(taskd, 3)
     asked = taskd("jobs", "retry", "--failed", stdin="n\n", code=130)
-    assert "3 jobs will be retried. Go on?" in asked.stderr
+    assert "3 jobs will be retried. Continue?" in asked.stderr
     assert states(taskd)[ids[0]] == "failed"
     taskd("jobs", "retry", "--failed", "--limit", 2)
     assert states(taskd)[ids[1]] == "queued"
@@ -196,7 +196,7 @@ def test_why_tells_of_deadlines_newer_arguments_and_keys(taskd):
     two = taskd.enqueue("send_report", "to=ada", "--unique-key", "k")
     assert f"Job {two} holds its unique key now" in taskd("why", one).stdout
     refused = taskd("jobs", "retry", one, code=1).stderr
-    assert "another one holds its unique key" in refused
+    assert "another job holds its unique key" in refused
 
 
 def test_hidden_arguments_are_shown_only_to_who_says_so(taskd):
@@ -209,7 +209,7 @@ def test_hidden_arguments_are_shown_only_to_who_says_so(taskd):
     assert open_["args"] == {"to": "ada@example.org", "n": 1}
     refused = taskd("enqueue", "send_report", "to:=12345", code=2).stderr
     assert "12345" not in refused
-    assert "the value is not as the task wants it - at `$.to`" in refused
+    assert "the value does not fit the task - at `$.to`" in refused
 
 
 def test_lines_of_stdin_have_deadlines(taskd):
@@ -224,7 +224,7 @@ def test_lines_of_stdin_have_deadlines(taskd):
     assert days[1] < 0.1
     assert 0.9 < days[2] <= 1.0
     wrong = '{"task": "t", "queue": "q", "deadline": "2030-01-01T00:00:00Z", "deadline_s": 1}'
-    assert "not both" in taskd("enqueue", "-", stdin=wrong, code=2).stderr
+    assert "either deadline or deadline_s" in taskd("enqueue", "-", stdin=wrong, code=2).stderr
 
 
 def test_blocked_jobs_wait_as_well(taskd):

@@ -103,7 +103,7 @@ def test_what_is_missing_is_told_and_applied_by_hand(taskd, monkeypatch):
     names = newer(monkeypatch, EXPAND, INDEX)
     told = taskd("db", "migrate", "--check", code=4)
     assert told.stdout.splitlines() == names
-    assert "this taskd needs what is missing" in told.stderr
+    assert "this taskd needs the missing migrations" in told.stderr
     [row] = taskd.json("db", "migrate", "--check", code=4)
     assert (row["up_to_date"], row["missing"], row["works"]) == (False, names, False)
     assert "lacks" in taskd("db", "check", code=78).stderr
@@ -122,10 +122,10 @@ def test_the_plan_says_what_is_locked_and_who_may_go_on(taskd, monkeypatch):
         == f"""\
 {names[0]}  Colours: what nobody has asked for
     locks job (access exclusive: what reads or writes it waits)
-    workers of code 0001 and later go on
+    workers with code 0001 and later go on
 {names[1]}  An index of colours
-    locks nothing that is in use; in no transaction; can be run again
-    workers of code 0001 and later go on
+    locks no table that is in use; runs outside a transaction; can be repeated
+    workers with code 0001 and later go on
 {names[2]}  Colours: what nobody has asked for
     locks job (access exclusive: what reads or writes it waits)
     too new for 1 worker: host1/4242 (taskd 0.1); upgrade first, or --drain
@@ -146,7 +146,7 @@ def test_a_contract_waits_for_older_workers_and_the_rest_is_applied(taskd, monke
     names = newer(monkeypatch, EXPAND, CONTRACT.replace(">= 1", f">= {number + 1}"))
     done = taskd("db", "migrate")
     assert done.stdout.splitlines() == names[:1]
-    assert f"{names[1]} waits: too new for host1/4242 (taskd 0.1)" in done.stderr
+    assert f"{names[1]} is postponed: too new for host1/4242 (taskd 0.1)" in done.stderr
     assert taskd.json("db", "migrate") == [
         {"applied": [], "postponed": names[1:], "schema": number + 1}
     ]

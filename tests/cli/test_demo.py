@@ -140,7 +140,7 @@ def test_without_the_mail_server(dsn: str, home: Path) -> None:
     (home / "aiosmtpd").mkdir()
     (home / "aiosmtpd" / "__init__.py").write_text("raise ImportError")
     ended = run_demo(dsn, home, "--jobs", "5", "--until-empty", code=78)
-    assert "pip install 'taskd[demo]'" in ended.stderr
+    assert "pip install 'pgtaskd[demo]'" in ended.stderr
 
 
 def test_a_folder_that_cannot_be(dsn: str, home: Path) -> None:

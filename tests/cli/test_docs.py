@@ -44,7 +44,7 @@ def test_the_exit_code_says_that_there_is_no_such_page(nowhere: Any) -> None:
     assert "howto/postgresql" in nowhere("docs", "idle_in_transaction", code=3).stderr
     assert "did you mean explanation/" in nowhere("docs", "explanation", code=3).stderr
     told = nowhere("docs", "zzzzqqqq\x1b[31m", code=3).stderr
-    assert "none speaks of it" in told
+    assert "no page mentions it" in told
     assert "\x1b" not in told
 
 

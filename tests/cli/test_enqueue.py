@@ -142,8 +142,8 @@ def test_arguments_as_json_and_as_pairs(taskd):
         (["--max-attempts", "0"], "max_attempts"),
         (["--timeout", "0s"], "timeout"),
         (["--in", "5 weeks"], "not a duration"),
-        (["--in", "1m", "--at", "2046-12-01T08:00:00Z"], "not both"),
-        (["--at", "tomorrow"], "no time"),
+        (["--in", "1m", "--at", "2046-12-01T08:00:00Z"], "give either --in or --at"),
+        (["--at", "tomorrow"], "not a time"),
         (["--at", "2046-12-01T08:00:00"], "no time zone"),
         (["--at", "9999-12-31T23:59:59Z"], "run_at"),
     ],
@@ -270,7 +270,7 @@ def test_a_broken_line_among_ten_thousand(taskd):
     good[4999] = '{"task": "t", "queue": "q", "args": {"line": 5000}'
     error = taskd("enqueue", "-", stdin="\n".join(good), code=2).stderr
     assert error.startswith("taskd: 4,000 enqueued (lines 1 to 4,000); line 5,000 is not JSON: ")
-    assert error.endswith("; nothing from line 4,001 on was enqueued\n")
+    assert error.endswith("; no line from 4,001 on was enqueued\n")
     number = "(args ->> 'line')::integer"
     [row] = taskd.sql(f"SELECT count(*), min({number}), max({number}) FROM taskd.job")
     assert tuple(row) == (4000, 1, 4000)
@@ -391,7 +391,7 @@ def test_a_window_and_a_debounce_from_the_shell(taskd):
 
 def test_rules_without_a_key_are_refused(taskd):
     said = taskd("enqueue", "sync", "--queue", "q", "--key-scope", "waiting", code=2).stderr
-    assert "key_scope: of which unique_key?" in said
+    assert "key_scope needs unique_key" in said
     assert not rows(taskd)
 
 
@@ -406,7 +406,7 @@ def test_lines_with_keys(taskd):
     assert len(ids) == 4
     assert ids[2] == ids[0]
     wrong = lines({"task": "sync", "key_scope": "waiting"})
-    assert "of which unique_key?" in taskd("enqueue", "-", stdin=wrong, code=2).stderr
+    assert "needs unique_key" in taskd("enqueue", "-", stdin=wrong, code=2).stderr
 
 
 def test_the_unique_key_of_a_published_task_holds_for_the_shell(taskd):
@@ -424,13 +424,13 @@ def test_the_unique_key_of_a_published_task_holds_for_the_shell(taskd):
     told = taskd(
         "enqueue", "-", stdin=lines(own, own | {"no_key": True}, own | {"unique_key": "k"})
     )
-    assert told.stderr == "2 jobs enqueued; 1 line found a key that is held\n"
+    assert told.stderr == "2 jobs enqueued; 1 line found that another job holds the key\n"
     told = taskd(
         "enqueue", "-", "--no-key", stdin=lines(own, own | {"no_key": False, "unique_key": "k"})
     )
-    assert told.stderr == "1 job enqueued; 1 line found a key that is held\n"
+    assert told.stderr == "1 job enqueued; 1 line found that another job holds the key\n"
     told = taskd("enqueue", "-", "--unique-key", "z", stdin=lines(own, own, own | {"no_key": True}))
-    assert told.stderr == "2 jobs enqueued; 1 line found a key that is held\n"
+    assert told.stderr == "2 jobs enqueued; 1 line found that another job holds the key\n"
     keys = [row["unique_key"] for row in taskd.sql("SELECT unique_key FROM taskd.job")]
     assert Counter(keys) == {None: 4, '["ada",1]': 1, "k": 1, "z": 1}
 

@@ -21,8 +21,8 @@ def test_a_limit_is_set_listed_and_cleared(taskd):
     ("args", "said"),
     [
         ((), "give one of --concurrency"),
-        (("--rate", "10"), "write 100/s, 30/m or 5/h"),
-        (("--rate", "0/s"), "write 100/s, 30/m or 5/h"),
+        (("--rate", "10"), "Write for example 100/s, 30/m or 5/h"),
+        (("--rate", "0/s"), "Write for example 100/s, 30/m or 5/h"),
         (("--concurrency", "0"), "1<=x<=10000"),
     ],
 )

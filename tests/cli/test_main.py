@@ -149,7 +149,7 @@ def test_a_server_that_is_not_there_is_exit_69(nowhere):
         assert nowhere(*args, code=69).stderr.splitlines()[-3:] == [
             f"taskd: PostgreSQL cannot be reached at {place}: connection refused",
             "  See that PostgreSQL runs there, and that host and port of the DSN are right.",
-            "  The DSN comes from TASKD_DSN; see `taskd config` and `taskd doctor`.",
+            "  The DSN comes from TASKD_DSN: see `taskd config` and `taskd doctor`.",
         ], args
 
 
@@ -308,7 +308,7 @@ def test_ctrl_c_is_exit_130_and_says_how_far_it_got(process, dsn):
     taskd.send_signal(signal.SIGINT)
     _, errors = taskd.communicate()
     assert taskd.returncode == 130
-    assert "1,000 enqueued (lines 1 to 1,000); interrupted; nothing from line 1,001" in errors
+    assert "1,000 enqueued (lines 1 to 1,000); interrupted; no line from 1,001" in errors
 
 
 def test_a_reader_that_leaves_early_gets_no_traceback(process, taskd):
@@ -328,7 +328,7 @@ def test_a_bulk_whose_ids_nobody_reads_says_how_far_it_got(process, taskd):
         bulk.stdin.write('{"task": "t"}\n')
     with contextlib.suppress(BrokenPipeError):
         bulk.stdin.close()
-    assert "1,000 enqueued (lines 1 to 1,000); nobody reads the ids" in bulk.stderr.read()
+    assert "1,000 enqueued (lines 1 to 1,000); the reader of the ids has gone" in bulk.stderr.read()
     assert bulk.wait() == 141
     assert taskd.sql("SELECT count(*) FROM taskd.job")[0][0] == 1000
 
@@ -352,7 +352,8 @@ def test_run_explains_its_exit_codes_as_the_readme_does(nowhere):
         (
             {"retried": 1, "snoozed": 2},
             {},
-            "1 attempt failed and was retried; 2 attempts asked to be run later; nothing is left",
+            "1 attempt failed and was retried; 2 attempts snoozed by their handlers; "
+            "nothing is left",
         ),
     ],
 )

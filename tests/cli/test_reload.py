@@ -125,7 +125,7 @@ def test_a_syntax_error_is_shown_and_the_next_change_is_waited_for(taskd, watch)
     watcher.until("worker.ready")
     write("two", APP + "\nthis is no Python\n")
     assert "SyntaxError" in watcher.until("cannot be imported")
-    assert "(78); it starts anew after a change" in watcher.until("has ended")
+    assert "(78); it restarts after a change" in watcher.until("has ended")
     write("three")
     watcher.until("worker.ready")
     assert done(taskd, taskd.enqueue("say")) == ("three", 1)
@@ -179,7 +179,7 @@ def test_a_reload_of_the_settings_reaches_the_worker(taskd, watch):
 
 @pytest.mark.parametrize("more", [["--until-empty"], ["--processes", "2"]])
 def test_it_goes_with_one_process_that_stays(taskd, more):
-    assert "--reload is for one process" in taskd("run", "--reload", *more, code=2).stderr
+    assert "--reload works only with one process" in taskd("run", "--reload", *more, code=2).stderr
 
 
 def test_the_environment_cannot_ask_for_more_processes_either(taskd):

@@ -41,7 +41,7 @@ def test_pausing(taskd):
     assert row["pause_reason"] == "provider is down"
     assert "provider is down" in taskd("queues", "list").stdout
     resumed = taskd("queues", "resume", "email", "other").stderr
-    assert resumed == "resumed: email\nnot paused: other\n"
+    assert resumed == "resumed: email\nwas not paused: other\n"
     assert by("queue", taskd.json("queues", "list")).keys() == {"web"}
     taskd.enqueue("t", "--queue", "email")
     rows = by("queue", taskd.json("queues", "list"))
@@ -66,7 +66,7 @@ def test_pausing_as_json(taskd):
 def test_a_queue_that_nothing_speaks_of_is_called_new_when_it_is_paused(taskd):
     taskd.worker(1, "served")
     taskd.enqueue("t", "--queue", "full")
-    new = "nosuch is new: no worker serves it and no job names it\n"
+    new = "nosuch is new: no worker serves it and no job is in it\n"
     assert taskd("queues", "pause", "nosuch", "full", "served").stderr == (
         "paused until resumed: full, nosuch, served\n" + new
     )
@@ -226,7 +226,7 @@ def here(taskd):
 def test_health_of_this_hosts_worker(taskd, here):
     taskd.worker(1, "email")
     taskd.enqueue("t", "--queue", "web")
-    assert "none has registered" in taskd("health", "--worker", code=4).stderr
+    assert "none is registered" in taskd("health", "--worker", code=4).stderr
     here()
     assert "is live" in taskd("health", "--worker").stdout
     [said] = taskd.json("health", "--worker")
@@ -248,7 +248,7 @@ def test_health_tells_what_became_of_this_hosts_worker(taskd, here, change, stat
     taskd.sql(f"UPDATE taskd.worker SET {change}")
     result = taskd("health", "--worker", "--json", code=4)
     assert [row["state"] for row in json.loads(result.stdout)["workers"]] == ([state] * bool(state))
-    assert f"is {state}" in result.stderr or "none has registered" in result.stderr
+    assert f"is {state}" in result.stderr or "none is registered" in result.stderr
 
 
 @pytest.mark.parametrize("fact", ["host", "boot_id", "pid_namespace"])

@@ -112,7 +112,7 @@ def test_run_makes_a_job_now_and_prints_its_id(taskd):
     [
         ([], "--every or --cron"),
         (["--every", "1h", "--cron", "0 3 * * *"], "--every or --cron"),
-        (["--every", "1h", "--timezone", "UTC"], "--timezone with --cron"),
+        (["--every", "1h", "--timezone", "UTC"], "--timezone needs --cron"),
         (["--every", "0"], "1 to 3.1536e+08 seconds"),
         (["--cron", "0 3 * *"], "five fields"),
         (["--cron", "0 3 * * *", "--timezone", "Mars/Olympus"], "no time zone"),

@@ -117,7 +117,7 @@ def test_the_most_frequent_kinds_are_shown_first_and_the_rest_is_told(some):
     result = some("stats", "errors", "--limit", "1")
     assert len(result.stdout.splitlines()) == 2
     assert "send" in result.stdout
-    assert result.stderr == "the 1 most frequent of 2 kinds; more with --limit\n"
+    assert result.stderr == "these are the 1 most frequent of 2 kinds; see more with --limit\n"
 
 
 def test_it_says_when_not_all_was_read(some, monkeypatch):
@@ -125,7 +125,7 @@ def test_it_says_when_not_all_was_read(some, monkeypatch):
     monkeypatch.setattr(stats, "ERRORS_READ_MAX", 2)
     result = some("stats", "errors", "--task", "send")
     assert "only the newest 2 failed jobs were read: those of the last 1m" in result.stderr
-    assert "only 2 scheduled jobs were read for retries, those due first" in result.stderr
+    assert "only 2 scheduled jobs were read for retries: those due first" in result.stderr
     assert "\tValueError: no user #\n" in result.stdout
     assert told(some, "--task", "nobody") == {}
     assert "newest 2" in some("stats", "errors", "--task", "nobody").stderr

@@ -45,7 +45,7 @@ def test_what_happens_is_told_until_ctrl_c(taskd, process, server):
         f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false',
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'",
     )
-    assert "trying again" in tail.stderr.readline()
+    assert "retrying" in tail.stderr.readline()
     server.admin(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
     finish(taskd, after, "done")
     assert told(read(tail.stdout, 1)) == [("claimed", after)]
@@ -89,7 +89,7 @@ def test_the_story_of_a_job_ends_with_the_job(taskd, process):
     assert [json.loads(each)["event"] for each in tail.stdout] == ["claimed", "done"]
     assert taskd("tail", "--job", job).stdout.splitlines()[-1].split()[1] == "done"
     assert "no job" in taskd("tail", "--job", 99, code=3).stderr.lower()
-    assert "leave --since out" in taskd("tail", "--job", 1, "--since", "1h", code=2).stderr
+    assert "leave out --since" in taskd("tail", "--job", 1, "--since", "1h", code=2).stderr
 
 
 def test_a_reader_who_may_only_watch_may_follow(taskd, logins):

@@ -175,9 +175,9 @@ def test_sync_twins_of_many_threads_share_one_background_thread(dsn: str, send: 
 
 async def test_a_sync_twin_inside_a_loop_is_refused(dsn: str, send: Any) -> None:
     client = configure(dsn)
-    with pytest.raises(RuntimeError, match=r"await enqueue\(\)"):
+    with pytest.raises(RuntimeError, match=r"Await enqueue\(\)"):
         send.enqueue_sync(to="x")
-    with pytest.raises(RuntimeError, match=r"await enqueue_named\(\)"):
+    with pytest.raises(RuntimeError, match=r"Await enqueue_named\(\)"):
         client.enqueue_named_sync("x", {}, queue="q")
     with pytest.raises(RuntimeError, match="block the event loop"):
         client.enqueue_many_sync([])

@@ -100,7 +100,7 @@ async def test_many_jobs_take_one_statement_per_thousand_and_keep_their_order(
             yield send.job(to=str(number))
 
     counting = Counters(lane, lambda: taken)
-    ids = await enqueueing.produce(counting, jobs())
+    ids = await enqueueing.insert_jobs(counting, jobs())
     # The generator was read as the statements went, one job ahead.
     assert counting.statements == [
         ("enqueue_usual_jobs", 1001),
@@ -118,7 +118,7 @@ async def test_large_jobs_are_sent_in_smaller_statements(
 ) -> None:
     monkeypatch.setattr(enqueueing, "BATCH_CHARACTERS", 1000)
     counting = Counters(lane, lambda: None)
-    ids = await enqueueing.produce(counting, (send.job(to="x" * 400) for _ in range(6)))
+    ids = await enqueueing.insert_jobs(counting, (send.job(to="x" * 400) for _ in range(6)))
     assert (len(ids), len(counting.statements)) == (6, 3)
 
 

@@ -42,7 +42,7 @@ async def heard_of(client: Client, job_id: int, sql: Any) -> asyncio.Task[Any]:
     await asyncio.sleep(0)
     while not await sql.fetchval(AWAITED, job_id):
         await asyncio.sleep(0.005)
-    while not any(each._hears for each in client._waiting.values()):
+    while not any(each._listens for each in client._waiters.values()):
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)  # the look that follows the LISTEN
     assert not task.done()
@@ -157,7 +157,7 @@ async def test_a_locked_row_is_not_waited_for_and_gets_its_mark_later(
     assert await waits is None
 
 
-async def test_forged_ends_cost_a_bounded_number_of_looks_and_the_true_one_is_heard(
+async def test_forged_ends_cost_a_bounded_number_of_polls_and_the_true_end_is_noticed(
     client: Client, worker: Lane, sql: Any, no_polls: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, await_jobs = 0, results.results.await_jobs
@@ -174,7 +174,7 @@ async def test_forged_ends_cost_a_bounded_number_of_looks_and_the_true_one_is_he
     for _ in range(400):
         await sql.execute(f"NOTIFY \"taskd:ended\", '{int(job_id)}'")
     took_s = time.monotonic() - began
-    assert 1 <= looks <= 2 + took_s / results.VAIN_PAUSE_S
+    assert 1 <= looks <= 2 + took_s / results.FALSE_NOTIFY_PAUSE_S
     await end(worker, await claim(worker), JobState.DONE)
     await waits
 
@@ -190,7 +190,7 @@ async def test_many_who_wait_share_one_connection(
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE application_name = 'taskd listen' AND datname = current_database()"
     )
-    while not any(each._hears for each in client._waiting.values()):
+    while not any(each._listens for each in client._waiters.values()):
         await asyncio.sleep(0.005)
     assert await sql.fetchval(count) == 1
     claimed = await jobs.claim(worker, ME, "sync", 10)
@@ -204,7 +204,7 @@ async def test_polling_is_all_there_is_behind_a_pooler_and_enough(
     async def deaf(self: Any) -> None:
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(results.Waiting, "_listen_on", deaf)
+    monkeypatch.setattr(results.ResultWaiter, "_listen_loop", deaf)
     job_id = await client.enqueue(job())
     waits = asyncio.create_task(client.result(job_id, 10.0))
     await asyncio.sleep(0.1)
@@ -240,7 +240,7 @@ async def test_a_time_limit_ends_the_wait_and_not_the_job(client: Client, sql: A
     with pytest.raises(TimeoutError):
         await job_id.result(timeout_s=0.05)
     assert await sql.fetchval("SELECT state::text FROM taskd.job") == "queued"
-    assert not any(each._awaited for each in client._waiting.values())
+    assert not any(each._awaited for each in client._waiters.values())
 
 
 async def test_closing_the_client_tells_who_waits(dsn: str) -> None:

@@ -20,7 +20,7 @@ HIDDEN = re.compile(r"<!-- (sh|sql|python|toml|text)$")
 # Markers of tables that are written from the code, and of the lines that .ci/run takes.
 OTHER_MARKS = re.compile(r"/?[a-z ]+")
 LANGUAGES = {
-    "sh", "sql", "python", "toml", "yaml", "json", "ini", "dockerfile", "text"
+    "sh", "sql", "python", "toml", "yaml", "json", "ini", "dockerfile", "text", "mermaid"
 }  # fmt: skip
 
 

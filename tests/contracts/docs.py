@@ -92,7 +92,7 @@ class Page:
             self._is_in_file(block)
         elif "not run" in block.marks:
             self._reads(block)
-        elif not block.language:
+        elif block.language in {"", "mermaid"}:
             pass  # a picture
         elif block.language == "text":
             self._was_said(block)

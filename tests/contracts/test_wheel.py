@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,7 +125,15 @@ def test_its_metadata_is_valid_and_that_of_the_project(built: dict[str, Path]) -
         assert here is not None
         assert here.read() == archive.read(path)
     told = Metadata.from_email(archive.read(path), validate=True)
-    assert (told.name, str(told.version)) == ("taskd", project["version"])
+    assert (told.name, str(told.version)) == ("pgtaskd", project["version"])
+    stem = f"pgtaskd-{project['version']}"
+    assert built["wheel"].name == f"{stem}-py3-none-any.whl"
+    assert built["sdist"].name == f"{stem}.tar.gz"
+    assert told.project_urls == project["urls"]
+    assert told.project_urls.keys() == {"Documentation", "Changelog", "Issues", "Source"}
+    versions = [each for each in told.classifiers or [] if re.search(r":: 3\.\d+$", each)]
+    assert versions == [f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)]
+    assert versions[0].endswith(project["requires-python"].removeprefix(">="))
     assert str(told.requires_python) == project["requires-python"]
     assert told.description_content_type == "text/markdown"
     assert told.license_expression == "MIT"

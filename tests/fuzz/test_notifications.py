@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskd import Client
-from taskd.client.results import VAIN_PAUSE_S
+from taskd.client.results import FALSE_NOTIFY_PAUSE_S
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import TaskdError
@@ -182,7 +182,7 @@ def test_a_flood_costs_a_bounded_number_of_statements(held: Held, words: list[st
     bounds = {
         "claim_jobs": claims,
         "transactions_ended": 2 * looks,
-        "await_jobs": 3 + took_s / VAIN_PAUSE_S,
+        "await_jobs": 3 + took_s / FALSE_NOTIFY_PAUSE_S,
         "next_due": 3 + took_s / PROMOTE_AT_MOST_EVERY_S,
     }
     over = {name: count for name, count in counts.items() if count > bounds.get(name, others)}

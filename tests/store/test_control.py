@@ -143,7 +143,7 @@ async def test_some_arguments_are_changed_only_in_the_form_that_they_have(
 
 
 async def test_nothing_to_change_is_said(lane: Lane) -> None:
-    with pytest.raises(InvalidJob, match="nothing is to change"):
+    with pytest.raises(InvalidJob, match="no new value is given"):
         await change(lane, [1])
 
 

@@ -145,7 +145,7 @@ def look(image: Image) -> None:
     [packages] = own.glob("lib/python3*/site-packages")
     installed = sorted(path.name.split("-")[0] for path in packages.glob("*.dist-info"))
     print(f"packages: {', '.join(installed)}")
-    assert "taskd" in installed
+    assert "pgtaskd" in installed
     assert not {"pip", "hatchling", "setuptools", "wheel"} & set(installed)
     for directory in image.config.env["PATH"].split(":"):
         for tool in TOOLS:

@@ -125,7 +125,7 @@ async def test_an_address_where_nobody_can_listen_is_exit_78(
     assert code == 78
     assert said == (
         f"taskd: cannot serve HTTP at 127.0.0.1:{port}: another process listens there; "
-        "stop it, or take another port\n"
+        "stop it, or choose another port\n"
     )
 
 
@@ -140,7 +140,7 @@ async def test_a_missing_extra_is_exit_78_and_gives_the_pip_line(
     )
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     code, said = await start_in_vain(dsn, "--http", "0", PYTHONPATH=path)
-    assert (code, said) == (78, "taskd: --http needs uvicorn: pip install 'taskd[web]'\n")
+    assert (code, said) == (78, "taskd: --http needs uvicorn: pip install 'pgtaskd[web]'\n")
 
 
 def test_nonsense_is_a_wrong_command_line() -> None:

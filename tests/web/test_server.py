@@ -304,5 +304,5 @@ def test_nonsense_for_the_setting_says_what_is_right(said: str) -> None:
 def test_a_missing_extra_gives_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     find: Callable[[str], object] = lambda name: None if name == "uvicorn" else object()  # noqa: E731
     monkeypatch.setattr("taskd.web.find_spec", find)
-    with pytest.raises(ConfigError, match=r"--http needs uvicorn: pip install 'taskd\[web\]'"):
+    with pytest.raises(ConfigError, match=r"--http needs uvicorn: pip install 'pgtaskd\[web\]'"):
         check_installed("--http")

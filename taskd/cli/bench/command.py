@@ -1,4 +1,4 @@
-"""`taskd bench`: how fast your own database is as a queue, and what limits it."""
+"""`taskd bench`: measure how fast your own database is as a job queue, and what limits it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _each_s(_ctx: click.Context, _option: click.Parameter, value: float) -> floa
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="Jobs to give to an idle worker, one by one.",
+    help="Jobs to give to an idle worker, one at a time.",
 )
 @click.option(
     "--each",
@@ -64,9 +64,9 @@ def _each_s(_ctx: click.Context, _option: click.Parameter, value: float) -> floa
     callback=_each_s,
     default="2s",
     show_default=True,
-    help="How long each of the other measurements may take.",
+    help="Longest time for each of the other measurements.",
 )
-@click.option("--with-live-jobs", is_flag=True, help="Measure although the database has live jobs.")
+@click.option("--with-live-jobs", is_flag=True, help="Measure even if the database has live jobs.")
 @json_option
 @pass_session
 def bench(
@@ -78,14 +78,15 @@ def bench(
     with_live_jobs: bool,
     as_json: bool,
 ) -> None:
-    """Measure how fast your database is as a queue.
+    """Measure how fast your database is as a job queue.
 
-    Commits, enqueueing, a worker that drains no-op jobs, and how soon an idle worker starts a job;
-    then what limits. The worker is the usual one with your settings, in this process, on a queue of
-    its own. All that is made is removed at the end, also after Ctrl-C.
+    It measures commits, enqueueing, a worker that drains no-op jobs, and how soon an idle worker
+    starts a job; then it says what the limit is. The worker runs with your settings, in this
+    process, on a queue of its own. At the end, also after Ctrl-C, everything that it made is
+    removed.
 
-    It needs the owner of the schema (whoever runs `taskd db migrate`), and refuses with exit code 4
-    when the database has live jobs: both would slow each other down.
+    It needs the owner of the schema (the user that runs `taskd db migrate`). It refuses with exit
+    code 4 if the database has live jobs: they and the benchmark would slow each other down.
     """
     import uvloop
 
@@ -110,7 +111,7 @@ async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
     events.configure(settings.log_format, settings.log_level if session.verbose else "error")
     async with session.target() as target:
         await migrations.check(target.database)
-        # To remove many jobs may take longer than a worker's statements may.
+        # Removing many jobs can take longer than the timeout of a worker's statements.
         patient = Database(target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S)
         lane = Lane(patient, "bench")
         try:
@@ -123,11 +124,11 @@ async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
 
 
 async def _clear_left(session: Session, lane: Lane) -> None:
-    """Remove what earlier runs have left, such as one that was killed."""
+    """Remove what earlier runs have left, for example a run that was killed."""
     if not (await stored.look(lane)).owner:
         raise PermissionDenied(
             "taskd bench makes a queue, a worker and jobs of its own and removes them at the end, "
-            "which only the owner of the schema may: connect as the user that runs "
+            "which only the owner of the schema can do: connect as the user that runs "
             "`taskd db migrate`."
         )
     for name in await stored.left(lane):
@@ -136,18 +137,18 @@ async def _clear_left(session: Session, lane: Lane) -> None:
 
 
 async def _checked(lane: Lane, with_live_jobs: bool) -> stored.Place:
-    """Where it will run.
+    """Return what the database looks like before the benchmark.
 
     Raises:
-        Occupied: somebody's jobs are there.
+        Occupied: the database has live jobs.
     """
     place = await stored.look(lane)
     if place.live and not with_live_jobs:
         more = " or more" if place.live == stored.LIVE_COUNTED_MAX else ""
         raise Occupied(
-            f"this database has {count(place.live, 'live job')}{more}, and they and the benchmark "
-            "would slow each other down. Measure another database of the server, wait until they "
-            "are done, or say --with-live-jobs."
+            f"this database has {count(place.live, 'live job')}{more}. They and the benchmark "
+            "would slow each other down. Measure another database, wait until the jobs "
+            "are done, or give --with-live-jobs."
         )
     return place
 
@@ -171,7 +172,7 @@ async def _measured_and_cleared(
                 with _progress(session) as tell:
                     return await measures.run(target, client, place, tell)
         except (asyncio.CancelledError, Stopped):
-            session.say("taskd: interrupted; it removes what it has made")
+            session.say("taskd: interrupted; removing what the benchmark has made")
             raise
         finally:
             await _clear(session, lane, name)
@@ -182,17 +183,17 @@ async def _clear(session: Session, lane: Lane, name: str) -> None:
         await stored.clear(lane, name)
     except BaseException:
         session.say(
-            f"taskd: not all was removed of what bears the name {name}; the next `taskd bench` "
-            "after a minute does it"
+            f"taskd: some rows named {name} were not removed; the next `taskd bench` "
+            "after a minute removes them"
         )
         raise
 
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C and SIGTERM cancel this task: at first what it measures, then its cleaning up.
+    """Let Ctrl-C and SIGTERM cancel this task: first the measurements, then the clean-up.
 
-    A worker takes the signals over while it runs, and what this yields takes them back.
+    A worker handles the signals while it runs; the yielded function takes them back.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -212,7 +213,7 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Tell]:
-    """A bar on a terminal; each step has the same part of it, however long it takes."""
+    """Show a progress bar on a terminal; each step has the same share, however long it takes."""
     if session.quiet or not sys.stderr.isatty():
         yield lambda _step, _share: None
         return
@@ -227,7 +228,7 @@ def _progress(session: Session) -> Iterator[Tell]:
     ) as bar:
 
         def tell(step: str, share: float) -> None:
-            # Drawn too often, it would be measured as well.
+            # Frequent drawing would be measured as well.
             nonlocal shown_at
             now = time.monotonic()
             if now - shown_at >= SHOW_EVERY_S:

@@ -1,4 +1,4 @@
-"""What `taskd bench` has measured, as a table and in sentences that say what limits."""
+"""The figures of `taskd bench`, as a table, and as sentences that name the limit."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any, Self
 
 from taskd.cli.shared.output import Columns, Row
 
-# A worker that keeps a core so busy has no time left to wait for the server.
+# Above this CPU share the worker's process is the limit, not the server.
 CPU_FULL = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long something took: of a hundred times, 50 and 99 were no longer. Milliseconds."""
+    """Durations in milliseconds: the 50th and the 99th percentile."""
 
     p50_ms: float
     p99_ms: float
 
     @classmethod
     def of(cls, spans_s: Sequence[float]) -> Self:
-        """Out of at least one measured span, in seconds."""
+        """Compute them from at least one duration in seconds."""
         at_99 = sorted(spans_s)[math.ceil(len(spans_s) * 0.99) - 1]
         return cls(round(median(spans_s) * 1000, 3), round(at_99 * 1000, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All that was measured. Rates are jobs per second.
+    """Everything that was measured. Rates are jobs per second.
 
     Attributes:
         postgresql: the server's version.
-        durable: a commit waits for the disk.
-        notified: the worker hears notifications; else it polls, as behind a pooler.
-        drain_jobs: how many jobs were drained.
-        drain_cpu: how much of a core this process used meanwhile.
+        durable: whether a commit waits for the disk.
+        notified: whether the worker receives notifications; if not, it polls, as behind a pooler.
+        drain_jobs: number of drained jobs.
+        drain_cpu: share of one core that this process used while draining.
     """
 
     postgresql: str
@@ -63,11 +63,11 @@ COLUMNS: Columns = {
 
 
 def rows(figures: Figures) -> list[Row]:
-    """The lines of the table."""
+    """Return the lines of the table."""
     return [
         {"what": "round trip", "times": figures.round_trip},
         {"what": "commit", "times": figures.commit},
-        {"what": "enqueue, one by one", "per_s": figures.enqueue_single_per_s},
+        {"what": "enqueue, one at a time", "per_s": figures.enqueue_single_per_s},
         {"what": "enqueue, 10 clients", "per_s": figures.enqueue_clients_per_s},
         {"what": "enqueue, 1,000 a call", "per_s": figures.enqueue_bulk_per_s},
         {"what": "drain, one worker", "per_s": figures.drain_per_s},
@@ -76,33 +76,33 @@ def rows(figures: Figures) -> list[Row]:
 
 
 def told(figures: Figures) -> dict[str, Any]:
-    """The figures by name, and the sentences."""
+    """Return the figures by name, and the sentences."""
     return asdict(figures) | {"limits": limits(figures)}
 
 
 def limits(figures: Figures) -> list[str]:
-    """What limits here, and what helps: a sentence or two for each."""
+    """Return what limits this database, and what helps: one or two sentences each."""
     told = [_enqueue_limit(figures), _drain_limit(figures)]
     if not figures.notified:
         told.append(
-            "A pooler stands before the server, so the worker hears no notification and polls: set "
-            "TASKD_LISTEN_DSN to the server itself, and jobs start sooner."
+            "A pooler is in front of the server, so the worker receives no notifications and "
+            "polls. Set TASKD_LISTEN_DSN to the server itself, and jobs start sooner."
         )
     if not figures.durable:
         told.append(
             "Commits do not wait for the disk here (fsync or synchronous_commit is off): a crash "
-            "of the server loses jobs, and a server that keeps them is slower."
+            "of the server loses jobs. A server that waits for its disk is slower."
         )
     return told
 
 
 def _enqueue_limit(figures: Figures) -> str:
-    """The largest part of what one job costs that is enqueued by itself."""
+    """Return the largest part of the cost of a job that is enqueued alone."""
     trip, commit = figures.round_trip.p50_ms, figures.commit.p50_ms
     job = 1000 / figures.enqueue_single_per_s
     flush, rest = max(commit - trip, 0.0), max(job - commit, 0.0)
-    most = f"{1000 / commit:,.0f} jobs/s one by one" if commit else "so many jobs"
-    better = f"Enqueue in bulk: 1,000 a call made {figures.enqueue_bulk_per_s:,.0f} jobs/s."
+    most = f"{1000 / commit:,.0f} jobs/s one at a time" if commit else "so many jobs"
+    better = f"Enqueue in bulk: 1,000 per call reached {figures.enqueue_bulk_per_s:,.0f} jobs/s."
     if trip >= max(flush, rest):
         return (
             f"A round trip to the server takes {_ms(trip)}, so one client can enqueue at most "
@@ -114,25 +114,25 @@ def _enqueue_limit(figures: Figures) -> str:
             f"{most}. {better}"
         )
     return (
-        f"To enqueue one job takes {_ms(job)}, of which only {_ms(min(commit, job))} are the round "
-        f"trip and the commit; the rest is work of client and server. {better}"
+        f"To enqueue one job takes {_ms(job)}; only {_ms(min(commit, job))} of it are the round "
+        f"trip and the commit, the rest is work of client and server. {better}"
     )
 
 
 def _drain_limit(figures: Figures) -> str:
-    used = f"While it drained, the worker's process used {figures.drain_cpu:.0%} of a core"
+    used = f"While draining, the worker's process used {figures.drain_cpu:.0%} of a core"
     if figures.drain_cpu >= CPU_FULL:
         return (
-            f"{used}: it is the limit, not the server. `taskd run --processes 2` drains more, if "
+            f"{used}: it is the limit, not the server. `taskd run --processes 2` drains more if "
             "there is a second core."
         )
     each = 1_000_000 / figures.drain_per_s
     return (
-        f"{used} and waited for the rest: the server, its disk or the way to it takes most of the "
+        f"{used} and waited for the rest: the server, its disk or the network takes most of the "
         f"{each:,.0f} us per job."
     )
 
 
 def _ms(milliseconds: float) -> str:
-    """Three digits, in the unit that people measure these in."""
+    """Return three digits in the customary unit."""
     return f"{milliseconds:,.0f} ms" if milliseconds >= 100 else f"{milliseconds:.3g} ms"

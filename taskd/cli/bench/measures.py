@@ -1,4 +1,4 @@
-"""How `taskd bench` measures: with the client and the worker that everybody else uses."""
+"""How `taskd bench` measures: with the ordinary client and the ordinary worker."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ APP = "taskd-bench"
 CALLS_MAX = 5000
 CLIENTS = 10
 BULK_JOBS = 1000
-# The single jobs and those of the ten clients are at most this share of all, each.
+# Single jobs, and the jobs of the ten clients, are each at most this share of all jobs.
 SHARE_MAX = 4
-# After a drain, so that the worker is as idle as it gets.
+# Measured after a drain, when the worker is idle.
 CALM_S = 1.0
 WAKE_UP_EVERY_S = (0.02, 0.05)
 TELL_EVERY_S = 0.1
 LOOK_EVERY_S = 0.002
 STALLED_S = 30.0
 
-# Called with the step that is going on and the share of it that is done.
+# Called with the current step and the share of it that is done.
 Tell = Callable[[str, float], None]
 
 
@@ -49,9 +49,9 @@ class Plan:
     """How much to measure.
 
     Attributes:
-        jobs: how many to enqueue, in all three ways together, and then to drain.
-        wake_ups: how many jobs to give to an idle worker, one after the other.
-        each_s: seconds that each of the other measures takes at most.
+        jobs: jobs to enqueue, in all three ways together, and then to drain.
+        wake_ups: jobs to give to an idle worker, one after another.
+        each_s: longest time of each other measurement, in seconds.
     """
 
     jobs: int
@@ -60,7 +60,7 @@ class Plan:
 
 
 class Stopped(Exception):
-    """A signal has stopped the worker, and so the measuring."""
+    """A signal has stopped the worker, and with it the measurement."""
 
 
 class Measures:
@@ -68,8 +68,8 @@ class Measures:
 
     Args:
         name: of the queue and of the task.
-        regain: called when the worker has ended, which handles the signals while it runs and gives
-            none of them back to whoever had them before.
+        regain: called when the worker has ended: the worker handles the signals while it runs, and
+        does not restore earlier handlers.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Measures:
         self._job: NewJob = self._task.job()
 
     async def run(self, target: Target, client: Client, place: stored.Place, tell: Tell) -> Figures:
-        """Measure everything, one after the other; `tell` hears how far it is.
+        """Measure everything, one step after another; call `tell` with the progress.
 
         Raises:
             Stopped: a signal has stopped the worker.
-            TaskdError: no job was run for 30 s; or as the client and the worker raise.
+            TaskdError: no job ran for 30 s; or as the client and the worker raise.
         """
         self._tell = tell
         plan, database = self._plan, target.database
@@ -96,7 +96,7 @@ class Measures:
             on = fetches(connection)
             round_trip = await self._spans("round trip", lambda: stored.round_trip(on), CALLS_MAX)
             commit = await self._spans("commit", lambda: stored.commit(on), CALLS_MAX)
-            # The first of each kind makes ready what the others find.
+            # Each kind of call runs once before it is measured, to warm up connections and plans.
             await client.enqueue(self._job)
             share = min(CALLS_MAX, plan.jobs // SHARE_MAX)
             single = await self._spans("one by one", lambda: client.enqueue(self._job), share)
@@ -121,12 +121,12 @@ class Measures:
             wake_up=Times.of(wake_ups),
         )
 
-    # Calls.
+    # Client calls.
 
     async def _spans(
         self, step: str, call: Callable[[], Awaitable[object]], at_most: int
     ) -> list[float]:
-        """How long calls took, one after the other, until the time is over or so many are made."""
+        """Return durations of consecutive calls, until the time or the number is reached."""
         spans: list[float] = []
         began = now = time.perf_counter()
         while len(spans) < at_most and (not spans or now - began < self._plan.each_s):
@@ -137,7 +137,7 @@ class Measures:
         return spans
 
     async def _from_many(self, client: Client, at_most: int) -> tuple[int, float]:
-        """Ten that enqueue one by one at the same time: how many jobs, and how long it took."""
+        """Let ten clients enqueue at once, one job per call; return the jobs and the time."""
 
         async def enqueue() -> object:
             return await client.enqueue(self._job)
@@ -149,18 +149,18 @@ class Measures:
         return sum(map(len, spans)), time.perf_counter() - began
 
     async def _in_bulk(self, client: Client, count: int) -> float:
-        """Enqueue the rest, a thousand a call: how long it took."""
+        """Enqueue the remaining jobs, a thousand per call; return the time."""
         began = time.perf_counter()
         for done in range(0, count, BULK_JOBS):
             await client.enqueue_many([self._job] * min(BULK_JOBS, count - done))
             self._tell("1,000 a call", done / count)
         return time.perf_counter() - began
 
-    # A worker.
+    # The worker.
 
     @asynccontextmanager
     async def _worker(self, target: Target) -> AsyncIterator[None]:
-        """A worker in this process, while the block runs; it ends together with it."""
+        """Run a worker in this process while the block runs; it ends with the block."""
         from taskd.worker import Worker
 
         registry = Registry()
@@ -186,7 +186,7 @@ class Measures:
         self._working.result()
 
     async def _drain(self, live: Callable[[], Awaitable[int]]) -> tuple[float, float]:
-        """From the first start until no job is left: seconds, and those of CPU of this process."""
+        """Return seconds, and CPU seconds of this process, from the first start to the last ack."""
         await self._until_started(self._plan.jobs, "drain")
         ends = time.monotonic() + STALLED_S
         while await live():
@@ -196,7 +196,7 @@ class Measures:
         return time.perf_counter() - starts.first_at, time.process_time() - starts.first_cpu_s
 
     async def _wake_ups(self, client: Client) -> list[float]:
-        """From each commit of a job to the start of its handler, the worker being idle: seconds."""
+        """Return seconds from the commit of each job to the start of its handler, worker idle."""
         await asyncio.sleep(CALM_S)
         spans: list[float] = []
         for number in range(1, self._plan.wake_ups + 1):
@@ -204,13 +204,13 @@ class Measures:
             await client.enqueue(self._job)
             committed_at = time.perf_counter()
             await self._until_started(self._plan.jobs + number)
-            # A worker that looks just then may be faster than the answer to the commit.
+            # A worker that polls at this moment can be faster than the answer to the commit.
             spans.append(max(0.0, self._starts.last_at - committed_at))
             self._tell("wake-up", number / self._plan.wake_ups)
         return spans
 
     async def _until_started(self, count: int, step: str | None = None) -> None:
-        """Wait until so many handlers have been started in all."""
+        """Wait until this many handlers have started in all."""
         starts = self._starts
         seen, ends = starts.count, time.monotonic() + STALLED_S
         while starts.count < count:
@@ -224,18 +224,18 @@ class Measures:
                 self._tell(step, starts.count / count)
 
     def _go_on_until(self, ends: float) -> None:
-        """Nothing, unless the worker has ended or that moment has come."""
+        """Do nothing, unless the worker has ended or the deadline has passed."""
         if self._working.done():
             self._working.result()
         if time.monotonic() > ends:
             raise TaskdError(
                 f"the queue {self._name} did not move for {STALLED_S:.0f} s, so there is "
-                "nothing to measure. Has somebody paused it, or does the database not answer?"
+                "nothing to measure. Is the queue paused, or does the database not answer?"
             )
 
 
 async def _together(work: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
-    """Ten of it at the same time: what they return."""
+    """Run ten calls at the same time; return their results."""
     tasks = [asyncio.create_task(work(), name=f"bench:client-{n}") for n in range(CLIENTS)]
     try:
         return await asyncio.gather(*tasks)
@@ -246,7 +246,7 @@ async def _together(work: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Starts:
-    """Counts the starts of a handler that does nothing.
+    """A handler that does nothing, and counts its starts.
 
     Attributes:
         first_at, first_cpu_s: the clock, and the CPU time of this process, at the first start.
@@ -260,14 +260,14 @@ class Starts:
         self._reached = asyncio.Event()
 
     async def reach(self, count: int) -> None:
-        """Wait until it has been started so often."""
+        """Wait until the handler has started this many times."""
         self._wanted = count
         self._reached.clear()
         if self.count < count:
             await self._reached.wait()
 
     def handler(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """The handler."""
+        """Handle a job."""
 
         async def nothing() -> None:
             self.count += 1

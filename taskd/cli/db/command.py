@@ -23,22 +23,22 @@ PASSWORD_OPTION = re.compile(r"(?i)(?<=[?&])password=([^&\s]*)&?")
 
 @click.group()
 def db() -> None:
-    """Migrate, check and reach the database."""
+    """Migrate and check the database, and open psql on it."""
 
 
 @db.command()
-@click.option("--plan", is_flag=True, help="Tell what would be applied; change nothing.")
-@click.option("--sql", "as_sql", is_flag=True, help="Print it for psql; change nothing.")
+@click.option("--plan", is_flag=True, help="Show what would be applied; change nothing.")
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for psql; change nothing.")
 @click.option("--check", is_flag=True, help="Exit 0 if nothing is missing, else 4.")
 @click.option(
     "--from",
     "above",
     type=click.IntRange(0),
     metavar="NUMBER",
-    help="With --plan and --sql: what follows on that migration. No database is asked then.",
+    help="With --plan and --sql: start after this migration, without asking a database.",
 )
 @click.option(
-    "--drain", is_flag=True, help="Tell workers that are too old to drain, and wait for them."
+    "--drain", is_flag=True, help="Ask workers that are too old to drain, and wait for them."
 )
 @click.option(
     "--wait",
@@ -46,7 +46,7 @@ def db() -> None:
     type=DURATION,
     default="2m",
     show_default=True,
-    help="How long to wait for them to end.",
+    help="How long to wait until they have ended.",
 )
 @click.option(
     "--lock-wait",
@@ -54,7 +54,7 @@ def db() -> None:
     type=DURATION,
     default="1m",
     show_default=True,
-    help="How long to try for a migration's locks, for a tenth of a second each time.",
+    help="How long to retry for the locks of a migration, 0.1 s each time.",
 )
 @json_option
 @click.pass_context
@@ -71,21 +71,23 @@ def migrate(
 ) -> None:
     """Apply the migrations that the database lacks.
 
-    Safe to repeat, from several places at once, and while jobs run. What living workers are too old
-    for is not applied: it waits, or with --drain they do.
+    Safe to repeat, to run from several places at once, and to run while jobs run. A migration for
+    which live workers are too old is postponed; with --drain, these workers drain first.
 
-    For databases that a DBA changes by hand:
-    taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1 ...
+    For databases that a DBA changes by hand: taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1
+    ...
     """
     from taskd.cli.db import migrate
 
     session = ctx.ensure_object(Session)
     if plan + as_sql + check > 1:
-        raise click.UsageError("give one of --plan, --sql and --check")
+        raise click.UsageError("give only one of --plan, --sql and --check")
     if drain and plan + as_sql + check:
-        raise click.UsageError("--plan, --sql and --check change nothing, and nobody drains")
+        raise click.UsageError(
+            "--drain changes workers, but --plan, --sql and --check change nothing"
+        )
     if above is not None and not (plan or as_sql):
-        raise click.UsageError("--from goes with --plan or --sql")
+        raise click.UsageError("--from needs --plan or --sql")
     if plan:
         migrate.show_plan(session, above, as_json=as_json)
     elif as_sql:
@@ -100,7 +102,7 @@ def migrate(
 @json_option
 @pass_session
 def check(session: Session, as_json: bool) -> None:
-    """Exit 0 when this taskd works with the database's schema, else 78."""
+    """Exit 0 if this taskd works with the database's schema, else 78."""
     from taskd.store.schema import migrations
 
     async def work() -> int:
@@ -116,15 +118,15 @@ def check(session: Session, as_json: bool) -> None:
 
 
 @db.command()
-@click.option("--prefix", default="taskd", show_default=True, help="What their names begin with.")
+@click.option("--prefix", default="taskd", show_default=True, help="Prefix of their names.")
 @click.option("--sql", "--print", "as_sql", is_flag=True, help="Print the SQL; run nothing.")
 @json_option
 @pass_session
 def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
     """Make roles for producers, workers, observers and admins.
 
-    Each may do what it needs and no more. Safe to repeat. Nobody logs in as one of them: a login
-    becomes a member, as in GRANT taskd_worker TO my_worker.
+    Each role has the rights that it needs and no more. Safe to repeat. No one logs in as a role:
+    grant it to your own logins, as in GRANT taskd_worker TO my_worker.
     """
     from taskd.store.schema import roles as stored
 
@@ -153,9 +155,9 @@ def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
 @json_option
 @pass_session
 def start(session: Session, as_json: bool) -> None:
-    """Start the embedded PostgreSQL, and keep it up.
+    """Start the embedded PostgreSQL, and keep it running until `taskd db stop`.
 
-    Until `taskd db stop`; otherwise it ends soon after its last user.
+    Without this command it stops soon after its last user has left.
     """
     from taskd import embedded
     from taskd.store.connections.database import Database
@@ -168,7 +170,7 @@ def start(session: Session, as_json: bool) -> None:
             print_json({"dsn": server.dsn(), "home": server.home, "major": server.major})
         else:
             click.echo(server.dsn())
-        session.say(f"PostgreSQL {server.major} stays up; its data is in {server.home}")
+        session.say(f"PostgreSQL {server.major} keeps running; its data is in {server.home}")
     finally:
         server.close()
 
@@ -177,7 +179,7 @@ def start(session: Session, as_json: bool) -> None:
 @json_option
 @pass_session
 def stop(session: Session, as_json: bool) -> None:
-    """Stop the embedded PostgreSQL, whoever uses it."""
+    """Stop the embedded PostgreSQL, even if it has users."""
     from taskd import embedded
 
     stopped = embedded.stop(embedded.default_home(_own(session)))
@@ -191,7 +193,7 @@ def stop(session: Session, as_json: bool) -> None:
 @json_option
 @pass_session
 def status(session: Session, as_json: bool) -> None:
-    """Show where the embedded PostgreSQL is, and if it runs."""
+    """Show where the embedded PostgreSQL is, and whether it runs."""
     from taskd import embedded
 
     found = embedded.status(embedded.default_home(_own(session)))
@@ -203,13 +205,13 @@ def status(session: Session, as_json: bool) -> None:
 
 
 @db.command()
-@click.option("--show-password", is_flag=True, help="Print the password of a configured DSN, too.")
+@click.option("--show-password", is_flag=True, help="Print also the password of a configured DSN.")
 @json_option
 @pass_session
 def dsn(session: Session, show_password: bool, as_json: bool) -> None:
-    """Print the DSN alone, without its password.
+    """Print only the DSN, without its password.
 
-    Of the configured database, or of the embedded one, which it starts if need be.
+    It is that of the configured database, or of the embedded one, which is started if necessary.
     """
     loaded = session.load()
     if loaded.settings.dsn is not None:
@@ -222,7 +224,9 @@ def dsn(session: Session, show_password: bool, as_json: bool) -> None:
     try:
         _print_dsn(server.dsn(), as_json)
         if not embedded.status(server.home).kept:
-            session.say("it ends soon after its last user; `taskd db start` keeps it up")
+            session.say(
+                "it stops soon after its last user has left; `taskd db start` keeps it running"
+            )
     finally:
         server.close()
 
@@ -240,7 +244,7 @@ def _print_dsn(dsn: str, as_json: bool) -> None:
 def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
     """Open psql on the database.
 
-    What follows is handed to psql: taskd db shell -c 'SELECT 1'
+    All further arguments go to psql: taskd db shell -c 'SELECT 1'
     """
     from taskd import embedded
 
@@ -253,8 +257,8 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
         environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
         os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
     server = embedded.start(settings=_own(session))
-    # Ctrl-C is psql's, to drop the line or the statement: this process only holds the server. A
-    # handler, not SIG_IGN, which psql would inherit.
+    # psql handles Ctrl-C, to drop the line or the statement; this process only holds the server.
+    # The handler must not be SIG_IGN, which psql would inherit.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         done = subprocess.run(  # noqa: S603 - no shell, psql as it was looked up
@@ -267,7 +271,7 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
 
 
 def split_password(dsn: str) -> tuple[str, str | None]:
-    """The DSN without its password, and the password: a command line is seen by all in ps."""
+    """Return the DSN without its password, and the password: every user can read a command line."""
     for pattern, replacement in ((PASSWORD_OF_USER, r"\1@"), (PASSWORD_OPTION, "")):
         match = pattern.search(dsn)
         if match:
@@ -276,7 +280,7 @@ def split_password(dsn: str) -> tuple[str, str | None]:
 
 
 def _own(session: Session) -> Settings:
-    """The settings, when they mean the embedded PostgreSQL.
+    """Return the settings, if they mean the embedded PostgreSQL.
 
     Raises:
         ConfigError: another database is configured, or the embedded one is switched off.
@@ -285,7 +289,7 @@ def _own(session: Session) -> Settings:
     if loaded.settings.dsn is not None:
         raise ConfigError(
             f"a DSN is configured ({loaded.sources['dsn']}), so taskd uses that database and "
-            "no embedded one. Unset it to manage the embedded PostgreSQL."
+            "not the embedded one. Unset it to manage the embedded PostgreSQL."
         )
     if loaded.settings.embedded == "off":
         raise ConfigError(

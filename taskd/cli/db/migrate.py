@@ -1,4 +1,4 @@
-"""What `taskd db migrate` does, and what it tells beforehand."""
+"""`taskd db migrate`: apply migrations, and print what they do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_CHECK_FAILED = 4
 def apply(
     session: Session, *, drain: bool, wait_s: float, lock_wait_s: float, as_json: bool
 ) -> None:
-    """Apply what is missing, and tell what happens meanwhile."""
+    """Apply the missing migrations, and print what happens."""
     from taskd import events
     from taskd.store.schema import roles as stored_roles
 
@@ -69,22 +69,23 @@ def _tell(session: Session, name: str, fields: Mapping[str, Any]) -> None:
         case "migration.delayed":
             held = ", ".join(fields["held_by"])
             by = f", held by {held}" if held else ""
-            session.say(f"{label}: {fields['error']}{by}; again in {fields['delay_s']} s")
+            session.say(f"{label}: {fields['error']}{by}; retrying in {fields['delay_s']} s")
         case "migration.announced":
             session.say(
                 f"{label}: waiting until these have drained: {', '.join(fields['workers'])}"
             )
         case "migration.postponed":
             session.say(
-                f"{label} waits: too new for {', '.join(fields['workers'])}. This taskd works "
-                "without it: run `taskd db migrate` again when they have ended, or with --drain."
+                f"{label} is postponed: too new for {', '.join(fields['workers'])}. This taskd "
+                "works without it: run `taskd db migrate` again when they have ended, or with "
+                "--drain."
             )
         case _:
-            session.say("another process migrates this database; waiting for it")
+            session.say("another process is migrating this database; waiting for it")
 
 
 def show_plan(session: Session, above: int | None, *, as_json: bool) -> None:
-    """Tell what is missing, what it locks, and which workers may go on."""
+    """Print what is missing, what it locks, and which workers can go on."""
     wanted, old = _wanted(session, above)
     if as_json:
         for each in wanted:
@@ -95,7 +96,7 @@ def show_plan(session: Session, above: int | None, *, as_json: bool) -> None:
         click.echo(f"    {'; '.join(_locks(each))}")
         click.echo(f"    {_workers(each, old)}")
     if not wanted:
-        session.say("the database lacks nothing")
+        session.say("the database lacks no migration")
 
 
 def _row(each: Migration, old: Sequence[OldWorker]) -> dict[str, Any]:
@@ -113,8 +114,8 @@ def _row(each: Migration, old: Sequence[OldWorker]) -> dict[str, Any]:
 
 def _locks(each: Migration) -> list[str]:
     told = [f"locks {table} ({mode}: {LOCK_MODES[mode]})" for table, mode in each.locks]
-    told = told or ["locks nothing that is in use"]
-    return told if each.in_transaction else [*told, "in no transaction; can be run again"]
+    told = told or ["locks no table that is in use"]
+    return told if each.in_transaction else [*told, "runs outside a transaction; can be repeated"]
 
 
 def _workers(each: Migration, old: Sequence[OldWorker]) -> str:
@@ -122,7 +123,7 @@ def _workers(each: Migration, old: Sequence[OldWorker]) -> str:
     if outgrown:
         names = ", ".join(str(one) for one in outgrown)
         return f"too new for {count(len(outgrown), 'worker')}: {names}; upgrade first, or --drain"
-    return f"workers of code {each.works_with:04d} and later go on"
+    return f"workers with code {each.works_with:04d} and later go on"
 
 
 def print_sql(session: Session, above: int | None) -> None:
@@ -133,11 +134,11 @@ def print_sql(session: Session, above: int | None) -> None:
     if wanted:
         click.echo(script(wanted), nl=False)
     else:
-        session.say("the database lacks nothing")
+        session.say("the database lacks no migration")
 
 
 def check(session: Session, *, as_json: bool) -> int:
-    """Whether nothing is missing, as an exit code."""
+    """Return an exit code: whether a migration is missing."""
     known = migrations.all_migrations()
 
     async def work() -> list[Entry]:
@@ -165,8 +166,12 @@ def check(session: Session, *, as_json: bool) -> int:
         needed = any(each.number <= code_range(known).oldest for each in lacks)
         session.say(
             f"the schema taskd is at {version(found):04d}; "
-            + ("this taskd needs what is missing" if needed else "this taskd works with it")
-            + ": `taskd db migrate` applies it"
+            + (
+                "this taskd needs the missing migrations"
+                if needed
+                else "this taskd works with this schema"
+            )
+            + ": `taskd db migrate` applies them"
         )
     else:
         session.say(f"the schema taskd is at {version(found):04d}; nothing is missing")
@@ -174,7 +179,7 @@ def check(session: Session, *, as_json: bool) -> int:
 
 
 def _wanted(session: Session, above: int | None) -> tuple[list[Migration], list[OldWorker]]:
-    """What is missing, and the living workers that are older than this code."""
+    """Return the missing migrations, and the live workers that are older than this code."""
     known = migrations.all_migrations()
     if above is not None:
         return [each for each in known if each.number > above], []

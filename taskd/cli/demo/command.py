@@ -1,4 +1,4 @@
-"""`taskd demo`: the whole of taskd in one go; nothing to set up, and nothing leaves the machine."""
+"""`taskd demo`: a complete demonstration; it needs no set-up, and nothing leaves the machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 QUEUE = "email"
 MAILS = Path(__file__).with_name("demo_mails.ndjson")
-# Marks the demo's own mails and leads a later run to the folder of one that was killed.
+# Marks the demo's own mails, and leads a later run to the folder of a run that was killed.
 FOLDER_HEADER = "X-Demo-Folder"
 SENDER = "The taskd demo <demo@example.org>"
 RETRY_S = 0.5
@@ -51,33 +51,33 @@ LOOK_EVERY_S = 1.0
     show_default=True,
     help="Mails to enqueue.",
 )
-@click.option("--until-empty", is_flag=True, help="End when all is done.")
+@click.option("--until-empty", is_flag=True, help="End when all mails are delivered.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="Mails that are sent at the same time.  [default: 100]",
+    help="Concurrent mails.  [default: 100]",
 )
 @click.option(
     "--dir",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where delivered mails go; a new folder by default.",
+    help="Folder for delivered mails; a new one by default.",
 )
 @click.option(
     "--fail-rate",
     type=click.FloatRange(0.0, 1.0),
     default=0.02,
     show_default=True,
-    help="Share of mails that the mail server puts off, so that retries are seen.",
+    help="Share of mails that the mail server defers, to show retries.",
 )
 @pass_session
 def demo(session: Session, /, **options: Any) -> None:
-    """Watch taskd work, with nothing to set up.
+    """Run a demonstration that needs no set-up.
 
-    Starts PostgreSQL (unless a DSN is configured), a mail server of its own and a worker;
-    enqueues mails to people who do not exist and delivers them into a folder. Nothing leaves
-    this machine. Kill it half-way and run it again: it finishes what is left.
+    It starts PostgreSQL (unless a DSN is configured), its own mail server and a worker. It enqueues
+    mails to fictional people, and delivers them into a folder. Nothing leaves this machine. Kill it
+    half-way and run it again: it delivers the rest.
     """
     import uvloop
 
@@ -122,7 +122,7 @@ async def _lane(target: Target) -> AsyncIterator[Lane]:
 
 
 def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
-    """Somebody's real mails must not end in the demo's folder."""
+    """Refuse if real mails would end in the demo's folder."""
     own = sum(job.folder is None and job.task == "send_email" for job in left)
     if own and (target.embedded is None or settings.smtp_host is not None):
         raise ConfigError(
@@ -132,7 +132,7 @@ def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Targe
 
 
 def _folder(given: Path | None, left: Sequence[LeftJob]) -> Folder:
-    """Where mails go: as told, or where an earlier run put them, or somewhere new."""
+    """Return the folder for mails: the given one, that of an earlier run, or a new one."""
     earlier = [Path(job.folder) for job in left if job.folder]
     path = given or next((each for each in earlier if (each / MARKER).is_file()), None)
     try:
@@ -142,7 +142,7 @@ def _folder(given: Path | None, left: Sequence[LeftJob]) -> Folder:
 
 
 def _mails(count: int, folder: Path) -> Iterator[NewJob]:
-    """So many jobs, made from the shipped mails one after the other."""
+    """Return this many jobs, made from the shipped mails in turn."""
     shipped = MAILS.read_text(encoding="utf-8").splitlines()
     mark = str(folder).encode("ascii", "backslashreplace").decode()
     for number in range(1, count + 1):
@@ -175,7 +175,7 @@ def _demo_settings(settings: Settings, port: int) -> Settings:
 
 
 class Run:
-    """One run: what it shall deliver, and what it tells about it."""
+    """One run: what it delivers, and what it prints."""
 
     def __init__(
         self, session: Session, folder: Folder, left: Sequence[int], fail_rate: float
@@ -189,18 +189,18 @@ class Run:
         self._told = False
 
     def introduce(self, target: Target, port: int, others: int) -> None:
-        """Say what happens where, before it happens."""
+        """Print what will happen, before it happens."""
         say = self._session.say
         say(f"database      {target.describe()}")
         say(f"mail server   the demo's own, {HOST}:{port}; nothing leaves this machine")
         say(f"mails go to   {self._folder.path}")
         if self._left:
-            say(f"first         {self._left:,} mails that an earlier run has left in the queue")
+            say(f"first         {self._left:,} mails that an earlier run left in the queue")
         elif others:
-            say(f"beware        another worker serves the queue {QUEUE} and sends its share itself")
+            say(f"note          another worker serves the queue {QUEUE} and sends its share itself")
 
     async def work(self, settings: Settings, target: Target, lane: Lane, until_empty: bool) -> int:
-        """Deliver, show the progress, and sum up; the exit code."""
+        """Deliver the mails, show the progress and print a summary; return the exit code."""
         from taskd.core.tasks.registry import BUILT_IN_APP
         from taskd.tasks.send_email import Mailer
         from taskd.worker import Worker
@@ -236,12 +236,12 @@ class Run:
     def _listen(self, name: str, _fields: Mapping[str, Any]) -> None:
         self._counts[name] += 1
         if name == "acks.delayed":
-            self._session.say("\nPostgreSQL does not answer; what is done is kept until it does.")
+            self._session.say("\nPostgreSQL does not answer; outcomes are kept until it does.")
         elif name == "store.back":
-            self._session.say("\nPostgreSQL is back.")
+            self._session.say("\nPostgreSQL answers again.")
 
     async def _show_progress(self) -> None:
-        """A line that moves, for terminals."""
+        """A progress line for terminals."""
         while sys.stderr.isatty() and not self._session.quiet:
             done, retried = self._counts["job.done"], self._counts["job.retried"]
             line = f"\r{done:,} of {len(self.ids):,} delivered, {retried:,} retried"
@@ -250,7 +250,7 @@ class Run:
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def _await_all(self, lane: Lane) -> None:
-        """Sum up when everything is delivered; the worker goes on."""
+        """Print the summary when all mails are delivered; the worker goes on."""
         from taskd.errors import StoreUnavailable
         from taskd.store.reading import demo as stored
 
@@ -262,9 +262,9 @@ class Run:
         self._told = True
         await self._sum_up(lane)
         self._session.say(
-            "\nThe worker is still running: send a mail of your own from a second shell,\n"
+            "\nThe worker is still running. Send a mail of your own from a second shell,\n"
             "  taskd enqueue send_email to=you@example.org subject=Hello body='It works.'\n"
-            f"and look at the newest file in {self._folder.path}. Ctrl-C ends it."
+            f"and read the newest file in {self._folder.path}. Ctrl-C ends the demo."
         )
 
     async def _sum_up(self, lane: Lane) -> None:
@@ -293,8 +293,8 @@ class Run:
             p50, p95 = (1000 * wait for wait in outcome.wait_s)
             since = "; some since an earlier run" if self._left else "; all were enqueued at once"
             yield f"wait          p50 {p50:,.0f} ms, p95 {p95:,.0f} ms{since}"
-        killed = "; a kill costs an attempt of each mail under way" if self._left else ""
-        rate = f"the mail server puts {self._fail_rate:.1%} off"
+        killed = "; a kill costs an attempt of each mail in progress" if self._left else ""
+        rate = f"the mail server defers {self._fail_rate:.1%}"
         yield f"retries       {outcome.retries:,}; {rate}{killed}"
         sent = set(outcome.message_ids or ())
         here = sum(each in self._folder.copies for each in sent)
@@ -302,7 +302,7 @@ class Run:
         yield f"delivered     {here:,} mails, {again:,} duplicates (by Message-ID)"
         if here < len(sent):
             yield f"              {len(sent) - here:,} were sent by other workers of the queue"
-        yield f"to be read    {self._folder.path}/*.eml"
+        yield f"read them     {self._folder.path}/*.eml"
         if outcome.live:
             yield f"left          {outcome.live:,} jobs; run the demo again to deliver them"
         yield "try next      taskd stats; taskd jobs list --queue email; kill -9 a demo half-way"

@@ -1,4 +1,4 @@
-"""The mail server of `taskd demo`: keeps every mail as a file, and plays busy now and then."""
+"""The mail server of `taskd demo`: it keeps each mail as a file, and defers a share of them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from taskd.errors import ConfigError
 
 HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
-# Lies in every folder of a demo. A path that a row of the database names is used only with it.
+# Lies in every folder of a demo. The demo uses a path from a database row only if it finds this.
 MARKER = ".taskd-demo"
-BUSY = "451 4.3.2 The demo's mail server plays busy (--fail-rate); try again"
+BUSY = "451 4.3.2 The demo's mail server defers this mail (--fail-rate); try again"
 
 _MESSAGE_ID = re.compile(rb"^Message-ID:\s*(<[^>]+>)", re.IGNORECASE | re.MULTILINE)
 
 
 class Folder:
-    """A folder of mails, `00001.eml` and so on; what lies in it already counts too.
+    """A folder of mails, `00001.eml` and so on; existing mails count, too.
 
     Attributes:
-        copies: how often each mail is there, by Message-ID.
+        copies: number of copies of each mail, by Message-ID.
 
     Raises:
-        OSError: it cannot be made or written to.
+        OSError: the folder cannot be made or written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,11 +47,11 @@ class Folder:
 
     @property
     def duplicates(self) -> int:
-        """Mails beyond the first of their Message-ID."""
+        """Return the number of mails beyond the first of their Message-ID."""
         return self.copies.total() - len(self.copies)
 
     def add(self, content: bytes) -> Path:
-        """Keep a mail; where. A run that is killed leaves no half of one."""
+        """Keep a mail; return its path. A killed run leaves no partial file."""
         self._number += 1
         file = self.path / f"{self._number:05}.eml"
         half = file.with_suffix(".part")
@@ -67,11 +67,11 @@ class Folder:
 
 
 class Sink:
-    """Answers as aiosmtpd asks.
+    """The handler that aiosmtpd calls.
 
     Args:
         folder: where the mails go.
-        fail_rate: the share of mails that is put off, 0 to 1.
+        fail_rate: the share of mails to defer, 0 to 1.
     """
 
     def __init__(self, folder: Folder, fail_rate: float) -> None:
@@ -79,7 +79,7 @@ class Sink:
         self._fail_rate = fail_rate
 
     async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
-        """Take a mail, or put it off. It is on file before the answer."""
+        """Accept a mail, or defer it. The file is written before the answer."""
         if random.random() < self._fail_rate:
             return BUSY
         try:
@@ -91,7 +91,7 @@ class Sink:
 
 @asynccontextmanager
 async def serving(folder: Folder, fail_rate: float) -> AsyncIterator[int]:
-    """Run the mail server on a free port of this machine; the port.
+    """Run the mail server on a free port of this machine; return the port.
 
     Raises:
         ConfigError: aiosmtpd is not installed.
@@ -100,9 +100,9 @@ async def serving(folder: Folder, fail_rate: float) -> AsyncIterator[int]:
         from aiosmtpd.smtp import SMTP
     except ImportError:
         raise ConfigError(
-            "the demo needs the mail server aiosmtpd: pip install 'taskd[demo]'"
+            "the demo needs the mail server aiosmtpd: pip install 'pgtaskd[demo]'"
         ) from None
-    # Two lines for every command of every mail would cost more than the mails.
+    # aiosmtpd logs two lines per SMTP command, which would cost more than the mails.
     logging.getLogger("mail.log").setLevel(logging.ERROR)
     loop = asyncio.get_running_loop()
     sink = Sink(folder, fail_rate)

@@ -1,4 +1,4 @@
-"""`taskd doctor`: what is wrong with this database and this set-up, and what mends it."""
+"""`taskd doctor`: check the database and this installation."""
 
 from __future__ import annotations
 
@@ -26,28 +26,34 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Sequence[dict[str, Any]]]
 
-MEND_UNREACHED = "See that it runs, and that host, port, user and database of the DSN are right."
+MEND_UNREACHED = (
+    "Check that the server runs, and that host, port, user and database of the DSN are right."
+)
 
 
 @click.command()
 @click.argument(
     "names", metavar="[CHECK]...", nargs=-1, type=click.Choice([c.name for c in CHECKS])
 )
-@click.option("--all", "whole", is_flag=True, help="Show also what is well, with its figures.")
-@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL that mends it, for psql.")
+@click.option(
+    "--all", "whole", is_flag=True, help="Show also the checks that passed, with their figures."
+)
+@click.option(
+    "--sql", "as_sql", is_flag=True, help="Print the SQL that fixes what is wrong, for psql."
+)
 @json_option
 @click.pass_context
 def doctor(
     ctx: click.Context, names: tuple[str, ...], whole: bool, as_sql: bool, as_json: bool
 ) -> None:
-    """Say what is wrong with this database and this set-up, and what mends it.
+    """Check the database and this installation, and print how to fix what is wrong.
 
-    It changes nothing and reads little. CHECK names the checks to make; all of them by default.
-    Exit 0: all is well, or there are only hints and what could not be looked at; 4: a check
-    failed; 69: the database cannot be reached; 77: not permitted; 78: wrong configuration.
+    It changes nothing and reads little. CHECK names the checks to run; by default all run. Exit 0:
+    all checks passed, or there are only hints and checks that could not run; 4: a check failed; 69:
+    the database cannot be reached; 77: not permitted; 78: wrong configuration.
     """
     if as_json and as_sql:
-        raise click.UsageError("give --json or --sql, not both")
+        raise click.UsageError("give either --json or --sql")
     session = ctx.ensure_object(Session)
     checks = tuple(check for check in CHECKS if not names or check.name in names)
     findings, code = run(_examine(session, checks))
@@ -63,11 +69,11 @@ def doctor(
     ctx.exit(code)
 
 
-# Look.
+# Collect the facts.
 
 
 async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Finding], int]:
-    """The findings, and the exit code if it is none of a failed check."""
+    """Return the findings, and the exit code unless it is that of a failed check."""
     refused: dict[str, str] = {}
     facts: Facts = {}
     code = 0
@@ -91,7 +97,7 @@ async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Fi
 
 
 def _setup(loaded: Loaded) -> dict[str, Any]:
-    """What can be said of the settings without a database."""
+    """Return the findings that need no database."""
     settings = loaded.settings
     found: dict[str, Any] = {
         "refused": None,
@@ -127,7 +133,7 @@ async def _database(
     facts: Facts,
     refused: dict[str, str],
 ) -> tuple[str, int]:
-    """Fill in what the database says; why it says nothing, and the exit code of that."""
+    """Add what the database says; return why it says nothing, and the exit code for that."""
     [setup] = facts["setup"]
     if not loaded.settings.dsn:
         if setup["embedded_off"]:
@@ -191,7 +197,7 @@ async def _look(
 
 
 async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
-    """By how many seconds this machine's clock is ahead of the database's, at least."""
+    """Return by how many seconds, at least, this machine's clock is ahead of the database's."""
     from taskd.store.reading import doctor as store
 
     loop = asyncio.get_running_loop()
@@ -203,19 +209,19 @@ async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
     if "doctor_server" not in looked.rows:
         return 0.0
     theirs: datetime = looked.rows["doctor_server"][0]["clock"]
-    # It was read while we waited, at its beginning or at its end.
+    # The database read its clock at some moment between our request and its answer.
     early = (began - theirs).total_seconds()
     late = early + took_s
     return 0.0 if early <= 0 <= late else min(early, late, key=abs)
 
 
 def now() -> datetime:
-    """The time of day, by this machine's clock."""
+    """Return the time of day by this machine's clock."""
     return datetime.now(UTC)
 
 
 async def _listening(listen_dsn: str, connect_args: Any) -> str:
-    """Where listen_dsn leads: `direct`, `pooled`, `other` (database), or why nowhere."""
+    """Return where listen_dsn leads: `direct`, `pooled`, `other` (database), or why it fails."""
     from taskd.store.reading import doctor as store
 
     try:

@@ -1,4 +1,4 @@
-"""How `taskd doctor` shows what it found: for people, for programs, for psql."""
+"""Print the findings of `taskd doctor`: for people, for programs, for psql."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COLOURS = {
 }
 WIDTH, WIDTH_MAX = 80, 100
 SQL_LINES_MAX = 4
-# Of one check, so many things are told, and so many ways to mend them.
+# The most facts, and the most fixes, that are printed for one check.
 SAID_MAX = 8
 
 
 def plain(finding: Finding) -> dict[str, Any]:
-    """As `--json` has it."""
+    """Return a finding as `--json` prints it."""
     return {
         "check": finding.check,
         "level": finding.level,
@@ -51,7 +51,7 @@ def _sorted(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def print_findings(findings: Sequence[Finding], *, whole: bool) -> None:
-    """For people, the worst first; what is well only when the whole is wanted."""
+    """Print findings for people, the worst first; passed checks only if asked for."""
     width = (
         min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH_MAX)
         if sys.stdout.isatty()
@@ -90,7 +90,7 @@ def _badge(level: Level) -> str:
 
 
 def _say(text: str, width: int, **style: bool) -> None:
-    """Text in lines that fit, behind the badge."""
+    """Return text in lines that fit beside the badge."""
     indent = " " * 9
     lines = textwrap.wrap(
         typed(printable(text)), max(width, 40), initial_indent=indent, subsequent_indent=indent,
@@ -101,7 +101,7 @@ def _say(text: str, width: int, **style: bool) -> None:
 
 
 def _next(finding: Finding, mend: Mend, width: int) -> None:
-    """What to do; what is to be copied is not wrapped."""
+    """Return what to do; text to copy is not wrapped."""
     if mend.kind == "advice":
         _say(f"next: {mend.text}", width)
         return
@@ -110,7 +110,7 @@ def _next(finding: Finding, mend: Mend, width: int) -> None:
     if more > 1:
         lines = [
             *lines[:SQL_LINES_MAX],
-            typed(f"... {more} lines more: taskd doctor {finding.check} --sql"),
+            typed(f"... {more} more lines: taskd doctor {finding.check} --sql"),
         ]
     for number, line in enumerate(lines):
         lead = "next: " if not number else " " * 6
@@ -118,7 +118,7 @@ def _next(finding: Finding, mend: Mend, width: int) -> None:
 
 
 def _unknown(findings: Sequence[Finding]) -> Iterator[list[str]]:
-    """What could not be looked at, by the reason: often it is one for many."""
+    """Return the checks that could not run, grouped by reason: many often share one."""
     by_reason: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.level is Level.UNKNOWN:
@@ -154,7 +154,7 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def print_sql(findings: Sequence[Finding]) -> None:
-    """A script for psql: each fault as a comment, and what mends it below."""
+    """Print a script for psql: each problem as a comment, with its fix below."""
     for finding in _sorted(findings):
         if finding.level is Level.OK or not finding.mends:
             continue

@@ -33,38 +33,46 @@ if TYPE_CHECKING:
 @click.argument("task")
 @PAIRS
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
-@click.option("--queue", type=QUEUE, help="Where it goes; the task's own queue by default.")
-@click.option("--priority", type=int, help="Smaller runs first.  [default: 100]")
-@click.option("--in", "delay_s", type=DURATION, help="Not before so long from now: 5m.")
+@click.option("--queue", type=QUEUE, help="Name of the queue; the task's own by default.")
+@click.option("--priority", type=int, help="Smaller numbers run first.  [default: 100]")
+@click.option("--in", "delay_s", type=DURATION, help="Not before this time has passed: 5m.")
 @click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
 @click.option("--max-attempts", type=int, help="The task's own number by default.")
 @click.option(
-    "--timeout", "timeout_s", type=DURATION, help="Of one attempt; the task's own by default."
+    "--timeout",
+    "timeout_s",
+    type=DURATION,
+    help="Timeout of one attempt; the task's own by default.",
 )
 @click.option(
     "--deadline",
     type=MOMENT_OR_DURATION,
-    help="No attempt starts after this time, or so long from now: 2h.",
+    help="Expire the job if no attempt starts by this time or within this duration: 2h.",
 )
-@click.option("--unique-key", metavar="KEY", help="At most one job of the task holds it.")
-@click.option(
-    "--no-key", is_flag=True, default=None, help="No unique key, although the task has one."
-)
+@click.option("--unique-key", metavar="KEY", help="At most one job of the task holds this key.")
+@click.option("--no-key", is_flag=True, default=None, help="Enqueue without the task's unique key.")
 @click.option(
     "--key-scope",
     type=click.Choice([each.value for each in KeyScope]),
-    help="Until it is claimed, or until it has finished.  [default: live]",
+    help="Hold the key until the claim (waiting), or until the end (live).  [default: live]",
 )
-@click.option("--key-for", "for_s", type=DURATION, help="The key is held at least so long: 1h.")
+@click.option("--key-for", "for_s", type=DURATION, help="Hold the key for at least this time: 1h.")
 @click.option(
     "--on-conflict",
     type=click.Choice([each.value for each in OnConflict]),
-    help="When another job holds the key.  [default: skip]",
+    help="What to do if another job holds the key.  [default: skip]",
 )
 @click.option(
-    "--debounce-max", "debounce_max_s", type=DURATION, help="With debounce: put off at most so far."
+    "--debounce-max",
+    "debounce_max_s",
+    type=DURATION,
+    help="With debounce: the longest postponement.",
 )
-@click.option("--version", type=int, help="Of what the job works on: newer wins, older is ignored.")
+@click.option(
+    "--version",
+    type=int,
+    help="Version of the job's subject: a newer one wins, an older one is ignored.",
+)
 @click.option("--ids", is_flag=True, help="With -: print the ids.")
 @pass_session
 def enqueue(
@@ -80,10 +88,10 @@ def enqueue(
 
     Prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
 
-    With a unique key, the task's own or --unique-key, it may be that of another job, which holds
-    the key: stderr tells what happened to it then.
+    With a unique key, the task's own or --unique-key, the printed id can be that of another job,
+    which holds the key; stderr then says what happened to that job.
 
-    With - as the task, stdin holds one JSON object a line, of which only the task is needed:
+    With - as the task, stdin holds one JSON object per line. Only its task is required:
 
     \b
     {"task": "send_report", "args": {"to": "ada@example.org"}, "queue": "email",
@@ -92,15 +100,15 @@ def enqueue(
      "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
      "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7, "no_key": true}
 
-    Options on the command line hold for the lines that do not say them. A thousand lines are
-    one transaction; the first line that is wrong ends it, and what was enqueued is said.
+    Options on the command line are defaults for the lines. Each thousand lines are one transaction.
+    The first wrong line ends the command, which prints how many lines were enqueued.
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     if options["delay_s"] is not None and options["run_at"] is not None:
-        raise click.UsageError("give --in or --at, not both")
+        raise click.UsageError("give either --in or --at")
     options["deadline"], options["deadline_s"] = _ends(options["deadline"])
     if task == "-":
         if pairs or args_json is not None:
-            raise click.UsageError("with -, the arguments stand in the lines")
+            raise click.UsageError("with -, give the arguments in the lines of stdin")
         _enqueue_lines(session, sys.stdin.buffer, options, ids)
         return
     args = arguments(pairs, args_json)
@@ -118,19 +126,19 @@ async def _enqueue_one(
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given."""
+    """Return the options that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _ends(deadline: datetime | float | None) -> tuple[datetime | None, float | None]:
-    """A deadline as a moment, or as seconds from now."""
+    """Return a deadline as a moment, or as seconds from now."""
     if isinstance(deadline, datetime):
         return deadline, None
     return None, deadline
 
 
 def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:
-    """Enqueue what stdin says, a chunk at a time, and say how far it got."""
+    """Enqueue the lines of stdin in chunks, and print how far it got."""
     progress = Progress()
     try:
         _enqueue_chunks(session, source, _given(options), ids, progress)
@@ -138,20 +146,24 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
         why = str(error).removesuffix(".")
         raise type(error)(progress.told(why, isinstance(error, StoreUnavailable))) from error
     except (KeyboardInterrupt, BrokenPipeError) as error:
-        # Of --ids, as by `head`: the command ends silently, but not without saying how far it got.
-        why = "interrupted" if isinstance(error, KeyboardInterrupt) else "nobody reads the ids"
+        # The reader of --ids, such as `head`, has gone: stop without an error, but print how far it
+        # got.
+        why = (
+            "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else "the reader of the ids has gone"
+        )
         click.echo(f"taskd: {progress.told(why, doubtful=True)}", err=True)
         raise
     others = progress.jobs - progress.enqueued
-    held = f"; {count(others, 'line')} found a key that is held" if others else ""
+    held = f"; {count(others, 'line')} found that another job holds the key" if others else ""
     session.say(f"{count(progress.enqueued, 'job')} enqueued{held}")
 
 
 def _enqueue_chunks(
     session: Session, source: IO[bytes], defaults: dict[str, Any], ids: bool, progress: Progress
 ) -> None:
-    # The loop runs only while a chunk is sent: a read that waits inside of it would keep Ctrl-C
-    # waiting as well.
+    # The loop runs only while a chunk is sent: a blocking read inside it would delay Ctrl-C.
     stack = AsyncExitStack()
     with asyncio.Runner() as runner:
         client = runner.run(stack.enter_async_context(session.client()))
@@ -179,10 +191,10 @@ async def _send(session: Session, client: Client, chunk: Chunk) -> list[Enqueued
 async def _blame(
     session: Session, client: Client, chunk: Chunk, error: EnqueueError
 ) -> tuple[int, EnqueueError]:
-    """The first line of a refused chunk that is to blame, and why.
+    """Return the first line of a refused chunk that PostgreSQL refuses, and why.
 
-    Only the database knows everything that it refuses, so it is asked: the shortest beginning of
-    the chunk that it refuses ends with that line. What it accepts is rolled back.
+    Only the database knows all reasons to refuse, so it is asked: the shortest refused prefix of
+    the chunk ends with that line. Accepted prefixes are rolled back.
     """
     good, bad = 0, len(chunk.jobs)
     async with session.target() as target, target.database.connection("cli") as connection:

@@ -1,4 +1,4 @@
-"""The stdin of `taskd enqueue -`: lines that become jobs, in chunks, and how far that got."""
+"""The stdin of `taskd enqueue -`: lines become jobs in chunks; and how far that got."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from taskd.core.jobs.job import PAYLOAD_BYTES_MAX, NewJob
 from taskd.core.jobs.unique import Enqueued, Unique
 from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
 
-# What one statement takes, whichever comes first; so much is held in memory.
+# Limits of one statement, whichever comes first; this much is held in memory.
 CHUNK_JOBS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
-# A payload at its limit may take six times its size when every character is escaped.
+# A payload at its limit can take six times its size if every character is escaped.
 LINE_BYTES_MAX = 8 * PAYLOAD_BYTES_MAX
 
 
-# As they are called beside a job's other options, and in Unique.
+# The names of these options in Unique.
 KEY_OPTIONS = {
     "unique_key": "key",
     "key_scope": "scope",
@@ -36,10 +36,10 @@ KEY_OPTIONS = {
 
 
 def with_unique(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a job with what they say of its unique key in one.
+    """Return the options of a job, with those of its unique key as one Unique.
 
     Raises:
-        InvalidJob: they are outside their limits, or rules for a key that is not given.
+        InvalidJob: a value is outside its limits, or a key option is given without unique_key.
     """
     others = {name: value for name, value in options.items() if name not in KEY_OPTIONS}
     rules = {KEY_OPTIONS[name]: value for name, value in options.items() if name in KEY_OPTIONS}
@@ -47,7 +47,7 @@ def with_unique(options: Mapping[str, Any]) -> dict[str, Any]:
         return others
     if "key" not in rules:
         given = ", ".join(sorted(set(options) & set(KEY_OPTIONS)))
-        raise InvalidJob(f"{given}: of which unique_key?")
+        raise InvalidJob(f"{given} needs unique_key")
     return {**others, "unique": Unique(**rules)}
 
 
@@ -78,7 +78,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     no_key: bool | None = None
 
     def job(self, defaults: Mapping[str, Any]) -> NewJob:
-        """The job it asks for, with the command line's options where it is silent.
+        """Return the job of this line; the command line's options are its defaults.
 
         Raises:
             EnqueueError, ValueError: a value is wrong.
@@ -93,7 +93,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         return NewJob(self.task, self._args_text(), **options)
 
     def _args_text(self) -> str:
-        # The text as it was written, whole numbers of any size included; spaces do not count.
+        # The text as it was written, with integers of any size; leading and trailing spaces are
+        # cut.
         text = msgspec.json.format(self.args, indent=-1)
         if not bytes(text).startswith(b"{"):
             raise InvalidArgs("args is not a JSON object")
@@ -102,7 +103,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     def _when(self) -> dict[str, Any]:
         said = [name for name in ("run_at", "delay_s", "in_") if getattr(self, name) is not None]
         if len(said) > 1:
-            raise InvalidJob("give one of run_at, delay_s and in")
+            raise InvalidJob("give only one of run_at, delay_s and in")
         if self.run_at is not None:
             return {"run_at": parse_moment(self.run_at), "delay_s": None}
         if said:
@@ -112,7 +113,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     def _ends(self) -> dict[str, Any]:
         if self.deadline is not None and self.deadline_s is not None:
-            raise InvalidJob("give deadline or deadline_s, not both")
+            raise InvalidJob("give either deadline or deadline_s")
         if self.deadline is not None:
             return {"deadline": parse_moment(self.deadline), "deadline_s": None}
         if self.deadline_s is not None:
@@ -121,7 +122,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """Jobs of one statement, and the lines they came from."""
+    """Jobs of one statement, and the lines that they came from."""
 
     first_line: int
     jobs: list[NewJob]
@@ -131,10 +132,10 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 def read_chunks(source: IO[bytes], defaults: Mapping[str, Any]) -> Iterator[Chunk]:
-    """The jobs of a stream of lines, so many at a time.
+    """Yield the jobs of a stream of lines in chunks.
 
     Raises:
-        LineError: a line is wrong; its chunk is not handed out.
+        LineError: a line is wrong; its chunk is not yielded.
     """
     chunk, held, position = Chunk(1, [], []), 0, 0
     for number, line in _lines(source):
@@ -167,7 +168,7 @@ def _job(number: int, line: bytes, defaults: Mapping[str, Any]) -> NewJob:
     try:
         return _decode_line(line).job(defaults)
     except msgspec.ValidationError as error:
-        raise LineError(f"line {number:,} is no job: {error}") from None
+        raise LineError(f"line {number:,} is not a job: {error}") from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise LineError(f"line {number:,} is not JSON: {error}") from None
     except (EnqueueError, ValueError) as error:
@@ -175,13 +176,13 @@ def _job(number: int, line: bytes, defaults: Mapping[str, Any]) -> NewJob:
 
 
 class Progress:
-    """How far a bulk got.
+    """How far a bulk enqueue got.
 
     Attributes:
-        jobs: how many are committed, or found a key that is held.
-        enqueued: how many of these are new jobs.
-        line: the last line of these.
-        sent: the chunk that is on its way.
+        jobs: how many lines are committed; their job is new, or another job holds its key.
+        enqueued: how many of these jobs are new.
+        line: the last committed line.
+        sent: the chunk that is being sent.
     """
 
     def __init__(self) -> None:
@@ -190,18 +191,18 @@ class Progress:
         self.sent: Chunk | None = None
 
     def committed(self, chunk: Chunk, told: Sequence[Enqueued]) -> None:
-        """The chunk is enqueued, or was told who holds its keys."""
+        """Count a chunk as enqueued."""
         self.jobs += len(chunk.jobs)
         self.enqueued += sum(each.outcome == "enqueued" for each in told)
         self.line = chunk.end_line
         self.sent = None
 
     def told(self, why: str, doubtful: bool) -> str:
-        """What is enqueued, why it ended, and what is not.
+        """Return what is enqueued, why it ended, and what is not enqueued.
 
         Args:
             why: what ended it.
-            doubtful: a chunk that was on its way may have been written all the same.
+            doubtful: a chunk was being sent, and may have been written.
         """
         begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
         if doubtful and self.sent is not None:
@@ -210,16 +211,16 @@ class Progress:
                 "enqueued, all or none; see `taskd jobs list`"
             )
         elif self.jobs:
-            rest = f"nothing from line {self.line + 1:,} on was enqueued"
+            rest = f"no line from {self.line + 1:,} on was enqueued"
         else:
             rest = "nothing was enqueued"
         return "; ".join(part for part in (begun, why, rest) if part)
 
 
 class Bar:
-    """On a terminal, a progress bar by the bytes of a file; for a pipe, a running count.
+    """Show progress on a terminal: a bar for the bytes of a file, a running count for a pipe.
 
-    Elsewhere it shows nothing, nor for lines that are typed: they are on the terminal already.
+    It shows nothing elsewhere, nor for typed lines: those are on the terminal already.
     """
 
     def __init__(self, source: IO[bytes], quiet: bool) -> None:
@@ -233,7 +234,7 @@ class Bar:
             self._bar.__enter__()
 
     def at(self, position: int, jobs: int) -> None:
-        """So many bytes of the file, or so many jobs of the pipe, are done."""
+        """Show this many bytes of the file, or jobs of the pipe, as done."""
         if self._bar is not None:
             self._bar.update(position - self._bar.pos)
         elif self._counts:
@@ -241,7 +242,7 @@ class Bar:
             self._counted = True
 
     def close(self) -> None:
-        """Leave the terminal to others."""
+        """Clear the line of the terminal."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
         elif self._counted:

@@ -1,7 +1,7 @@
-"""Jobs in bulk: those that a filter means, found and acted on a batch at a time.
+"""Act on all jobs that match a filter, batch by batch.
 
-Each batch is a transaction of its own, so that hundreds of thousands of jobs lock nobody out. It
-may be interrupted at any time, and the same command goes on where it was.
+Each batch is its own transaction, so that an action on hundreds of thousands of jobs blocks no
+worker for long. It can be interrupted at any time; the same command then continues.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from taskd.client.bulk import Act
     from taskd.store.connections.database import Lane
 
-# On a terminal, more than this is asked about first.
+# On a terminal, a larger number of jobs needs a confirmation.
 ASK_ABOVE_JOBS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a bulk operation goes about it.
+    """Options of a bulk action.
 
     Attributes:
-        done: what has happened to a job: `retried`.
-        dry_run: say what would happen, and let nothing happen.
-        yes: do not ask.
-        limit: at most so many jobs; None: all.
+        done: participle for messages: `retried`.
+        dry_run: print what would happen, and change nothing.
+        yes: do not ask for a confirmation.
+        limit: the most jobs; None: all.
     """
 
     done: str
@@ -46,9 +46,9 @@ class How:
 
 
 def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options that choose jobs, for a command that acts on jobs in these states."""
+    """Add the options that choose jobs, for a command that acts on jobs in these states."""
     options = [
-        click.option("--task", help="In place of ids: jobs of this task."),
+        click.option("--task", help="Instead of ids: jobs of this task."),
         click.option("--queue", type=QUEUE, help="Jobs of this queue."),
         click.option(
             "--state",
@@ -59,13 +59,16 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
         ),
         click.option(
             "--error",
-            help="Jobs whose last error holds this text; * # … stand for any other text.",
+            help="Jobs whose last error contains this text; * # … match any text.",
         ),
         click.option(
-            "--older-than", "older_than_s", type=DURATION, help="Enqueued, or finished, longer ago."
+            "--older-than",
+            "older_than_s",
+            type=DURATION,
+            help="Enqueued or finished longer ago than this.",
         ),
         click.option(
-            "--since", "since_s", type=DURATION, help="Enqueued, or finished, that recently."
+            "--since", "since_s", type=DURATION, help="Enqueued or finished within this time."
         ),
         click.option(
             "--where-arg",
@@ -74,9 +77,11 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
             multiple=True,
             help="Jobs with this argument; repeatable.",
         ),
-        click.option("--limit", type=click.IntRange(1), help="At most so many of them."),
-        click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
-        click.option("--yes", is_flag=True, help="Do not ask, however many they are."),
+        click.option("--limit", type=click.IntRange(1), help="At most this many jobs."),
+        click.option(
+            "--dry-run", is_flag=True, help="Print what would happen, and change nothing."
+        ),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
     ]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,10 +93,10 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
 
 
 def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
-    """The filter, when there are no ids.
+    """Return the filter, if no ids were given.
 
     Raises:
-        UsageError: there are both, or neither.
+        UsageError: both ids and a filter were given, or neither.
     """
     from taskd.cli.shared.arguments import arguments
 
@@ -108,14 +113,14 @@ def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
 
 
 def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
-    """Find the jobs and act on them; says how many."""
+    """Find the jobs, act on them, and print how many there were."""
     from taskd.client import bulk
 
     asks = on_terminal() and not how.yes
     if how.dry_run or asks:
         found, sample = ask_named(
             session,
-            lambda lane: bulk.look(lane, wanted, how.limit),
+            lambda lane: bulk.preview(lane, wanted, how.limit),
             queue=wanted.queue,
             task=wanted.task,
             empty=lambda looked: not looked[0],
@@ -124,7 +129,9 @@ def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
             _print_sample(session, found, sample, how)
             return
         if found > ASK_ABOVE_JOBS:
-            click.confirm(f"{count(found, 'job')} will be {how.done}. Go on?", abort=True, err=True)
+            click.confirm(
+                f"{count(found, 'job')} will be {how.done}. Continue?", abort=True, err=True
+            )
     ids = ask_named(
         session,
         lambda lane: _act(session, lane, wanted, act, how),
@@ -137,7 +144,7 @@ def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether somebody is there to be asked."""
+    """Return whether a person can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -147,7 +154,7 @@ def _print_sample(session: Session, found: int, sample: list[int], how: How) -> 
         return
     for job_id in sample:
         click.echo(job_id)
-    more = f", of which the first {len(sample)} are shown" if found > len(sample) else ""
+    more = f"; the first {len(sample)} are listed" if found > len(sample) else ""
     session.say(f"{count(found, 'job')} would be {how.done}{more}")
 
 
@@ -166,8 +173,8 @@ async def _act(session: Session, lane: Lane, wanted: Filter, act: Act, how: How)
                 click.echo(f"\r{len(acted):,} {how.done}", err=True, nl=False)
     except BaseException:
         session.say(
-            f"{count(len(acted), 'job')} {how.done} so far; the others are as they were. "
-            "The same command goes on."
+            f"{count(len(acted), 'job')} {how.done} so far; the others are unchanged. "
+            "The same command continues."
         )
         raise
     finally:

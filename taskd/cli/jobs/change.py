@@ -1,4 +1,4 @@
-"""`taskd jobs retry|cancel|set`: change jobs, by id or by what they are."""
+"""`taskd jobs retry|cancel|set`: change jobs, by id or by a filter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RETRYABLE = (JobState.FAILED, JobState.CANCELLED)
 WAITING = (JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED)
-# Where a job is once it was cancelled: ended, or with a worker that is asked to stop it.
+# States after a cancel: ended, or still running with a cancellation requested.
 CANCELLABLE = (JobState.CANCELLED, JobState.RUNNING)
 
 ids_argument = click.argument("ids", metavar="[ID]...", type=JOB_ID, nargs=-1)
@@ -46,7 +46,7 @@ def _how(done: str, options: dict[str, Any], as_json: bool) -> How:
 @filter_options(*RETRYABLE)
 @click.option("--failed", is_flag=True, help="The same as --state failed.")
 @click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
-@click.option("--in", "delay_s", type=DURATION, help="Not before so long from now: 5m.")
+@click.option("--in", "delay_s", type=DURATION, help="Not before this time has passed: 5m.")
 @json_option
 @pass_session
 def retry(
@@ -59,15 +59,15 @@ def retry(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """Bring failed and cancelled jobs back, by id or by what they are.
+    """Retry failed and cancelled jobs, by id or by a filter.
 
-    They keep their ids and get at least one more attempt. The ids go to stdout.
+    Jobs keep their ids and get at least one more attempt. Prints the ids to stdout.
 
     \b
     taskd jobs retry --failed --task send_report --error 'timed out' --in 5m --dry-run
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     if delay_s is not None and run_at is not None:
-        raise click.UsageError("give --in or --at, not both")
+        raise click.UsageError("give either --in or --at")
     if failed:
         filters["states"] = (*filters["states"], JobState.FAILED.value)
     how = _how("retried", filters, as_json)
@@ -118,10 +118,10 @@ def retry(
 def cancel(
     session: Session, /, ids: tuple[int, ...], reason: str, as_json: bool, **filters: Any
 ) -> None:
-    """Cancel jobs, by id or by what they are: waiting ones end now, running ones are asked to stop.
+    """Cancel jobs, by id or by a filter: waiting jobs end now, running jobs are asked to stop.
 
-    By id it prints one line per job: its id, and cancelled or running (its worker stops it at
-    once, or else within seconds); by filter the ids alone.
+    With ids it prints one line per job: the id, and cancelled or running (its worker stops it
+    within seconds). With a filter it prints the ids only.
     """
     how = _how("cancelled", filters, as_json)
     states = filters["states"]
@@ -162,26 +162,28 @@ def cancel(
 @click.command("set")
 @ids_argument
 @filter_options(*WAITING)
-@click.option("--priority", type=int, help="Smaller runs first.")
+@click.option("--priority", type=int, help="Smaller numbers run first.")
 @click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
-@click.option("--in", "delay_s", type=DURATION, help="Not before so long from now: 5m; 0s is now.")
+@click.option(
+    "--in", "delay_s", type=DURATION, help="Not before this time has passed: 5m; 0s is now."
+)
 @click.option("--args", "args_json", metavar="OBJECT", help="All arguments, as a JSON object.")
 @click.option(
     "--arg",
     "pairs",
     metavar="KEY=TEXT | KEY:=JSON",
     multiple=True,
-    help="One argument; the others stay. Repeatable.",
+    help="One argument; others stay. Repeatable.",
 )
-@click.option("--move-to", metavar="QUEUE", type=QUEUE, help="Wait in this queue from now on.")
+@click.option("--move-to", metavar="QUEUE", type=QUEUE, help="Move the job to this queue.")
 @click.option("--max-attempts", type=int, help="1 to 1000.")
-@click.option("--timeout", "timeout_s", type=DURATION, help="Of one attempt.")
+@click.option("--timeout", "timeout_s", type=DURATION, help="Timeout of one attempt.")
 @click.option(
     "--deadline",
     type=MOMENT_OR_DURATION,
-    help="No attempt starts after this time, or so long from now: 2h.",
+    help="Expire the job if no attempt starts by this time or within this duration: 2h.",
 )
-@click.option("--no-deadline", is_flag=True, help="It need not start by any time.")
+@click.option("--no-deadline", is_flag=True, help="Remove the deadline.")
 @json_option
 @pass_session
 def set_(
@@ -195,10 +197,10 @@ def set_(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Change jobs that wait, by id or by what they are; running ones are left as they are.
+    """Change waiting jobs, by id or by a filter; running jobs are left as they are.
 
-    By id it prints one line per job: its id, and changed, running, finished or unknown; by filter
-    the ids of those that were changed.
+    With ids it prints one line per job: the id, and changed, running, finished or unknown. With a
+    filter it prints the ids of the changed jobs.
 
     \b
     taskd jobs set 4711 --in 0s --priority 1     # now, and before the others
@@ -207,7 +209,7 @@ def set_(
     from taskd.cli.shared.arguments import arguments
 
     if args_json is not None and pairs:
-        raise click.UsageError("give --args or --arg, not both")
+        raise click.UsageError("give either --args or --arg")
     names = ("priority", "run_at", "delay_s", "max_attempts", "timeout_s", "no_deadline")
     change = Change(
         **{name: options.pop(name) for name in names},
@@ -218,7 +220,7 @@ def set_(
         deadline_s=deadline if isinstance(deadline, float) else None,
     )
     if change.empty:
-        raise click.UsageError("say what to change: --priority, --at, --in, --arg ...")
+        raise click.UsageError("give an option to change: --priority, --at, --in, --arg ...")
     how = _how("changed", options, as_json)
     wanted = chosen(ids, options)
 
@@ -235,7 +237,7 @@ def set_(
         in_bulk(session, wanted, altered, how)
         return
     if how.dry_run:
-        raise click.UsageError("--dry-run goes with options that choose jobs, not with ids")
+        raise click.UsageError("--dry-run works with options that choose jobs, not with ids")
     told = session.ask(lambda lane: alter(lane, list(dict.fromkeys(ids))))
     by_outcome = {
         str(became): [job_id for job_id in told if told[job_id] == became]
@@ -250,11 +252,11 @@ def set_(
 
 
 def _answer_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
-    """Say why jobs were left as they are.
+    """Explain why jobs were not changed.
 
     Raises:
-        JobNotFound: nobody knows some of them.
-        InvalidTransition: they run, or have finished.
+        JobNotFound: some ids are unknown.
+        InvalidTransition: some jobs run, or have finished.
     """
     if unknown := by_outcome[ChangeOutcome.UNKNOWN]:
         raise JobNotFound(unknown_jobs(unknown))
@@ -265,7 +267,7 @@ def _answer_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
 
 
 def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
-    """Jobs that were left as they are, each with its state; null when nobody knows the job."""
+    """Return the jobs that were not acted on, each with its state; None if the id is unknown."""
     return [{"id": job_id, "state": before.get(job_id)} for job_id in sorted(left)]
 
 
@@ -273,8 +275,8 @@ def _not_retryable(job_id: int, state: JobState) -> str:
     if state in RETRYABLE:
         return (
             f"job {job_id} stays {state}: a job that it needs has failed and was not retried, "
-            "another one holds its unique key, or it has had 1,000 attempts; see "
-            f"`taskd why {job_id}`"
+            "another job holds its unique key, or it has had 1,000 attempts. See: "
+            f"taskd why {job_id}"
         )
     return f"job {job_id} is {state}; only failed and cancelled jobs can be retried"
 
@@ -286,11 +288,11 @@ def _not_cancellable(job_id: int, state: JobState) -> str:
 def _answer_for(
     left: set[int], before: dict[int, JobState], why: Callable[[int, JobState], str]
 ) -> None:
-    """Say why jobs were left as they are.
+    """Explain why jobs were not acted on.
 
     Raises:
-        JobNotFound: nobody knows some of them.
-        InvalidTransition: their state forbids it.
+        JobNotFound: some ids are unknown.
+        InvalidTransition: the state of some jobs does not allow it.
     """
     refused = [why(job_id, before[job_id]) for job_id in sorted(left) if job_id in before]
     unknown = [job_id for job_id in sorted(left) if job_id not in before]
@@ -301,6 +303,6 @@ def _answer_for(
 
 
 def unknown_jobs(ids: Sequence[int]) -> str:
-    """What is said of ids that no job has."""
+    """Return the message for ids that no job has."""
     names = ", ".join(map(str, ids))
-    return f"no job has the id {names}: never enqueued, or its queue keeps it no longer"
+    return f"no job has the id {names}: it was never enqueued, or its queue keeps it no longer"

@@ -1,4 +1,4 @@
-"""`taskd jobs`: look at jobs, bring them back, stop them."""
+"""`taskd jobs`: list and show jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _attempts(row: Row) -> str:
 
 
 def _note(row: Row) -> str:
-    """What a reader wants to know next: why it failed, or when it is due."""
+    """Return what a reader wants to know next: why the job failed, or when it is due."""
     if row["state"] == JobState.SCHEDULED:
         due = row["due_in_s"]
         when = f"in {span(due)}" if due > 0 else "due"
@@ -69,21 +69,21 @@ def jobs() -> None:
 @click.option("--queue", type=QUEUE, help="Only this queue.")
 @click.option("--task", help="Only this task.")
 @click.option("--state", "states", type=STATES, multiple=True, help="Only this state; repeatable.")
-@click.option("--since", "since_s", type=DURATION, help="Enqueued, or finished, that recently.")
+@click.option("--since", "since_s", type=DURATION, help="Enqueued or finished within this time.")
 @click.option(
     "--limit",
     type=click.IntRange(1, LIST_MAX),
     default=50,
     show_default=True,
-    help="At most so many.",
+    help="Show at most this many.",
 )
-@click.option("--ids", is_flag=True, help="Print ids alone, one a line, for pipes.")
+@click.option("--ids", is_flag=True, help="Print only ids, one per line, for pipes.")
 @json_option
 @pass_session
 def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None:
     """List jobs, newest first.
 
-    The age is the time since a job finished, started, or was enqueued, whichever came last.
+    AGE is the time since the job finished, started or was enqueued, whichever is the latest.
     """
     from taskd.store.reading import reports
 
@@ -99,20 +99,22 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
         return
     print_rows(rows, COLUMNS, as_json=as_json)
     if len(rows) == filters["limit"]:
-        session.say(f"the newest {count(len(rows), 'job')}; more with --limit")
+        session.say(f"these are the newest {count(len(rows), 'job')}; see more with --limit")
 
 
 @jobs.command()
 @click.argument("job_id", metavar="ID", type=JOB_ID)
-@click.option("--unredacted", is_flag=True, help="Show the arguments that its task hides, too.")
-@click.option("--logs", is_flag=True, help="Show what its handler has logged, if that is kept.")
+@click.option("--unredacted", is_flag=True, help="Show also the arguments that the task hides.")
+@click.option(
+    "--logs", is_flag=True, help="Show what the handler has logged, if the logs are kept."
+)
 @json_option
 @pass_session
 def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: bool) -> None:
-    """Show everything about a job: arguments, times, every error with its traceback.
+    """Show everything about a job: arguments, times, and every error with its traceback.
 
-    Arguments that the task redacts are shown as ***. An attempt is running from its claim until
-    its outcome is written; the log's duration_ms is the handler's own time.
+    Hidden arguments are shown as ***. An attempt counts as running from its claim until its outcome
+    is written; duration_ms in the log is the time of the handler alone.
     """
     from taskd.store.jobs import logs as stored_logs
     from taskd.store.reading import reports
@@ -131,7 +133,7 @@ def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: b
     for each in attempts:
         print_attempt(each)
     if logs and not attempts:
-        session.say("nothing is kept of what it has logged; see the setting keep_logs")
+        session.say("no log lines of this job are kept; see the setting keep_logs")
 
 
 def _print_job(row: dict[str, Any]) -> None:
@@ -154,7 +156,7 @@ def _print_job(row: dict[str, Any]) -> None:
 
 
 def _progress(told: Row) -> str:
-    """`37 of 120 (31 %): importing, 2s ago`."""
+    """Return `37 of 120 (31 %): importing, 2s ago`."""
     done, total, note = told["done"], told["total"], told["note"]
     said = f"{done:,.10g}"
     if total is not None:
@@ -177,7 +179,7 @@ def _print_error(error: dict[str, Any]) -> None:
 
 
 def _moment(written: str | None) -> datetime | None:
-    """A time as PostgreSQL writes it into JSON."""
+    """Return a time from PostgreSQL's JSON form."""
     return datetime.fromisoformat(written) if written else None
 
 

@@ -1,4 +1,4 @@
-"""What handlers have logged, for people: a block for each attempt, a line for each line."""
+"""Print what handlers have logged: a block per attempt, a line per log line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COLOURS = {"debug": "bright_black", "info": None, "warning": "yellow", "error": 
 
 
 def print_attempt(attempt: Row) -> None:
-    """Print the lines of one attempt."""
+    """Print the log lines of one attempt."""
     click.echo()
     head = f"log of attempt {attempt['attempt']} on worker {attempt['worker_id']}"
     if attempt["runs"]:
-        head += ", which still runs"
+        head += ", which is still running"
     elif not attempt["ended"]:
-        head += ", whose end was not written: what came last may be missing"
+        head += ", whose end was not written: its last lines may be missing"
     for line in attempt["lines"][:1]:
         head += f", times at {zone(datetime.fromisoformat(line['at']))}" if line.get("at") else ""
     click.secho(head, bold=True)
@@ -31,7 +31,7 @@ def print_attempt(attempt: Row) -> None:
 
 
 def _left_out(lines: int) -> None:
-    click.secho(f"[{count(lines, 'line')} left out]", fg="bright_black")
+    click.secho(f"[{count(lines, 'line')} omitted]", fg="bright_black")
 
 
 def _print_line(line: dict[str, Any]) -> None:

@@ -31,10 +31,10 @@ LEFT_WORDS = {
     "later_retries": "retried in more than 60 s",
 }
 OUTCOMES = ("done", "failed", "cancelled")
-# Not `released`: jobs that were given back before they ran.
+# `released` is left out: these jobs were given back before they ran.
 TRIED = {
     "retried": "failed and {were} retried",
-    "snoozed": "asked to be run later",
+    "snoozed": "snoozed by their handlers",
     "interrupted": "{were} interrupted and given back",
     "abandoned": "{were} abandoned",
 }
@@ -62,22 +62,22 @@ def _check_queues(
     multiple=True,
     callback=_check_queues,
     metavar="NAME[:N]",
-    help="A queue to serve, with its own concurrency if given. Repeatable; without it, "
+    help="A queue to serve, with its concurrency if given. Repeatable. By default "
     "all queues of the app.",
 )
-@click.option("--app", metavar="MODULE", help="The module whose @task functions are run.")
+@click.option("--app", metavar="MODULE", help="The module whose @task functions run.")
 @click.option(
     "--processes",
     type=OfSetting("processes"),
     metavar="N",
-    help="Processes that run jobs, 1 by default. What is given per queue or as --threads is for "
-    "each of them.",
+    help="Worker processes, 1 by default. A concurrency per queue and --threads apply to "
+    "each process.",
 )
 @click.option(
     "--concurrency",
     type=CONCURRENCY,
     metavar="N",
-    help="Attempts that run at the same time, per queue and process.",
+    help="Concurrent attempts per queue and process.",
 )
 @click.option(
     "--threads",
@@ -90,24 +90,24 @@ def _check_queues(
     "drain_s",
     type=OfSetting("drain_s"),
     metavar="TIME",
-    help="How long a stop lets running attempts end.",
+    help="How long a drain waits for running attempts.",
 )
 @click.option(
     "--http",
     type=OfSetting("http"),
     metavar="[HOST:]PORT",
-    help="Serve /livez, /readyz and /metrics there; without a host, on 127.0.0.1. Needs the extra "
-    "`web`.",
+    help="Serve /livez, /readyz and /metrics at this address; without a host, on 127.0.0.1. "
+    "Needs the extra `web`.",
 )
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="End when the queues hold nothing to run soon: 0 if no job failed, else 1.",
+    help="End when the queues hold nothing that is due soon: with 0 if no job failed, else 1.",
 )
 @click.option(
     "--reload",
     is_flag=True,
-    help="For development: drain and start anew whenever a .py file below the current directory "
+    help="For development: drain and restart when a .py file below the current directory "
     "or of the app changes.",
 )
 @click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default=None)
@@ -117,10 +117,10 @@ def run(
 ) -> None:
     """Run jobs until stopped.
 
-    SIGTERM or Ctrl-C drains: nothing new is claimed, running attempts may end, unstarted jobs go
-    back. A second one cancels what runs, a third abandons it. SIGQUIT dumps the stacks and
-    leaves. SIGHUP reads the settings again. SIGTSTP and SIGCONT stop and resume claiming. SIGUSR2
-    dumps the stacks.
+    SIGTERM or Ctrl-C drains: the worker claims nothing more, lets running attempts finish, and
+    releases unstarted jobs. A second signal cancels the running attempts, a third abandons them.
+    SIGQUIT dumps the stacks and exits at once. SIGHUP reads the settings again. SIGTSTP and SIGCONT
+    pause and resume claiming. SIGUSR2 dumps the stacks.
     """
     flags["queues"] = queues or None
     if reload:
@@ -128,16 +128,15 @@ def run(
 
         settings = session.load(**flags).settings
         if until_empty or settings.processes > 1:
-            raise click.UsageError("--reload is for one process without --until-empty")
+            raise click.UsageError("--reload works only with one process and without --until-empty")
         anew_on_changes(settings, session.say)
     sys.exit(_to_its_end(_run(session, flags, until_empty=until_empty)))
 
 
 def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
-    """Run the worker on a loop of its own.
+    """Run the worker on its own event loop.
 
-    SystemExit in a task that a handler has made stops the loop, as asyncio wants it; the worker
-    goes on.
+    asyncio stops the loop when a task of a handler raises SystemExit; the worker then goes on.
     """
     import uvloop
 
@@ -150,7 +149,8 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
             except SystemExit:
                 continue
             except KeyboardInterrupt:
-                # Once the worker takes the signals itself, this is not Ctrl-C but a handler's own.
+                # Once the worker handles the signals, this is not Ctrl-C but was raised by a
+                # handler.
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                     raise
         return main.result()
@@ -187,7 +187,7 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
         session.say(summary(report.jobs, report.left))
     if not await _nothing_is_left():
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # its reader may have left
+            with suppress(OSError, ValueError):  # the reader of stderr may have gone
                 stream.flush()
         os._exit(code)
     return code
@@ -200,19 +200,19 @@ async def _run_here(
     reload: Callable[[], Settings],
     until_empty: bool,
 ) -> tuple[DrainReport, int]:
-    """Be the worker; its report and the exit code."""
+    """Run one worker; return its report and exit code."""
     from taskd import aclose_default, configure, tasks
     from taskd.client import open_target
     from taskd.core.tasks.registry import BUILT_IN_APP, Registry
     from taskd.worker import StatsServer, Worker
     from taskd.worker.app_import import load_app, queue_limits, with_built_ins
 
-    # Handlers that enqueue mean this worker's database, also when a flag named it.
+    # Jobs that handlers enqueue go to this worker's database, also when a flag named it.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
     _check_http(settings)
-    queue_limits(settings, registry)  # what is wrong with them is said before a database starts
+    queue_limits(settings, registry)  # check them before a database starts
     target = await open_target(settings)
     worker = Worker(
         settings,
@@ -230,7 +230,7 @@ async def _run_here(
     try:
         if settings.http != "off":
             worker.begin_counting()
-            # One of several is asked by its parent.
+            # The parent asks a child of --processes for its metrics, so a child serves no HTTP.
             if place.alone:
                 worker.beside.append(endpoint := _endpoint(worker, target, settings))
             else:
@@ -244,7 +244,7 @@ async def _run_here(
 
 
 def _check_http(settings: Settings) -> None:
-    """What is wrong with it is said before a database starts."""
+    """Check the address before a database starts."""
     if settings.http != "off":
         from taskd.web import check_installed
 
@@ -261,12 +261,12 @@ def _endpoint(of: Worker | Processes, target: Target, settings: Settings) -> End
 async def _run_processes(
     settings: Settings, notify: Notify, reload: Callable[[], Settings]
 ) -> tuple[DrainReport, int]:
-    """Be the parent of several workers; the sum of their reports and the exit code."""
+    """Run the parent of several workers; return the sum of their reports and the exit code."""
     from taskd.client import open_target
     from taskd.worker import Processes
 
     _check_http(settings)
-    # The same command once more, whatever Python and its options were: the last flag wins.
+    # Repeat the same command with the same Python and options; the last flag wins.
     command = [sys.executable, *sys.orig_argv[1:], "--processes", "1"]
     target = await open_target(settings)
     processes = Processes(settings, command, notify=notify, reload=reload)
@@ -283,22 +283,22 @@ async def _run_processes(
 
 
 def _ignore_stops() -> None:
-    # What is asked for now has been done. By default such a signal would still kill the process on
-    # its last few milliseconds, and whoever sent it twice would see -15 and not the exit code.
+    # The signals have done their work. With the default action, a signal that is sent twice would
+    # kill the process in its last milliseconds, and its exit code would be -15.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(target: Target) -> None:
-    # As process 1 of a container our end kills the server: let it stop cleanly first.
+    # For process 1 of a container, the exit kills the server: let it stop cleanly first.
     target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
 
 
 async def _nothing_is_left() -> bool:
-    """Cancel what handlers have left running, and wait a second for it.
+    """Cancel the asyncio tasks that handlers have left running, and wait one second for them.
 
-    A task that swallows its cancellation, or a thread, would hold the process at its end for as
-    long as it likes.
+    A task that swallows its cancellation, or a thread, could otherwise delay the exit without
+    limit.
     """
     loop = asyncio.get_running_loop()
     left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -306,15 +306,15 @@ async def _nothing_is_left() -> bool:
         task.cancel()
     left.add(loop.create_task(loop.shutdown_default_executor()))
     _, still = await asyncio.wait(left, timeout=1.0)
-    # At its end the interpreter waits for these: ours with a job, and those that a handler started.
+    # The interpreter waits for these threads at its exit: job threads, and those of handlers.
     others = (each for each in threading.enumerate() if each is not threading.main_thread())
     return not still and all(each.daemon for each in others)
 
 
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
-    """The last line of `--until-empty`: jobs by outcome, attempts that were none, what stays.
+    """Return the last line of `--until-empty`: jobs by outcome, other attempts, remaining jobs.
 
-    A job may be retried several times, so what is no outcome of a job is counted by attempts.
+    A job can be retried several times, so attempts that ended no job are counted as attempts.
     """
     parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
     tried = [

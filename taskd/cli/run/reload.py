@@ -1,11 +1,12 @@
-"""`taskd run --reload`: the worker anew whenever its code changes.
+"""`taskd run --reload`: restart the worker when its code changes.
 
-The process that was started looks and waits, and never imports the app. Each worker is a fork of
-it; when a file changes it is drained, by SIGTERM as any worker, and only then the next one begins.
-One that cannot begin, for a syntax error, has said so; the next change tries again.
+The first process only watches files, and never imports the app. Each worker is a fork of it. When a
+file changes, the worker is drained with SIGTERM, and then the next one starts. If the next one
+cannot start, for example because of a syntax error, it prints the error; the next change tries
+again.
 
-Files are looked at, twice a second, and not listened for: that needs no further library, costs some
-milliseconds for a thousand files, and sees a change on a share or a container's mount, too.
+The files are polled twice a second: that needs no further library, takes some milliseconds for a
+thousand files, and notices changes on a network share or a container's mount as well.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from taskd.errors import ConfigError
 
 LOOK_EVERY_S = 0.5
 ENTRIES_MAX = 100_000
-# What is not the user's own code; hidden folders and virtual environments are left out as well.
+# Folders that are not the user's code; hidden folders and virtual environments are skipped, too.
 SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 STOPPING = {signal.SIGTERM, signal.SIGINT}
 AWAITED = STOPPING | {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGCHLD}
 
-# Of each file: when it was last written to, in ns, and its size.
+# Of each file: its modification time in ns, and its size.
 Seen = dict[str, tuple[int, int]]
 
 
 def anew_on_changes(settings: Settings, say: Callable[[str], None]) -> None:
-    """Return in a process of its own, at once and after every change of the code.
+    """Return in a new process, at once and after every change of the code.
 
     Args:
-        settings: name the app.
-        say: told what happens.
+        settings: they name the app.
+        say: called with messages for people.
 
     Raises:
-        SystemExit: in the process that called, when it is stopped, after the worker has ended.
-        ConfigError: there are too many files to look at.
+        SystemExit: in the calling process, when it is stopped and the worker has ended.
+        ConfigError: there are too many files to watch.
     """
-    # A .pyc knows the second of its source: a second edit within one second would not be run.
+    # A .pyc stores the second of its source: a second edit within one second would not be run.
     sys.dont_write_bytecode = True
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     lifeline, held = os.pipe()
@@ -52,14 +53,14 @@ def anew_on_changes(settings: Settings, say: Callable[[str], None]) -> None:
     os.close(held)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Not in the parent: what is imported there is never read again.
+    # Not in the parent: modules that it imports are never read again.
     from taskd.worker.stopping.parent_watch import ParentWatch
 
     ParentWatch(lifeline)
 
 
 class _Parent:
-    """Has one worker at a time."""
+    """Runs one worker at a time."""
 
     def __init__(self, folders: Sequence[Path], say: Callable[[str], None]) -> None:
         self._folders = folders
@@ -70,18 +71,18 @@ class _Parent:
         self._draining = self._stopping = False
 
     def forks(self) -> bool:
-        """Begin a worker; whether this is it."""
-        # Before the fork: what changes while the worker imports it counts as a change.
+        """Start a worker; return True in the process of the worker."""
+        # Before the fork, so that a change during the worker's import counts.
         self._seen = look(self._folders)
         self._draining = False
         self._worker = os.fork()
         return self._worker == 0
 
     def waits_for_a_change(self) -> None:
-        """Wait until a file has changed, and until the worker has ended then."""
+        """Wait until a file has changed, then until the worker has ended."""
         while not (changed := _changed(self._seen, look(self._folders))):
             self._hear(LOOK_EVERY_S)
-        self._say(f"taskd: {changed} has changed; the worker starts anew")
+        self._say(f"taskd: {changed} has changed; restarting the worker")
         self._draining = True
         if self._worker is not None:
             os.kill(self._worker, signal.SIGTERM)
@@ -89,14 +90,15 @@ class _Parent:
             self._hear()
 
     def _hear(self, within_s: float = 86400.0) -> None:
-        """Wait for a signal, and do as it says."""
+        """Wait for a signal, and handle it."""
         told = signal.sigtimedwait(AWAITED, within_s)
         if told is None:
             return
         if told.si_signo == signal.SIGCHLD:
             self._reap()
         elif self._worker is not None and told.si_code <= 0:
-            # The kernel sends a terminal's Ctrl-C to the worker as well; others send to one.
+            # The kernel sends a terminal's Ctrl-C to the worker as well; other signals reach one
+            # process.
             os.kill(self._worker, told.si_signo)
         if told.si_signo in STOPPING and not self._stopping:
             self._stopping = True
@@ -108,19 +110,19 @@ class _Parent:
         try:
             ended, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return  # it was reaped at the signal before
+            return  # it was reaped before, at the signal
         if ended != self._worker:
             return  # it was stopped or continued
         self._worker = None
         code = os.waitstatus_to_exitcode(status)
         self._code = 128 - code if code < 0 else code
         if not self._draining and not self._stopping:
-            self._code = 0  # it is not what a later stop ends with
-            self._say(f"taskd: the worker has ended ({code}); it starts anew after a change")
+            self._code = 0  # a later stop does not end with this exit code
+            self._say(f"taskd: the worker has ended ({code}); it restarts after a change")
 
 
 def watched(app: str | None) -> list[Path]:
-    """The folders whose files are looked at: the current one, and the app's package elsewhere."""
+    """Return the folders to watch: the current one, and the app's package if it is elsewhere."""
     here = Path.cwd()
     spec = find_spec(app.partition(".")[0]) if app else None
     places = [Path(each).resolve() for each in (spec and spec.submodule_search_locations) or ()]
@@ -128,7 +130,7 @@ def watched(app: str | None) -> list[Path]:
 
 
 def look(folders: Sequence[Path]) -> Seen:
-    """The .py files of these folders and of those below.
+    """Return the .py files of these folders and the folders below.
 
     Raises:
         ConfigError: there are more than 100,000 files.
@@ -153,12 +155,12 @@ def look(folders: Sequence[Path]) -> Seen:
                     try:
                         found = os.stat(path)  # noqa: PTH116 - the same
                     except OSError:
-                        continue  # gone meanwhile, or a link to nothing
+                        continue  # removed meanwhile, or a broken link
                     seen[path] = (found.st_mtime_ns, found.st_size)
     return seen
 
 
 def _changed(before: Seen, now: Seen) -> str | None:
-    """The first file that is new, gone or written to, as people would call it."""
+    """Return the first file that is new, removed or modified, as a path for people."""
     found = sorted(path for path, _ in before.items() ^ now.items())
     return os.path.relpath(found[0]) if found else None

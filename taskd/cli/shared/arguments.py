@@ -16,11 +16,11 @@ PAIRS = click.argument("pairs", metavar="[KEY=TEXT | KEY:=JSON]...", nargs=-1)
 
 
 def arguments(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
-    """The arguments of one job.
+    """Return the arguments of one job.
 
     Raises:
-        UsageError: a pair is none, or a key comes twice.
-        InvalidArgs: it is not JSON.
+        UsageError: an argument is not a pair, or a key is given twice.
+        InvalidArgs: a value is not JSON.
     """
     args = {} if args_json is None else _object("the arguments", args_json)
     for pair in pairs:

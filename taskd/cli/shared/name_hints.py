@@ -1,4 +1,4 @@
-"""What a filter that finds nothing is told: a name that nobody knows looks like a quiet queue."""
+"""Hints for a filter that matches nothing: an unknown name looks like a quiet queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask_named(
     task: str | None = None,
     empty: Callable[[T], bool] = operator.not_,
 ) -> T:
-    """As Session.ask; when the answer is empty, say on stderr which of the names nobody knows.
+    """Do as Session.ask does; if the answer is empty, write to stderr which names are unknown.
 
     Raises:
         StoreUnavailable, ConfigError, SchemaError: as Session.ask.
@@ -44,7 +44,7 @@ def ask_named(
 async def tell_unknown(
     session: Session, lane: Lane, *, queue: str | None = None, task: str | None = None
 ) -> None:
-    """Say on stderr which of these names nobody knows, and which ones there are."""
+    """Write to stderr which of these names are unknown, and which names exist."""
     from taskd.store.reading import reports
 
     if session.quiet or (queue is None and task is None):
@@ -57,7 +57,7 @@ async def tell_unknown(
 
 
 def unknown(noun: str, name: str, names: Sequence[str]) -> str:
-    """`no queue 'emial' is known; did you mean 'email'? There are: email, reports`."""
+    """Return `no queue 'emial' is known; did you mean 'email'? There are: email, reports`."""
     near = difflib.get_close_matches(name, names, n=1)
     said = f"no {noun} {name[:200]!r} is known"
     if not names:

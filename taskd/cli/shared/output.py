@@ -14,18 +14,18 @@ import msgspec
 from taskd.core.humanize import count, moment, printable, span
 
 Row = Mapping[str, Any]
-# Heading -> what the cell of a row says.
+# Heading -> function that returns the cell of a row.
 Columns = Mapping[str, Callable[[Row], str]]
 
 CELL_MAX = 60
 GAP = "  "
 
-# Words of the core that commands write everywhere.
+# Re-exported: every command uses these words of the core.
 __all__ = ["count", "moment", "printable", "span"]
 
 
 def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
-    """Print a list: an object a line, or a table."""
+    """Print a list: one JSON object per line, or a table."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -40,9 +40,9 @@ def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON value on one line; what JSON has no form for becomes text.
+    """Return one JSON value on one line; a value without a JSON form becomes text.
 
-    What steers terminals, or ends a line for some readers (U+009B, U+2028), is escaped.
+    Characters that control terminals, or end a line for some readers (U+009B, U+2028), are escaped.
     """
     written = msgspec.json.encode(value, enc_hook=str).decode()
     if not written.isprintable():
@@ -51,7 +51,7 @@ def print_json(value: object) -> None:
 
 
 def print_fields(row: Row) -> None:
-    """One row as `name: value` lines, the values aligned; without those that are None."""
+    """Print one row as aligned `name: value` lines, without values that are None."""
     shown = {name: text(value) for name, value in row.items() if value is not None}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
@@ -59,7 +59,7 @@ def print_fields(row: Row) -> None:
 
 
 def _print_table(headings: list[str], cells: list[list[str]]) -> None:
-    # The last column may be as long as it likes: nothing stands behind it.
+    # The last column has no maximum width, as nothing follows it.
     short = [[*map(_cut, line[:-1]), line[-1]] for line in cells]
     columns = list(zip(*short, strict=True)) or [()] * len(headings)
     padded = [_padded(h, column) for h, column in zip(headings, columns, strict=True)]
@@ -70,7 +70,7 @@ def _print_table(headings: list[str], cells: list[list[str]]) -> None:
 
 
 def _padded(heading: str, column: Sequence[str]) -> list[str]:
-    """A column with its heading, as wide as its widest cell; numbers and spans to the right."""
+    """Return a column with its heading, as wide as its widest cell; numbers align to the right."""
     width = max(map(len, (heading, *column)))
     numbers = any(column) and all(cell[:1].isdigit() or not cell for cell in column)
     pad = str.rjust if numbers else str.ljust
@@ -82,27 +82,27 @@ def _cut(cell: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that stays in its cell: names and messages come from anybody who can enqueue."""
+    """Return text that stays within its cell: any producer can choose names and messages."""
     return text if text.isprintable() else printable(text.replace("\n", " ").replace("\t", " "))
 
 
 def first_line(text: str | None) -> str:
-    """The first line of a message; nothing for None."""
+    """Return the first line of a message; an empty text for None."""
     return next(iter((text or "").splitlines()), "")
 
 
 def text_of(name: str) -> Callable[[Row], str]:
-    """The cell of a column as it is; nothing when it is NULL."""
+    """Return a function for the plain cell of a column; an empty text for NULL."""
     return lambda row: text(row[name])
 
 
 def span_of(name: str) -> Callable[[Row], str]:
-    """The cell of a column that holds seconds."""
+    """Return a function for the cell of a column of seconds."""
     return lambda row: span(row[name])
 
 
 def paused(row: Row) -> str:
-    """Whether a queue or a task is paused, until when, and why."""
+    """Return whether a queue or a task is paused, until when, and why."""
     if not row["paused"]:
         return ""
     until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
@@ -110,12 +110,12 @@ def paused(row: Row) -> str:
 
 
 def paused_for(for_s: float | None) -> str:
-    """What a command says that has paused something."""
+    """Return the message of a command that has paused something."""
     return "paused until resumed" if for_s is None else f"paused for {span(for_s)}"
 
 
 def text(value: Any) -> str:
-    """A value as people read it; nothing for None."""
+    """Return a value for people; an empty text for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

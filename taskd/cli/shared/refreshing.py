@@ -1,4 +1,4 @@
-"""What `taskd top` and `taskd tail` share: how they ask again and again, and outlive outages."""
+"""How `taskd top` and `taskd tail` poll: repeatedly, and across outages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A look waits so many times as long as it took: no more than a twentieth of one connection's time.
+# Wait this many times as long as a poll took: polls use at most 5 % of one connection's time.
 REST = 20
 RETRY_S = (0.5, 5.0)
 ANSWER_S = 15.0
@@ -25,10 +25,10 @@ ANSWER_S = 15.0
 
 @asynccontextmanager
 async def watching(session: Session, purpose: str) -> AsyncIterator[Lane]:
-    """A lane to a database whose schema fits; it is cut at the end, whatever it waits for.
+    """Open a connection to a database whose schema fits; at the end it is closed at once.
 
     Raises:
-        StoreUnavailable, ConfigError, SchemaError: it cannot be reached, or does not fit.
+        StoreUnavailable, ConfigError, SchemaError: the database cannot be reached, or does not fit.
     """
     from taskd.store.connections.database import Database, Lane
     from taskd.store.schema import migrations
@@ -44,14 +44,14 @@ async def watching(session: Session, purpose: str) -> AsyncIterator[Lane]:
 
 
 class Asking:
-    """Asks, and asks again while there is no answer.
+    """Poll, and poll again while the database does not answer.
 
     Args:
-        interval_s: seconds between two looks, or more where a look takes long.
+        interval_s: seconds between two polls; longer if polls are slow.
 
     Attributes:
-        error: why there is no answer now.
-        took_s: how long the last answer took.
+        error: why the database does not answer now.
+        took_s: duration of the last poll.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -63,7 +63,7 @@ class Asking:
         self._pending = False
 
     async def __call__(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer, or None after a wait: there was none, and `error` says why."""
+        """Return the answer; or None after a wait, if there was none: `error` says why."""
         self._asked_at, self._pending = time.monotonic(), True
         try:
             answer = await ask()
@@ -79,11 +79,11 @@ class Asking:
         return answer
 
     def rest_s(self) -> float:
-        """How long to wait after the last answer."""
+        """Return how long to wait after the last answer."""
         return max(self.interval_s, self.took_s * REST)
 
     def status(self) -> tuple[str, str]:
-        """How the connection is, and the style of that."""
+        """Return the state of the connection, and its style."""
         now = time.monotonic()
         if self.error is not None:
             return f"NO DATABASE for {span(round(now - self._good_at))}: {self.error}", "bad"

@@ -1,4 +1,4 @@
-"""What every command needs: the settings, a way to the database, and types of options."""
+"""What every command needs: the settings, a connection to the database, types of options."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A report may read a long history; a worker's statement never may.
+# A report can read a long history, which no statement of a worker does.
 REPORT_TIMEOUT_S = 60.0
-# A hundred years: PostgreSQL can still add it to the time of day.
+# A hundred years, which PostgreSQL can still add to the current time.
 DURATION_S_MAX = 36_500 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The options given before the command."""
+    """The options that were given before the command."""
 
     dsn: str | None = None
     dsn_file: Path | None = None
@@ -40,7 +40,7 @@ class Session:
     quiet: bool = False
 
     def load(self, **flags: Any) -> config.Loaded:
-        """The settings from all sources, with the command's own flags on top.
+        """Return the settings from all sources; the command's own flags win.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -49,28 +49,28 @@ class Session:
         return config.load({"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags)
 
     def say(self, message: str) -> None:
-        """A message for people, on stderr, unless they asked for quiet."""
+        """Write a message for people to stderr, unless --quiet was given."""
         if not self.quiet:
             click.echo(typed(message), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
-        """What is odd about the settings and yet no error."""
+        """Write warnings about settings that are odd but no errors."""
         for sentence in loaded.ignored:
             self.say(f"taskd: {sentence}")
 
     def dsn_told(self) -> str:
-        """Where the DSN comes from, for somebody who must look at it."""
+        """Return where the DSN comes from, for somebody who has to check it."""
         try:
             source = self.load().sources["dsn"]
         except ConfigError:
             source = "default"
         if source == "default":
-            return "No DSN is configured: this is taskd's own PostgreSQL, see `taskd db status`."
-        return f"The DSN comes from {source}; see `taskd config` and `taskd doctor`."
+            return "No DSN is configured, so this is taskd's own PostgreSQL: see `taskd db status`."
+        return f"The DSN comes from {source}: see `taskd config` and `taskd doctor`."
 
     @asynccontextmanager
     async def target(self) -> AsyncIterator[Target]:
-        """The database: the one that is configured, or the embedded one, started if need be."""
+        """Yield the database: the configured one, or the embedded one, started if necessary."""
         from taskd.client import open_target
 
         target = await open_target(self.load().settings)
@@ -85,7 +85,7 @@ class Session:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """A client for this database, which knows the built-in tasks before any worker does."""
+        """Return a client of this database that knows the built-in tasks before any worker runs."""
         from taskd.client import Client
 
         settings = self.load().settings
@@ -96,7 +96,8 @@ class Session:
         """Run `work` with a connection to a database whose schema fits.
 
         Raises:
-            StoreUnavailable, ConfigError, SchemaError: it cannot be reached, or does not fit.
+            StoreUnavailable, ConfigError, SchemaError: the database cannot be reached, or does not
+                fit.
         """
         return run(self._ask(work))
 
@@ -128,14 +129,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Duration(click.ParamType[float]):
-    """Seconds, written `30s`, `5m`, `2h`, `7d`."""
+    """A duration in seconds, written `30s`, `5m`, `2h`, `7d`."""
 
     name = "duration"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read it."""
+        """Parse it."""
         if isinstance(value, float):
             return value
         try:
@@ -148,7 +149,7 @@ class Duration(click.ParamType[float]):
 
 
 class OfSetting(click.ParamType[Any]):
-    """A value that the setting of this name would take; a wrong one is a wrong command line."""
+    """A value that the setting of this name accepts; any other value is a usage error."""
 
     def __init__(self, setting: str) -> None:
         [found] = [each for each in fields(config.Settings) if each.name == setting]
@@ -156,7 +157,7 @@ class OfSetting(click.ParamType[Any]):
         self._parse: Callable[[Any], Any] = found.metadata["parse"]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it, within the setting's limits."""
+        """Parse it within the limits of the setting."""
         try:
             return self._parse(value)
         except ValueError as error:
@@ -164,14 +165,14 @@ class OfSetting(click.ParamType[Any]):
 
 
 class Moment(click.ParamType[datetime]):
-    """A point in time with its time zone, as ISO 8601 writes it."""
+    """A point in time with its time zone, in ISO 8601."""
 
     name = "time"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
-        """Read it."""
+        """Parse it."""
         if isinstance(value, datetime):
             return value
         try:
@@ -181,30 +182,30 @@ class Moment(click.ParamType[datetime]):
 
 
 def parse_moment(text: str) -> datetime:
-    """The point in time of `2026-12-01T08:00:00+01:00`.
+    """Return the point in time of `2026-12-01T08:00:00+01:00`.
 
     Raises:
-        ValueError: it is none, or has no time zone.
+        ValueError: the text is not a time, or has no time zone.
     """
     example = "write it as 2026-12-01T08:00:00+01:00, or with Z for UTC"
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no time; {example}") from None
+        raise ValueError(f"{text!r} is not a time; {example}") from None
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone; {example}")
     return moment
 
 
 class MomentOrDuration(click.ParamType[Any]):
-    """A point in time, or a length of time from now, which is told apart by its form."""
+    """A point in time, or a duration from now; the form of the text decides."""
 
     name = "time"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime | float:
-        """Read it."""
+        """Parse it."""
         if isinstance(value, datetime | float):
             return value
         if "-" in str(value):
@@ -226,7 +227,7 @@ class QueueName(click.ParamType[str]):
 
 
 class Reason(click.ParamType[str]):
-    """Text that is kept with what somebody did."""
+    """A reason that is kept with an action."""
 
     name = "text"
 
@@ -235,7 +236,7 @@ class Reason(click.ParamType[str]):
         try:
             size = len(str(value).encode())
         except UnicodeEncodeError:
-            self.fail("it is no UTF-8 text", param, ctx)
+            self.fail("it is not UTF-8 text", param, ctx)
         if size > REASON_BYTES_MAX:
             self.fail(f"it takes {size:,} bytes; at most {REASON_BYTES_MAX}", param, ctx)
         return str(value)
@@ -254,12 +255,14 @@ QUEUE = QueueName()
 REASON = Reason()
 JOB_ID = JobId(1, 2**63 - 1)
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+)
 pass_session = click.make_pass_decorator(Session)
 
 
 def version_line() -> str:
-    """The versions of what takes part."""
+    """Return the versions of taskd, its schema, Python and the libraries it runs on."""
     import platform
     from importlib.metadata import version
 

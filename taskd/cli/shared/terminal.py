@@ -1,8 +1,8 @@
-"""A terminal that shows a screen: what is written is what has changed, and it is left as it was.
+"""A full-screen terminal: it writes only changed lines, and restores the terminal at the end.
 
-By hand, and with few means: every terminal of the last forty years knows these sequences. Curses
-would look its name up in a database of terminals, in which remote hosts lack the new ones. A frame
-is one write of the lines that differ: nothing flickers, and a screen at rest sends nothing.
+It writes the few escape sequences that every terminal knows. Curses would look up the terminal's
+name in a database, which often lacks it on remote hosts. A frame is one write of the lines that
+differ: nothing flickers, and an unchanged screen sends nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-# What is written, and how it looks: a name of STYLES, or nothing.
+# A text and its style: a name of STYLES, or an empty text.
 Span = tuple[str, str]
 Line = Sequence[Span]
 
@@ -33,7 +33,7 @@ STYLES = {
     "bad": "31;1",
     "chosen": "7",
 }
-# The other screen without a cursor and without wrapping of lines, and back.
+# Switch to the alternate screen without cursor and line wrapping, and back.
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "\r": "enter"}
@@ -42,7 +42,7 @@ READ_BYTES = 1024
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal a text takes."""
+    """Return how many cells of a terminal a text takes."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 
@@ -53,7 +53,7 @@ def _cells_of(char: str) -> int:
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
-    """The text in exactly so many cells: padded, or cut with an ellipsis."""
+    """Return the text in exactly this many cells: padded, or cut with an ellipsis."""
     if cells(text) > width:
         text = cut(text, width - 1) + "…" if width > 0 else ""
     pad = " " * (width - cells(text))
@@ -61,7 +61,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """As much of a text as fits into so many cells."""
+    """Return as much of a text as fits into this many cells."""
     if text.isascii():
         return text[: max(width, 0)]
     taken = 0
@@ -73,12 +73,12 @@ def cut(text: str, width: int) -> str:
 
 
 def can_show() -> bool:
-    """Whether stdout is a terminal on which a cursor can be moved."""
+    """Return whether stdout is a terminal with a movable cursor."""
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def painted(line: Line, width: int, *, colours: bool) -> str:
-    """A line as it is written, in exactly so many cells."""
+    """Return a line with its escape sequences, in exactly this many cells."""
     parts, left = [], width
     for text, style in line:
         shown = cut(text, left)
@@ -89,7 +89,7 @@ def painted(line: Line, width: int, *, colours: bool) -> str:
 
 
 def keys(typed: str) -> Iterator[str]:
-    """The keys of what was read; sequences that mean nothing here are left out."""
+    """Yield the keys in the input; unknown sequences are skipped."""
     while typed:
         size = 1
         if typed[0] == "\x1b" and typed[1:2] in ("[", "O"):
@@ -104,12 +104,12 @@ def keys(typed: str) -> Iterator[str]:
 
 
 class Terminal:
-    """The terminal of stdin and stdout, for the length of a block.
+    """The terminal of stdin and stdout, for the duration of a block.
 
     Args:
-        pressed: called with each key, by its name or as it is.
-        redraw: called when the size has changed, or the screen has come back.
-        quit_: called when the program is told to end.
+        pressed: called with each key: its name, or its character.
+        redraw: called when the size has changed, or the program has continued after Ctrl-Z.
+        quit_: called when a signal asks the program to end.
     """
 
     def __init__(
@@ -164,13 +164,13 @@ class Terminal:
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._before)
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines, of at least one each."""
+        """Return the numbers of columns and lines, at least one each."""
         found = shutil.get_terminal_size() if not os.isatty(self._out) else None
         columns, lines = found or os.get_terminal_size(self._out)
         return max(columns, 1), max(lines, 1)
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Show these lines, from the first one of the screen on."""
+        """Show these lines, from the top of the screen."""
         width, height = self.size()
         if (width, height) != self._size:
             self._size, self._shown = (width, height), []
@@ -192,7 +192,7 @@ class Terminal:
             while left:
                 left = left[os.write(self._out, left) :]
         except OSError:
-            self._quit()  # nobody looks any more
+            self._quit()  # the terminal is gone
 
     def _read(self) -> None:
         assert self._in is not None
@@ -210,12 +210,12 @@ class Terminal:
         self._redraw()
 
     def _stop(self) -> None:
-        """Give the terminal back and stop, as every program does at Ctrl-Z."""
+        """Restore the terminal and stop, as every program does at Ctrl-Z."""
         loop = asyncio.get_running_loop()
         self._end()
         loop.remove_signal_handler(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGTSTP)
-        # Here it goes on, at once where nobody could continue it.
+        # Execution continues here, or at once if no shell can continue the process.
         loop.add_signal_handler(signal.SIGTSTP, self._stop)
         self._come_back()
 

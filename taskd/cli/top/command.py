@@ -1,4 +1,4 @@
-"""`taskd top`: what goes on, live in the terminal."""
+"""`taskd top`: queues, workers and jobs, live in the terminal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from taskd.core.watching.top import LATE_S, Top, View
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# Between the two looks that a rate takes.
+# Time between the two polls from which a rate is computed.
 FIRST_S = 1.0
-# A late commit may still come a moment after its time.
+# A commit can become visible a moment after its time.
 OVERLAP_S = 5.0
 TICK_S = 1.0
-# Of --once where there is no terminal.
+# Size of the screen with --once, where there is no terminal.
 PLAIN_SIZE = (120, 60)
 
 
@@ -36,7 +36,7 @@ class Interval(click.FloatRange):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it."""
+        """Parse it."""
         from taskd.cli.shared.session import DURATION
 
         return super().convert(DURATION.convert(value, param, ctx), param, ctx)
@@ -48,7 +48,7 @@ interval_option = click.option(
     type=Interval(0.2, 3600),
     default="2s",
     show_default=True,
-    help="How often to look.",
+    help="How often to poll.",
 )
 
 
@@ -59,14 +59,17 @@ interval_option = click.option(
 @json_option
 @pass_session
 def top(session: Session, /, as_json: bool, **options: Any) -> None:
-    """See what goes on, live: queues, workers, running jobs, failing tasks, full limits.
+    """Watch queues, workers, running jobs, failing tasks and full limits, live.
 
-    Keys: q quits, h shows all of them. Rates are those of the last 10 s, waits and running times of
-    the jobs that ended within the last minute. Off a terminal it takes --once or --json, which
-    prints an object per interval. Reading is enough: a member of taskd_observer may do it.
+    Keys: q quits, h shows all keys. Rates are those of the last 10 s; wait and run times are those
+    of jobs that ended within the last minute. Where stdout is not a terminal, give --once or
+    --json; --json prints an object per interval. Needs only the right to read: that of
+    taskd_observer.
     """
     if not (options["once"] or as_json or can_show()):
-        raise click.UsageError("stdout is no terminal that shows screens; use --once or --json")
+        raise click.UsageError(
+            "stdout is not a terminal that can show screens; use --once or --json"
+        )
     with suppress(KeyboardInterrupt):
         run(_top(session, as_json=as_json, **options))
 
@@ -77,7 +80,7 @@ async def _top(
     async with watching(session, "top") as lane:
         await tell_unknown(session, lane, queue=queue)
         looks = Looks(lane, interval_s)
-        await looks.look()  # what is wrong now ends the command, later it does not
+        await looks.look()  # an error at the start ends the command, a later one does not
         if as_json:
             await _print_views(session, looks, queue, once=once)
         elif once:
@@ -89,7 +92,7 @@ async def _top(
 
 
 class Looks:
-    """Looks at the database, and what has been seen.
+    """Polls the database, and keeps the results.
 
     Attributes:
         view: of all queues; None before the first answer.
@@ -102,10 +105,10 @@ class Looks:
         self._last_s: float | None = None
 
     async def look(self) -> None:
-        """Look once: two statements.
+        """Poll once: two statements.
 
         Raises:
-            StoreUnavailable: there is no answer now.
+            StoreUnavailable: the database does not answer now.
         """
         from taskd.store.reading import watching as store
 
@@ -118,7 +121,7 @@ class Looks:
         self._last_s = state.now_s
 
     async def __call__(self) -> bool:
-        """Look, and tell whether there was an answer; without one some time has passed."""
+        """Poll; return whether there was an answer. Without an answer some time has passed."""
 
         async def look() -> bool:
             await self.look()
@@ -127,12 +130,12 @@ class Looks:
         return bool(await self.asking(look))
 
     def view(self, queue: str | None) -> View:
-        """What is to be seen."""
+        """Return what the screen shows."""
         return self.top.view(queue)
 
 
 async def _print_views(session: Session, looks: Looks, queue: str | None, *, once: bool) -> None:
-    """An object per interval; each has rates, so that the first one comes after the first."""
+    """Print an object per interval; each has rates, so the first one comes after one interval."""
     told = False
     while True:
         await asyncio.sleep(FIRST_S if once else looks.asking.rest_s())
@@ -143,7 +146,7 @@ async def _print_views(session: Session, looks: Looks, queue: str | None, *, onc
                 return
         elif not told:
             told = True
-            session.say(f"taskd: {looks.asking.error}; trying again")
+            session.say(f"taskd: {looks.asking.error}; retrying")
 
 
 def _print_screen(looks: Looks, queue: str | None) -> None:
@@ -169,7 +172,7 @@ def _echoed(text: str, style: str) -> str:
 
 
 class Live:
-    """The screen while somebody looks at it."""
+    """The interactive screen."""
 
     def __init__(self, looks: Looks, lane: Lane, queue: str | None) -> None:
         self._looks = looks
@@ -177,12 +180,12 @@ class Live:
         self._ui = Ui(looks.asking.interval_s, only=queue)
         self._view: View | None = None
         self._ended = asyncio.Event()
-        # Of the terminal: keys, and nothing for a screen that is to be drawn anew.
+        # Events of the terminal: keys, or None to redraw the screen.
         self._said: asyncio.Queue[str] = asyncio.Queue()
         self._terminal: Terminal | None = None
 
     async def run(self) -> None:
-        """Show it until somebody quits."""
+        """Show the screen until the user quits."""
         said = self._said.put_nowait
         with Terminal(said, lambda: said(""), self._ended.set) as self._terminal:
             self._see()
@@ -197,7 +200,7 @@ class Live:
                 for each in done:
                     each.result()
             finally:
-                # A statement is awaited to its end, unless its connection is cut.
+                # A sent statement is awaited to its end, unless its connection is closed.
                 await self._lane.close()
                 for each in tasks:
                     each.cancel()
@@ -255,7 +258,7 @@ class Live:
             self._draw()
 
     def _look_anew(self) -> None:
-        """Another part of what has been seen; of a held screen too."""
+        """Show another part of the last results; also on a held screen."""
         self._view = self._looks.view(self._ui.only)
 
     def _neighbour(self, step: int) -> str | None:

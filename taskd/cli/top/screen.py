@@ -1,6 +1,6 @@
-"""The screen of `taskd top`: what is known, on so many lines and columns.
+"""The screen of `taskd top`, for a given number of lines and columns.
 
-What its tables show tells tables.py.
+tables.py defines the columns of its tables.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ SORTS = ("due", "queued", "out", "name")
 HELP = (
     ("q, Ctrl-C", "quit"),
     ("up, down", "choose a queue"),
-    ("Enter", "see the chosen queue alone, or all again"),
+    ("Enter", "see only the chosen queue, or all again"),
     ("Esc", "see all queues again"),
     ("s", "sort queues by the oldest due job, depth, rate out, or name"),
-    ("space", "hold the screen, or let it go on"),
+    ("space", "hold the screen, or continue"),
     ("h, ?", "this page, and back"),
 )
 NOTES = (
-    "OLDEST DUE  how long the next job has been due; empty: nothing waits",
-    "IN/s OUT/s  jobs that came and ended, of the last 10 s",
+    "OLDEST DUE  how long the next job has been due; empty: no job waits",
+    "IN/s OUT/s  jobs that were enqueued and that ended, of the last 10 s",
     "WAIT RUN    from the due time to the claim, and from the claim to the outcome, of the jobs",
-    "            that ended within a minute and were found: 50 and 95 of a hundred took no longer",
-    "polled      workers poll the queue continuously, so producers send no NOTIFY",
+    "            that ended within a minute and were found: 50th and 95th percentile",
+    "polled      workers poll the queue continuously; producers send no NOTIFY",
     "ENDED/s     of a worker: estimated from its share of the ended jobs that were found",
 )
 
 
 class Ui(NamedTuple):
-    """What somebody has chosen to see.
+    """What the user has chosen to see.
 
     Attributes:
-        status: of the connection, and how it looks.
+        status: state of the connection, and its style.
     """
 
     interval_s: float
@@ -54,7 +54,7 @@ class Ui(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table of the screen, and what stands there when it is empty."""
+    """A table of the screen, and the text for an empty table."""
 
     columns: Sequence[Column]
     rows: Sequence[Any]
@@ -62,7 +62,7 @@ class Section(NamedTuple):
 
 
 def screen(view: View | None, ui: Ui, width: int, height: int) -> list[Line]:
-    """All lines, from the first to the last one of the screen."""
+    """Return all lines of the screen."""
     lines = _head(view, ui, width)
     foot: Line = _foot(ui, width)
     room = max(height - len(lines) - 1, 0)
@@ -78,7 +78,7 @@ def screen(view: View | None, ui: Ui, width: int, height: int) -> list[Line]:
 
 
 def sorted_queues(view: View, sort: str) -> list[Queue]:
-    """As somebody wants them."""
+    """Return the queues in the chosen order."""
     keys: dict[str, Callable[[Queue], Any]] = {
         "due": lambda row: (-(row.oldest_due_s or -1.0), row.queue),
         "queued": lambda row: (-row.queued, row.queue),
@@ -104,7 +104,7 @@ def _head(view: View | None, ui: Ui, width: int) -> list[Line]:
 
 
 def _totals(view: View, width: int) -> Line:
-    """What there is in all; what matters least is left out where there is no room."""
+    """Return the totals; the least important ones are left out if there is no room."""
     counts = {
         name: sum(getattr(each, name) for each in view.queues)
         for name in ("queued", "running", "scheduled", "blocked")
@@ -140,10 +140,10 @@ def _body(view: View, ui: Ui, width: int, room: int) -> list[Line]:
     queues = sorted_queues(view, ui.sort)
     start = typed("taskd run" + (f" --queue {ui.only}" if ui.only else ""))
     sections = [
-        Section(QUEUES, queues, "no queue: no job waits and no worker serves one"),
-        Section(WORKERS, view.workers, f"no live worker: start one with `{start}`"),
+        Section(QUEUES, queues, "no queue: no job waits, and no worker serves one"),
+        Section(WORKERS, view.workers, f"no live worker. Start one: `{start}`"),
         Section(RUNNING, _named(view), "nothing runs"),
-        Section(TASKS, view.tasks, "nothing has ended within the last minute"),
+        Section(TASKS, view.tasks, "no job has ended within the last minute"),
     ]
     if view.limits:
         sections.append(Section(LIMITS, view.limits, ""))
@@ -159,7 +159,7 @@ def _body(view: View, ui: Ui, width: int, room: int) -> list[Line]:
 
 
 def _named(view: View) -> list[Running]:
-    """Running jobs, their workers by host and pid."""
+    """Return the running jobs, with their workers by host and pid."""
     from msgspec.structs import replace
 
     names = {each.id: cell(f"{each.host}:{each.pid}") for each in view.workers}
@@ -169,7 +169,7 @@ def _named(view: View) -> list[Running]:
 
 
 def _shares(sections: Sequence[Section], room: int) -> list[int]:
-    """Rows for each section beside its heading; what one does not need another one gets."""
+    """Divide the rows among the sections; rows that a section does not need go to the others."""
     wanted = [max(len(each.rows), 1) for each in sections]
     shares = [0] * len(sections)
     left = room
@@ -209,7 +209,7 @@ def _table(section: Section, room: int, width: int, chosen: str | None) -> list[
 
 
 def _window(rows: Sequence[Any], room: int, chosen: str | None) -> Sequence[Any]:
-    """So many rows, the chosen one among them."""
+    """Return this many rows, with the chosen one among them."""
     at = next(
         (n for n, row in enumerate(rows) if isinstance(row, Queue) and row.queue == chosen), 0
     )
@@ -218,7 +218,7 @@ def _window(rows: Sequence[Any], room: int, chosen: str | None) -> Sequence[Any]
 
 
 def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Column], list[int]]:
-    """The columns for which there is room, and how wide each is."""
+    """Return the columns that fit, and their widths."""
     columns = list(section.columns)
 
     def natural(column: Column) -> int:
@@ -235,7 +235,7 @@ def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Col
         columns.remove(min(going, key=lambda each: each.keep))
     sizes = [least(each) for each in columns]
     left = width - sum(sizes) - len(columns) + 1
-    # A cell for each that wants one, again and again: no long name takes the room of an error.
+    # Give a cell to each column that needs one, in turns: no long name takes the room of an error.
     wanted = [natural(each) for each in columns]
     while left > 0 and (growing := [n for n, size in enumerate(sizes) if size < wanted[n]]):
         for each in growing[:left]:

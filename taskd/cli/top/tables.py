@@ -1,4 +1,4 @@
-"""The tables of `taskd top`: their columns, and what each shows of a row."""
+"""The tables of `taskd top`: their columns, and the cell of each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        keep: those with the least go first when there is no room; 0 stays.
-        least: cells that it takes at least; one with `wide` gives up all above these when there is
-            no room, and the last one takes what is left.
+        keep: columns with the lowest number go first if there is no room; 0 stays.
+        least: the fewest cells that it takes. A column with `wide` gives up the cells above this if
+        there is no room; the last such column takes the remaining cells.
     """
 
     heading: str
@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 
 def number(value: float | None) -> str:
-    """A rate or a count in few cells."""
+    """Return a rate or a count in few cells."""
     if value is None:
         return ""
     if value == 0 or value >= 99.5:
@@ -39,7 +39,7 @@ def number(value: float | None) -> str:
 
 
 def short(seconds: float | None) -> str:
-    """A span in few cells: `3m5s`, `47ms`."""
+    """Return a duration in few cells: `3m5s`, `47ms`."""
     if seconds is not None and 0.01 <= seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     return span(seconds).replace(" ", "")
@@ -62,7 +62,7 @@ def _count(name: str) -> Callable[[Any], str]:
 
 
 def queue_note(queue: Queue) -> str:
-    """What is odd about a queue."""
+    """Return a note about a queue."""
     if queue.paused:
         return cell("paused" + (f": {queue.pause_reason}" if queue.pause_reason else ""))
     if not queue.workers and queue.live():
@@ -81,7 +81,7 @@ def _queue_style(queue: Queue) -> str:
 
 def _allowed(limit: FullLimit) -> str:
     said = [
-        f"{limit.concurrency:,} of a key" if limit.concurrency is not None else "",
+        f"{limit.concurrency:,} per key" if limit.concurrency is not None else "",
         f"{limit.in_all:,} in all" if limit.in_all is not None else "",
         f"{number(limit.rate)}/s" if limit.rate is not None else "",
     ]

@@ -51,7 +51,7 @@ def version(facts: Facts) -> Iterator[Said]:
     if max(done, default=0) > newest:
         yield error(
             f"the schema is at {max(done):04d}, and this taskd knows up to {newest:04d}",
-            advice("Upgrade taskd on this machine: pip install --upgrade taskd"),
+            advice("Upgrade taskd on this machine: pip install --upgrade pgtaskd"),
         )
     elif lacks:
         yield error(f"the schema lacks {', '.join(lacks)}", MIGRATE)

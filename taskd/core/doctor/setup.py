@@ -46,7 +46,7 @@ def embedded(facts: Facts) -> Iterator[Said]:
     if setup["embedded_refused"]:
         yield error(
             setup["embedded_refused"],
-            advice("Install its programs, pip install 'taskd[embedded]', or set TASKD_DSN."),
+            advice("Install its programs, pip install 'pgtaskd[embedded]', or set TASKD_DSN."),
         )
         return
     status, free = setup["embedded_status"], setup["embedded_free_bytes"]

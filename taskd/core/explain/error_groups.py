@@ -1,4 +1,4 @@
-"""Errors that differ in details only are one group: by numbers, ids, quoted text and paths.
+"""Group errors that differ only in details: numbers, ids, quoted text and paths.
 
 `pattern` makes `order # took #s` of `order 4711 took 3.2s`; `group` counts by task and pattern.
 """
@@ -15,11 +15,11 @@ from taskd.core.jobs.job import JobState
 
 PATTERN_CHARS_MAX = 200
 PASSES_MAX = 10
-# What stands for a number or an id, and for other text that changes.
+# Placeholders: for a number or an id, and for other variable text.
 NUMBER, TEXT = "#", "…"
 
-# A quote that opens stands behind no letter, and one that closes before none: "can't" has neither.
-# Python writes a letter before the quotes of bytes.
+# No letter precedes an opening quote, and none follows a closing one: "can't" has neither. Python
+# writes a letter before the quotes of bytes.
 _QUOTED = re.compile(r"(?<!\w)[bru]?(['\"`])(?:(?!\1)[^\\]|\\.)*\1(?!\w)")
 _QUOTED_IN_PRINT = re.compile(r"([\u201c\u2018«])[^\u201d\u2019»]*([\u201d\u2019»])")
 _MAIL_ADDRESS = re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w-]+(?:\.[\w-]+)+")
@@ -33,24 +33,25 @@ _UUID = re.compile(
     r"(?<![0-9A-Za-z])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
-# Hexadecimal, or long; with a digit, or it would be a word, and with a letter, or it is a number.
+# Hexadecimal, or long; with a digit, as otherwise it is a word, and with a letter, as otherwise it
+# is a number.
 _ID = re.compile(
     r"(?<![0-9a-z])(?:0x[0-9a-f]+|(?=[a-z]*\d)(?=\d*[a-z])(?:[0-9a-f]{8,}|[0-9a-z]{12,}))(?![0-9a-z])",
     re.IGNORECASE,
 )
-# A digit behind a letter is part of a name, as in utf8.
+# A digit after a letter is part of a name, as in utf8.
 _NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
 
 
 def pattern(text: str) -> str:
-    """The first line of an error's text without what changes from job to job.
+    """Return the first line of an error's text without the parts that vary from job to job.
 
     Numbers, times, UUIDs, hexadecimal and other long ids become `#`; quoted text becomes `'…'`;
-    mail addresses, and those parts of a path that hold a digit, become `…`. At most 200 characters.
+    mail addresses, and parts of a path with a digit, become `…`. At most 200 characters.
     """
     lines = text.strip().splitlines() or [""]
     line = " ".join(lines[0].split())
-    # What was replaced may leave something that can be: a quote behind a number that is `#` now.
+    # A replacement can leave something to replace: a quote after a number that is `#` now.
     for _ in range(PASSES_MAX):
         before, line = line, _replaced(line)
         if line == before:
@@ -76,9 +77,9 @@ class Failures(msgspec.Struct, frozen=True):
     """Jobs of one task whose last errors have the same text.
 
     Attributes:
-        state: `failed`; or `scheduled`, for those that will be tried again.
+        state: `failed`; or `scheduled`, for jobs that wait for another attempt.
         first_ago_s: seconds since the first of them failed, by the database's clock.
-        job_id: the one that failed last.
+        job_id: the job that failed last.
     """
 
     task: str
@@ -93,7 +94,7 @@ class Failures(msgspec.Struct, frozen=True):
 
 
 class ErrorGroup(msgspec.Struct):
-    """Jobs of one task whose last errors have the same pattern; counted by what became of them."""
+    """Jobs of one task whose last errors have the same pattern, counted by their state."""
 
     task: str
     error: str
@@ -107,12 +108,12 @@ class ErrorGroup(msgspec.Struct):
 
     @property
     def jobs(self) -> int:
-        """How many they are."""
+        """Return the number of jobs."""
         return self.failed + self.retrying
 
 
 def group(told: Iterable[Failures]) -> list[ErrorGroup]:
-    """One group per task and pattern, those of most jobs first, then the latest."""
+    """Return one group per task and pattern, those with the most jobs first, then the latest."""
     groups: dict[tuple[str, str], ErrorGroup] = {}
     for each in told:
         key = (each.task, pattern(each.text))

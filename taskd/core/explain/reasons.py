@@ -1,6 +1,6 @@
-"""Why a job does not run: from what the database says to the reasons, the first to mend first.
+"""Why a job does not run: from facts in the database to reasons, the most urgent one first.
 
-The words for people are those of core/explain/sentences.py.
+sentences.py has the words for people.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from taskd.core.jobs.job import FINISHED, JobState
 
-# The jobs before a queued one are counted so far and no further.
+# The jobs before a queued one are counted up to this number.
 AHEAD_MAX = 10_000
 
 
@@ -22,11 +22,12 @@ class Server(msgspec.Struct, frozen=True):
     """A worker that serves the job's queue, or did.
 
     Attributes:
-        state: `live`, `late` (its beat is), `draining` (it stops), `silent` (its lease has run out)
-            or `dead`.
-        knows: it has the job's task.
+        state: `live`, `late` (its lease renewal is), `draining`, `silent` (its lease has expired)
+            or
+        `dead`.
+        knows: it knows the job's task.
         running: how many jobs it runs, of all queues.
-        died_ago_s: seconds since it ended or was buried.
+        died_ago_s: seconds since it ended or was declared dead.
     """
 
     id: str
@@ -44,8 +45,8 @@ class Parent(msgspec.Struct, frozen=True):
 
     Attributes:
         node: its name in its workflow, if it has one.
-        state: its state, or `gone` when it is kept no longer.
-        on_failed: what happens to the other one when it fails.
+        state: its state, or `gone` if it is kept no longer.
+        on_failed: what happens to the waiting job when this one fails.
     """
 
     id: int
@@ -56,45 +57,47 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the database says about a job, all of it by the database's clock.
+    """What the database says about a job; all times are by the database's clock.
 
     Attributes:
-        max_attempts: its own or its task's; None when nobody has published the task.
-        claimed_before: a worker has had it already.
-        due_in_s: seconds until it is due, below zero since then.
-        timeout_s: of one attempt, its own or its task's; None: no limit, or nobody has published
-            the task.
+        max_attempts: its own or its task's; None: the task is not published.
+        claimed_before: a worker has claimed it before.
+        due_in_s: seconds until it is due; negative: since then.
+        timeout_s: of one attempt, its own or its task's; None: no limit, or the task is not
+            published.
         error_type: of its last failed attempt, as `error_message`.
         task_app: the app that has published its task.
-        schedule: what made it; None: somebody did. `tick`: the time that it was made for.
+        schedule: the schedule that made it, or None. `tick`: the time that it was made for.
         deadline: no attempt starts after it; None: it has none.
-        args_version: the form of its arguments.
-        task_args_version: that of the published task; None when nobody has published it.
-        key_holder: of a failed or cancelled job, the id of the one that holds its unique key now,
-            be it by a window or a newer version.
-        task_paused_at: since when its task is paused, None when it is not; the others as of the
-            queue's pause.
-        paused_at: since when its queue is paused, None when it is not.
-        paused_until: None: until somebody resumes it.
-        limit_name: the limit of its task; `limit_*` are what that allows.
-        limit_known: somebody has published it, or set it by hand.
-        gate: where it waits while its limit blocks it, `parked` or `next`; None: not yet looked at.
+        args_version: the version of its arguments.
+        task_args_version: that of the published task; None: the task is not published.
+        key_holder: of a failed or cancelled job, the id of the job that holds its unique key now,
+            by a
+        window of time or as a newer version.
+        task_paused_at: since when its task is paused, None if it is not; the others as for the
+            queue.
+        paused_at: since when its queue is paused, None if it is not.
+        paused_until: None: until someone resumes it.
+        limit_name: the limit of its task; `limit_*` are its bounds.
+        limit_known: the limit is published, or was set by hand.
+        gate: where it waits while its limit blocks it, `parked` or `next`; None: not checked yet.
         parked: it was put aside because its task was paused.
-        limit_holders: jobs that have the places of its key, some of them; while it is blocked.
-        limit_queued: how many of its key are admitted and have not begun, if that has a rate.
-        limit_opens_s: seconds until its limit looks at it again, if that is set.
-        queue_max_running: what an operator allows its queue, as `queue_rate`.
-        queue_running: how many of its queue run, while it queues and that is limited.
-        worker_state: of the worker that runs or ran it, as Server.state; None when it is not known.
-        worker_lease_s: for how long after a beat its claims are honoured; `worker_lease_until`: as
-            of its last one.
-        living: how many live workers there are, whatever they serve.
-        serving: how many of them serve the queue.
-        knowing: how many of those know the task.
-        ahead: how many jobs of its queue come before it, counted up to AHEAD_MAX + 1; of a suspect,
-            how many suspects; None when it does not queue.
-        servers: some of the workers that serve the queue or did, those that live first.
-        parents: some of the jobs that hold it up, and how many they are, `parents_left`.
+        limit_holders: some of the jobs that have the slots of its key, while it is blocked.
+        limit_queued: admitted jobs of its key that have not started, if the key has a rate.
+        limit_opens_s: seconds until its limit checks the key again, if that is scheduled.
+        queue_max_running: the limit of its queue, as `queue_rate`.
+        queue_running: running jobs of its queue, while it is queued and the queue is limited.
+        worker_state: of the worker that runs or ran it, as Server.state; None if unknown.
+        worker_lease_s: how long its claims are valid after a lease renewal; `worker_lease_until`:
+            after
+        the last one.
+        living: number of live workers of any queue.
+        serving: number of those that serve the queue.
+        knowing: number of those that also know the task.
+        ahead: number of jobs of its queue before it, counted up to AHEAD_MAX + 1; of a suspect, of
+        suspects; None if it is not queued.
+        servers: some of the workers that serve the queue or did, live ones first.
+        parents: some of the jobs that it waits for; `parents_left`: how many there are.
     """
 
     id: int
@@ -165,39 +168,39 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Why(StrEnum):
-    """A reason why a job is not running now, or what it does instead."""
+    """A reason why a job is not running now, or its state otherwise."""
 
     FINISHED = "finished"
     RUNNING = "running"
-    # Running by its state, but its worker is silent, dead or forgotten.
+    # Running by its state, but its worker is silent, dead or deleted.
     WORKER_LOST = "worker_lost"
     CANCEL_ASKED = "cancel_asked"
-    # Finished; and it cannot be retried, as another job holds its unique key now.
+    # Finished; it cannot be retried, as another job holds its unique key now.
     KEY_HELD = "key_held"
     PAUSED = "paused"
     TASK_PAUSED = "task_paused"
-    # Its arguments have a newer form than the published task knows.
+    # Its arguments have a newer version than the published task knows.
     ARGS_NEWER = "args_newer"
-    # It will expire, or should have.
+    # It will expire, or is about to.
     DEADLINE = "deadline"
     # No live worker serves its queue.
     UNSERVED = "unserved"
-    # Live workers serve its queue, and none of them knows its task.
+    # Live workers serve its queue, but none of them knows its task.
     TASK_UNKNOWN = "task_unknown"
     SUSPECT = "suspect"
     SCHEDULED = "scheduled"
     # Other jobs must end first.
     WAITS_FOR_JOBS = "waits_for_jobs"
-    # One of them has failed, and it waits until that is retried.
+    # One of them has failed, and this job waits until that one is retried.
     WAITS_FOR_RETRY = "waits_for_retry"
-    # Scheduled, for another attempt.
+    # Scheduled for another attempt.
     RETRY = "retry"
-    # Its time has come, and no worker has moved it to the queued ones yet.
+    # It is due, but no worker has promoted it to queued yet.
     DUE = "due"
-    # As many jobs of its limit run, or have begun of late, as may.
+    # Its limit is full: too many jobs run, or have started recently.
     LIMIT_FULL = "limit_full"
     LIMIT_CLOSED = "limit_closed"
-    # Its limit was never published, so nobody knows what it allows.
+    # Its limit was never published, so its bounds are unknown.
     LIMIT_UNKNOWN = "limit_unknown"
     # An operator has limited its queue.
     QUEUE_LIMITED = "queue_limited"
@@ -205,14 +208,14 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """One reason; `mend`: it does not pass by itself, somebody must do something."""
+    """One reason; `mend`: it does not pass by itself, a person must act."""
 
     why: Why
     mend: bool = False
 
 
 def reasons(facts: Facts) -> list[Reason]:
-    """All reasons, at least one; those that somebody must mend come first."""
+    """Return all reasons, at least one; those that need a person come first."""
     if facts.state in FINISHED:
         held = [] if facts.key_holder is None else [Reason(Why.KEY_HELD)]
         return [Reason(Why.FINISHED), *held]
@@ -224,7 +227,7 @@ def _running(facts: Facts) -> Iterator[Reason]:
     if facts.worker_state in ("live", "late", "draining"):
         yield Reason(Why.RUNNING)
     else:
-        # Any live worker takes it back, whatever it serves.
+        # Any live worker rescues it, whatever queues it serves.
         yield Reason(Why.WORKER_LOST, mend=not facts.living)
     if facts.cancel_asked:
         yield Reason(Why.CANCEL_ASKED)
@@ -260,12 +263,12 @@ def _later(facts: Facts) -> Iterator[Reason]:
     if not facts.parked:
         yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
     elif facts.task_paused_at is None:
-        # It comes back with its task, whatever its time says.
+        # It comes back with its task, whatever its due time is.
         yield Reason(Why.SCHEDULED)
 
 
 def _not_run(facts: Facts) -> Iterator[Reason]:
-    """Why no worker would run it, were it claimed."""
+    """Return why no worker could run it if it were claimed."""
     if not facts.serving:
         yield Reason(Why.UNSERVED, mend=True)
     elif not facts.knowing:
@@ -292,7 +295,7 @@ def _blocked(facts: Facts) -> Reason:
         return Reason(Why.LIMIT_UNKNOWN, mend=True)
     if facts.gate is None:
         return Reason(Why.DUE)
-    # With a burst of them yet to begin, no token helps.
+    # While a whole burst has not started, no token helps.
     stalls = (facts.limit_queued or 0) >= (facts.limit_burst or 1)
     if facts.limit_rate is not None and facts.limit_opens_s is not None and not stalls:
         return Reason(Why.LIMIT_CLOSED)

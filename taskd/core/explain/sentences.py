@@ -1,4 +1,4 @@
-"""Why a job does not run, in sentences with what to do next: for `taskd why` and pages."""
+"""Why a job does not run, in sentences with what to do next: for `taskd why` and the dashboard."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from taskd.core.tasks.registry import BUILT_IN_APP
 
 SAID_CHARS_MAX = 200
 SERVERS_NAMED_MAX = 5
-# A timeout ends an attempt at once, unless its handler does not let it.
+# A timeout ends an attempt at once, unless the handler prevents it.
 HEED_S = 5.0
-# A sentence or two, and the commands to go on with.
+# Sentences, and the commands to continue with.
 Words = tuple[str, list[str]]
 
 
 class Told(NamedTuple):
-    """A reason, a sentence or two about it, and the commands to go on with."""
+    """A reason, sentences about it, and the commands to continue with."""
 
     reason: Reason
     text: str
@@ -29,7 +29,7 @@ class Told(NamedTuple):
 
 
 def tell(facts: Facts) -> Iterator[Told]:
-    """All reasons in words, those that somebody must mend first."""
+    """Return all reasons in words, those that need a person first."""
     for reason in reasons(facts):
         yield Told(reason, *TELL[reason.why](facts))
 
@@ -55,59 +55,62 @@ def _finished(facts: Facts) -> Words:
 def _running(facts: Facts) -> Words:
     limit = f" of {facts.max_attempts}" if facts.max_attempts else ""
     text = (
-        f"{_owner(facts)} has it since {moment(facts.started_at)}, "
+        f"{_owner(facts)} has run it since {moment(facts.started_at)}, "
         f"for {span(facts.started_ago_s)}; attempt {facts.attempt}{limit}."
     )
     logs = f"taskd jobs show {facts.id} --logs"
     if facts.worker_state == "late":
         return f"{text} {_late(facts)}", ["taskd workers"]
     if facts.worker_state == "draining":
-        return f"{text} The worker is stopping: what does not end in time is given back.", [logs]
+        return f"{text} The worker is draining: it releases jobs that do not end in time.", [logs]
     over_s = (facts.started_ago_s or 0.0) - facts.timeout_s if facts.timeout_s else 0.0
     if over_s > HEED_S:
         text += (
-            f" Its timeout of {span(facts.timeout_s)} has been over for {span(over_s)}, and its "
-            "handler does not heed that."
+            f" Its timeout of {span(facts.timeout_s)} passed {span(over_s)} ago, but its "
+            "handler ignores the cancellation."
         )
         return text, [logs, *([] if facts.cancel_asked else [f"taskd jobs cancel {facts.id}"])]
-    text += f" {_until(facts)} Its worker last beat {_ago(facts.worker_beat_ago_s)}."
+    text += f" {_until(facts)} Its worker renewed its lease {_ago(facts.worker_beat_ago_s)}."
     if facts.cancel_asked:
         return text, [logs]
     return f"Nothing is wrong: {text}", [logs, f"taskd tail --job {facts.id}"]
 
 
 def _until(facts: Facts) -> str:
-    """How long an attempt may take; it begins a moment after its claim."""
+    """Return the end of an attempt by its timeout, which starts a moment after the claim."""
     if not facts.timeout_s or facts.started_at is None:
-        return "It has no timeout." if facts.task_app else "Nobody has published its timeout."
+        return "It has no timeout." if facts.task_app else "Its timeout is not published."
     until = facts.started_at + timedelta(seconds=facts.timeout_s)
-    return f"It may run until about {moment(until)}, its timeout of {span(facts.timeout_s)}."
+    return f"Its timeout of {span(facts.timeout_s)} ends it at about {moment(until)}."
 
 
 def _late(facts: Facts) -> str:
     said = given_up(facts.worker_beat_ago_s, facts.worker_lease_s, facts.worker_lease_until)
     return (
-        f"But the worker is late: it {said}. It has died, hangs, or has no way to the database. "
-        "When it is given up, a live worker takes the job back."
+        f"But the worker is late: it {said}. It has died, hangs, or cannot reach the database. "
+        "When its lease has expired, a live worker rescues the job."
     )
 
 
 def _worker_lost(facts: Facts) -> Words:
     what = {
-        "silent": f"has not beaten for {span(facts.worker_beat_ago_s)}, and its lease has run out",
-        "dead": f"is dead; it last beat {_ago(facts.worker_beat_ago_s)}",
+        "silent": f"has not renewed its lease for {span(facts.worker_beat_ago_s)}, "
+        "and the lease has expired",
+        "dead": f"is dead; it renewed its lease {_ago(facts.worker_beat_ago_s)} for the last time",
     }.get(facts.worker_state or "", "is not known any more")
     text = f"It counts as running since {moment(facts.started_at)}, but {_owner(facts)} {what}."
     if facts.living:
-        return f"{text} A live worker takes it back within seconds.", []
-    return f"{text} No worker lives that could take it back.", [_run(facts)]
+        return f"{text} A live worker rescues it within seconds.", []
+    return f"{text} There is no live worker that could rescue it.", [_run(facts)]
 
 
 def _cancel_asked(facts: Facts) -> Words:
-    who = "Its worker" if facts.worker_state in ("live", "draining") else "Whoever takes it back"
+    who = (
+        "Its worker" if facts.worker_state in ("live", "draining") else "The worker that rescues it"
+    )
     text = (
-        f"Somebody asked to cancel it. {who} heeds that within seconds; "
-        "only a handler that ignores it goes on until its timeout."
+        f"A cancellation was requested. {who} cancels it within seconds; "
+        "only a handler that ignores the cancellation runs until its timeout."
     )
     return text, []
 
@@ -117,7 +120,7 @@ def _paused(facts: Facts) -> Words:
     until = (
         f"until {moment(facts.paused_until)} (in {span(facts.resumes_in_s)})"
         if facts.paused_until
-        else "until somebody resumes it"
+        else "until it is resumed"
     )
     return (
         f"The queue {facts.queue} is paused, {since}, {until}{_because(facts.pause_reason)}",
@@ -130,7 +133,7 @@ def _task_paused(facts: Facts) -> Words:
     until = (
         f"until {moment(facts.task_paused_until)} (in {span(facts.task_resumes_in_s)})"
         if facts.task_paused_until
-        else "until somebody resumes it"
+        else "until it is resumed"
     )
     name = first_line(facts.task)
     return (
@@ -141,7 +144,7 @@ def _task_paused(facts: Facts) -> Words:
 
 def _args_newer(facts: Facts) -> Words:
     text = (
-        f"Its arguments have the form of version {facts.args_version}; the code of the workers "
+        f"Its arguments have version {facts.args_version}; the workers' code "
         f"knows version {facts.task_args_version}. It waits for workers with newer code."
     )
     return text, []
@@ -150,17 +153,17 @@ def _args_newer(facts: Facts) -> Words:
 def _deadline(facts: Facts) -> Words:
     if (facts.expires_in_s or 0.0) <= 0:
         return (
-            f"Its deadline, {moment(facts.deadline)}, is over: it is about to fail as expired.",
+            f"Its deadline, {moment(facts.deadline)}, has passed: it is about to fail as expired.",
             [],
         )
-    text = f"It expires when no attempt has started by {moment(facts.deadline)}"
+    text = f"It expires if no attempt has started by {moment(facts.deadline)}"
     return f"{text}, in {span(facts.expires_in_s)}.", [f"taskd jobs set {facts.id} --no-deadline"]
 
 
 def _key_held(facts: Facts) -> Words:
     text = (
-        f"Job {facts.key_holder} holds its unique key now, be it by a window or a newer version: "
-        "this one cannot be retried as long as that is so."
+        f"Job {facts.key_holder} holds its unique key now, by a window of time or as a newer "
+        "version. This job cannot be retried until the key is free."
     )
     return text, [f"taskd jobs show {facts.key_holder}"]
 
@@ -170,15 +173,15 @@ def _unserved(facts: Facts) -> Words:
     for last in facts.servers[:1]:
         became = {
             "draining": "is stopping",
-            "silent": "is silent: its lease has run out",
+            "silent": "is silent: its lease has expired",
         }.get(last.state, f"ended {_ago(last.died_ago_s)}")
         text += f" The last one, {_name(last.host, last.pid)}, {became}."
     return text, [_run(facts)]
 
 
 def _task_unknown(facts: Facts) -> Words:
-    knows = "it does not know" if facts.serving == 1 else "but none of them knows"
-    text = f"{_servers(facts, _with_app)}; {knows} the task {first_line(facts.task)}."
+    knows = "which does not know" if facts.serving == 1 else "none of which knows"
+    text = f"{_servers(facts, _with_app)}, {knows} the task {first_line(facts.task)}."
     if facts.task_app is None:
         return f"{text} No worker has ever published a task of this name.", ["taskd tasks list"]
     return f"{text} The app {first_line(facts.task_app)} has published it.", [_run(facts)]
@@ -186,8 +189,8 @@ def _task_unknown(facts: Facts) -> Words:
 
 def _suspect(facts: Facts) -> Words:
     text = (
-        f"Its worker died while it ran, {count(facts.crashes, 'time')}, so it may be what killed "
-        "it. It waits in the slow lane: a worker takes one such job at a time"
+        f"Its worker died while it ran, {count(facts.crashes, 'time')}, so this job may have "
+        "killed it. It waits in quarantine: a worker runs one such job at a time"
     )
     if facts.ahead:
         text += f", and {_ahead(facts.ahead, 'suspect')}"
@@ -198,9 +201,12 @@ def _scheduled(facts: Facts) -> Words:
     if not facts.claimed_before:
         return f"It is scheduled for {_due(facts)}.", []
     if facts.parked:
-        return "It was put aside while its task was paused; a worker brings it back in seconds.", []
+        return (
+            "It was parked while its task was paused; a worker brings it back within seconds.",
+            [],
+        )
     asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
-    text = f"It was given back, and is due again {_due(facts)}: {asked}its worker did not know"
+    text = f"It was released, and is due again {_due(facts)}: {asked}its worker did not know"
     return f"{text} the task.", []
 
 
@@ -213,7 +219,7 @@ def _waits_for_jobs(facts: Facts) -> Words:
 def _waits_for_retry(facts: Facts) -> Words:
     ended = [parent for parent in facts.parents if parent.state in (*FINISHED, "gone")]
     text = f"It waits for {count(facts.parents_left, 'job')}: {_parents(facts)}. "
-    text += "It goes on when what has failed was retried, and is done."
+    text += "It continues when the failed jobs have been retried and are done."
     return text, [f"taskd jobs retry {parent.id}" for parent in ended if parent.state != "gone"]
 
 
@@ -234,10 +240,10 @@ def _retry(facts: Facts) -> Words:
 
 
 def _is_due(facts: Facts) -> Words:
-    text = f"It has been due for {span(-facts.due_in_s)}. A worker has yet to queue it"
+    text = f"It has been due for {span(-facts.due_in_s)}. A worker has to promote it"
     if facts.living:
-        return f"{text}, which any live one does within seconds.", []
-    return f"{text}, and none lives.", []
+        return f"{text}, which any live worker does within seconds.", []
+    return f"{text}, but there is no live worker.", []
 
 
 def _queued(facts: Facts) -> Words:
@@ -254,10 +260,10 @@ def _queued(facts: Facts) -> Words:
 def _limit_full(facts: Facts) -> Words:
     limit = first_line(facts.limit_name)
     if facts.gate == "next":
-        text = f"The limit {limit} lets {facts.limit_in_all} jobs run in all, and they do."
+        text = f"The limit {limit} lets {facts.limit_in_all} jobs run in all, and they are running."
     elif facts.limit_burst is not None and (facts.limit_queued or 0) >= facts.limit_burst:
         many = count(facts.limit_queued or 0, "job")
-        text = f"Of its key the limit {limit} has admitted {many} that no worker has begun yet."
+        text = f"The limit {limit} has admitted {many} of its key that no worker has started yet."
     elif facts.limit_concurrency is None:
         text = f"The limit {limit} is full."
     else:
@@ -265,23 +271,23 @@ def _limit_full(facts: Facts) -> Words:
         text = f"The limit {limit} lets {many} of its key run at a time."
     holders = facts.limit_holders or ()
     if holders:
-        text += f" The places have: {', '.join(map(str, holders[:SERVERS_NAMED_MAX]))}."
+        text += f" The slots have: {', '.join(map(str, holders[:SERVERS_NAMED_MAX]))}."
     return text, [*(f"taskd why {each}" for each in holders[:1]), "taskd limits list"]
 
 
 def _limit_closed(facts: Facts) -> Words:
     limit = first_line(facts.limit_name)
     text = (
-        f"The limit {limit} lets {rate_text(facts.limit_rate)} of its key begin; "
-        f"the next one may in {span(max(facts.limit_opens_s or 0.0, 0.0))}."
+        f"The limit {limit} lets {rate_text(facts.limit_rate)} of its key start; "
+        f"the next one can start in {span(max(facts.limit_opens_s or 0.0, 0.0))}."
     )
     return text, ["taskd limits list"]
 
 
 def _limit_unknown(facts: Facts) -> Words:
     text = (
-        f"Nobody has published its limit {first_line(facts.limit_name)}, so it waits until a "
-        "worker does that knows the task."
+        f"Its limit {first_line(facts.limit_name)} is not published, so it waits until a "
+        "worker that knows the task publishes the limit."
     )
     return text, [_run(facts)]
 
@@ -292,7 +298,7 @@ def _queue_limited(facts: Facts) -> Words:
         running = f"{facts.queue_running or 0:,} run"
         said.append(f"{count(facts.queue_max_running, 'job')} to run at a time, and {running} now")
     if facts.queue_rate is not None:
-        said.append(f"{rate_text(facts.queue_rate)} to begin")
+        said.append(f"{rate_text(facts.queue_rate)} to start")
     text = f"The queue {facts.queue} is limited: it allows {'; and '.join(said)}."
     return text, [f"taskd queues set {facts.queue} --help"]
 
@@ -324,7 +330,7 @@ TELL: dict[Why, Callable[[Facts], Words]] = {
 
 
 def _servers(facts: Facts, name: Callable[[Server], str]) -> str:
-    """Who serves the queue: `2 live workers serve the queue email: ...`."""
+    """Return who serves the queue: `2 live workers serve the queue email: ...`."""
     live = [each for each in facts.servers if each.state in ("live", "late")][:SERVERS_NAMED_MAX]
     more = facts.serving - len(live)
     names = [name(each) for each in live] + ([f"{more:,} more"] if more else [])
@@ -351,7 +357,7 @@ def _name(host: str, pid: int | None) -> str:
 
 
 def _run(facts: Facts) -> str:
-    """The command that starts a worker for the job."""
+    """Return the command that starts a worker for the job."""
     app = "" if facts.task_app == BUILT_IN_APP else f" --app {shlex.quote(facts.task_app or 'APP')}"
     return f"taskd run{app} --queue {facts.queue}"
 
@@ -370,7 +376,7 @@ def _due(facts: Facts) -> str:
 
 
 def _because(text: str | None) -> str:
-    """The end of a sentence: what somebody wrote about it, or the full stop."""
+    """Return the end of a sentence: the given reason, or the full stop."""
     return f": {first_line(text)}" if text else "."
 
 
@@ -383,7 +389,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """The first line of what somebody else wrote, not too long."""
+    """Return the first line of another person's text, shortened."""
     lines = (text or "").strip().splitlines() or [""]
     line = " ".join(lines[0].split())
     return line if len(line) <= SAID_CHARS_MAX else line[: SAID_CHARS_MAX - 1] + "…"

@@ -13,10 +13,10 @@ from taskd.errors import InvalidArgs
 
 
 def encode_args(task: str, args: Mapping[str, Any]) -> str:
-    """The JSON text of arguments by name, for a task whose signature is not known here.
+    """Return the JSON text of arguments by name, for a task whose signature is not known here.
 
     Raises:
-        InvalidArgs: they are no mapping of names, or cannot be written as JSON.
+        InvalidArgs: they are not a mapping of names, or have no JSON form.
     """
     try:
         payload = msgspec.json.encode(args, enc_hook=plain)

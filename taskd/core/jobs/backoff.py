@@ -1,4 +1,4 @@
-"""Backoff policies: how long after a failed attempt the next one comes."""
+"""Backoff policies: the delay between a failed attempt and the next one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# An attempt may not come later than this: 2 ** attempt overflows long before 1,000 attempts.
+# The longest delay; 2 ** attempt overflows long before 1,000 attempts.
 DELAY_S_MAX = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """`base_s`, then `factor` times as long each time, at most `cap_s`, jittered.
+    """`base_s`, multiplied by `factor` for each attempt, at most `cap_s`, with jitter.
 
-    The jitter takes the delay to a random point between (1 - jitter) and 1 of itself, so that
-    jobs which failed together do not come back together.
+    The jitter moves the delay to a random point between (1 - jitter) and 1 of itself, so that jobs
+    that failed together do not come back together.
     """
 
     base_s: float = 10.0
@@ -25,7 +25,7 @@ class Exponential:
     jitter: float = 0.25
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
         exponent = min(attempt - 1, 64)
         return _jittered(min(self.cap_s, self.base_s * self.factor**exponent), self.jitter)
 
@@ -39,7 +39,7 @@ class Linear:
     jitter: float = 0.0
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
         return _jittered(min(self.cap_s, self.step_s * attempt), self.jitter)
 
 
@@ -51,18 +51,18 @@ class Fixed:
     jitter: float = 0.0
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
         return _jittered(self.every_s, self.jitter)
 
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """Whatever `function(attempt)` says, in seconds."""
+    """The result of `function(attempt)`, in seconds."""
 
     function: Callable[[int], float]
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after attempt number `attempt` (from 1) failed."""
+        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
         return float(self.function(attempt))
 
 
@@ -72,7 +72,7 @@ DEFAULT = Exponential()
 
 
 def bounded_s(delay_s: float) -> float:
-    """The delay, made finite and kept between 0 and 30 days."""
+    """Return a finite delay between 0 and 30 days."""
     if math.isnan(delay_s):  # from a custom policy
         return DEFAULT.cap_s
     return min(max(delay_s, 0.0), DELAY_S_MAX)

@@ -1,7 +1,7 @@
-"""What a failed attempt leaves behind: type, message and traceback, made safe and small.
+"""The stored error of a failed attempt: type, message and traceback, made safe and small.
 
 One attempt's error must never harm another job's ack: PostgreSQL refuses U+0000 and lone
-surrogates, `str(error)` may itself raise, and a chain of 2,000 causes formats to 393 KB.
+surrogates, `str(error)` can itself raise, and a chain of 2,000 causes formats to 393 KB.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ MESSAGE_BYTES_MAX = 1024
 TYPE_BYTES_MAX = 200
 FRAMES_MAX = 30
 CHAIN_MAX = 5
-# The frames above a handler's own. A built-in task is a handler like any other.
+# Frames of taskd above a handler's own. A built-in task is a handler like any other.
 PACKAGE = str(Path(__file__).parents[2] / "_")[:-1]
 BUILT_INS = str(Path(__file__).parents[2] / "tasks" / "_")[:-1]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One attempt's error; as JSON at most about 4 KiB, of control characters 8 KiB."""
+    """One attempt's error; its JSON takes at most about 4 KiB, with control characters 8 KiB."""
 
     type: str
     message: str
     traceback: str = ""
 
     def to_json(self) -> str:
-        """The JSON object that is appended to the job's `errors`."""
+        """Return the JSON object that is appended to the job's `errors`."""
         return msgspec.json.encode(self).decode()
 
 
@@ -38,8 +38,8 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
     """Describe an exception; never raises.
 
     Args:
-        hide: takes out what must not be shown, before anything is cut: the half of a secret that
-            is left would not be found.
+        hide: removes secrets from a text. It runs before anything is cut: the remaining half of a
+        secret would not be found.
     """
     kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
     message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)
@@ -50,7 +50,7 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
 
 
 def kind_of(value: object) -> str:
-    """The name of its type; never raises."""
+    """Return the name of its type; never raises."""
     try:
         return str(type(value).__qualname__)
     except BaseException:  # noqa: BLE001 - its type may answer as it likes
@@ -58,7 +58,7 @@ def kind_of(value: object) -> str:
 
 
 def clean(text: str, bytes_max: int) -> str:
-    """The text without U+0000 and lone surrogates, at most `bytes_max` bytes of UTF-8."""
+    """Return the text without U+0000 and lone surrogates, at most `bytes_max` bytes of UTF-8."""
     safe = text.replace("\x00", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace")
     if len(safe) <= bytes_max:
         return safe.decode()
@@ -66,9 +66,9 @@ def clean(text: str, bytes_max: int) -> str:
 
 
 def _keep_ends(text: str, bytes_max: int) -> str:
-    """The head and, longer, the tail: the tail names the line that raised."""
+    """Return the head and a longer tail: the tail names the line that raised."""
     safe = clean(text, 1 << 20)
-    # Newlines and quotes grow when written as JSON; the limit is on what is stored.
+    # Newlines and quotes grow in JSON; the limit applies to the stored form.
     size = len(msgspec.json.encode(safe))
     if size <= bytes_max:
         return safe
@@ -79,14 +79,14 @@ def _keep_ends(text: str, bytes_max: int) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        # What is a text of a kind of its own becomes a plain one.
+        # A subclass of str becomes a plain one.
         return str.__str__(str(error))
     except BaseException:  # noqa: BLE001 - a handler's exception may do anything
-        return "(its message could not be made)"
+        return "(its message could not be formatted)"
 
 
 def _trace(error: BaseException) -> str:
-    # Links beyond CHAIN_MAX are cut from a copy's view, not from the handler's exception.
+    # The chain is cut in a copy; the handler's exception stays as it is.
     try:
         made = traceback.TracebackException.from_exception(
             error, limit=-FRAMES_MAX, lookup_lines=True, compact=True
@@ -101,11 +101,11 @@ def _trace(error: BaseException) -> str:
             link.__cause__ = link.__context__ = None
         return "".join(made.format())
     except BaseException:  # noqa: BLE001 - RecursionError and worse from hostile exceptions
-        return "(its traceback could not be made)"
+        return "(its traceback could not be formatted)"
 
 
 def _cut_ours(stack: traceback.StackSummary) -> None:
-    """Let a traceback begin with the handler, unless there is nothing but taskd in it."""
+    """Let a traceback begin with the handler, unless it has only frames of taskd."""
     theirs = (place for place, frame in enumerate(stack) if not _is_ours(frame.filename))
     del stack[: next(theirs, 0)]
 
@@ -118,5 +118,5 @@ REASON_BYTES_MAX = 500
 
 
 def clean_reason(reason: object) -> str:
-    """A reason that fits its column."""
+    """Return a reason that fits its column."""
     return clean(str(reason), REASON_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""Jobs as values: what a producer asks for, what a worker claims, and how states may change."""
+"""Jobs as values: a job to enqueue, a claimed job, and the allowed state changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUEUE_NAME = re.compile(r"[a-z0-9_.-]{1,48}")
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. The first four are live, the others finished."""
+    """The state of a job. The first four are live, the others finished."""
 
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
@@ -47,24 +47,30 @@ class JobState(StrEnum):
 LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
 FINISHED = frozenset(JobState) - LIVE
 
-# The only list of moves. `None` is where jobs come from. The statements in sql/queries say the
-# same on their `-- moves:` lines, and the documentation draws it; a test compares the three.
+# The only list of state changes; None means enqueued. Statements in sql/queries repeat theirs on
+# `-- moves:` lines, and the documentation draws them; a test compares the three.
 TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
         (None, JobState.SCHEDULED),
-        (None, JobState.BLOCKED),  # part of a workflow, or due and yet to be admitted by its limit
-        (JobState.BLOCKED, JobState.QUEUED),  # the last job that it waited for has ended; admitted
-        (JobState.BLOCKED, JobState.SCHEDULED),  # the same; a suspect that was admitted
-        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or with a job that it needs
-        (JobState.BLOCKED, JobState.FAILED),  # its deadline is over
-        (JobState.SCHEDULED, JobState.BLOCKED),  # due, and its limit has yet to admit it
+        (None, JobState.BLOCKED),  # part of a workflow, or due and not yet admitted by its limit
+        (
+            JobState.BLOCKED,
+            JobState.QUEUED,
+        ),  # the last job that it waited for has ended; or its limit admitted it
+        (
+            JobState.BLOCKED,
+            JobState.SCHEDULED,
+        ),  # the same with a later due time; or a suspect that was admitted
+        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or together with a job that it needs
+        (JobState.BLOCKED, JobState.FAILED),  # its deadline has passed
+        (JobState.SCHEDULED, JobState.BLOCKED),  # due, but not yet admitted by its limit
         (JobState.QUEUED, JobState.BLOCKED),  # new arguments or a new time, by hand or by key
         (JobState.RUNNING, JobState.BLOCKED),  # release
-        (JobState.SCHEDULED, JobState.QUEUED),  # promote; a new time, by hand or by key
+        (JobState.SCHEDULED, JobState.QUEUED),  # promote; or a new time, by hand or by key
         (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
-        (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, in the slow lane
+        (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, into quarantine
         (JobState.RUNNING, JobState.DONE),  # ack
         (JobState.RUNNING, JobState.FAILED),
         (JobState.RUNNING, JobState.CANCELLED),
@@ -72,14 +78,14 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (JobState.RUNNING, JobState.QUEUED),  # release
         (JobState.SCHEDULED, JobState.CANCELLED),  # cancel by hand
         (JobState.QUEUED, JobState.CANCELLED),
-        (JobState.SCHEDULED, JobState.FAILED),  # its deadline is over
+        (JobState.SCHEDULED, JobState.FAILED),  # its deadline has passed
         (JobState.QUEUED, JobState.FAILED),
         (JobState.FAILED, JobState.QUEUED),  # retry by hand
         (JobState.FAILED, JobState.SCHEDULED),
         (JobState.CANCELLED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.SCHEDULED),
-        (JobState.FAILED, JobState.BLOCKED),  # to the gate of its limit
-        (JobState.CANCELLED, JobState.BLOCKED),  # or: it waits again for what comes back with it
+        (JobState.FAILED, JobState.BLOCKED),  # a limit has to admit it first
+        (JobState.CANCELLED, JobState.BLOCKED),  # or a job that it waits for is retried as well
     }
 )
 
@@ -88,7 +94,7 @@ def check_queue(name: str) -> str:
     """Return the queue's name.
 
     Raises:
-        InvalidJob: when it is not 1 to 48 characters of a-z 0-9 _ . -
+        InvalidJob: it is not 1 to 48 characters of a-z 0-9 _ . -
     """
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidJob(
@@ -101,7 +107,7 @@ def check_task_name(name: str) -> str:
     """Return the task's name.
 
     Raises:
-        InvalidJob: when it is empty, longer than 200 bytes, or holds control characters.
+        InvalidJob: it is empty, longer than 200 bytes, or has control characters.
     """
     try:
         fits = isinstance(name, str) and 1 <= len(name.encode()) <= TASK_NAME_BYTES_MAX
@@ -116,37 +122,39 @@ def check_payload(task: str, args: str) -> str:
     """Return the JSON text of a task's arguments.
 
     Raises:
-        InvalidArgs: when it is no text, over 256 KiB, or holds U+0000 or a lone surrogate, which
-            PostgreSQL cannot store.
+        InvalidArgs: it is not a text, is larger than 256 KiB, or has U+0000 or a lone surrogate,
+            which
+        PostgreSQL cannot store.
     """
     if not isinstance(args, str):
         raise InvalidArgs(
-            f"task {task}: args is the JSON text of an object, not a {type(args).__name__}"
+            f"task {task}: args must be the JSON text of an object, not a {type(args).__name__}"
         )
     try:
         size = len(args.encode())
     except UnicodeEncodeError:
         raise InvalidArgs(
-            f"task {task}: the arguments hold a lone surrogate, which is no character"
+            f"task {task}: the arguments contain a lone surrogate, which is not a character"
         ) from None
     if size > PAYLOAD_BYTES_MAX:
         raise InvalidArgs(
             f"task {task}: the arguments take {size:,} bytes; the limit is {PAYLOAD_BYTES_MAX:,}. "
             "Store the data elsewhere and pass a reference to it."
         )
-    # An odd run of backslashes before `u0000` is an escape; an even one is text.
+    # An odd number of backslashes before `u0000` is an escape; an even number is text.
     if "\\u0000" in args and ESCAPED_NUL.search(args):
         raise InvalidArgs(
-            f"task {task}: the arguments hold the character U+0000, which PostgreSQL cannot store"
+            f"task {task}: the arguments contain the character U+0000, "
+            "which PostgreSQL cannot store"
         )
     return args
 
 
 def check_moment(name: str, moment: object, seconds: object, instead: str) -> None:
-    """Check a point in time, which is given in place of so many seconds from now.
+    """Check a point in time, for which a number of seconds from now can be given instead.
 
     Raises:
-        InvalidJob: both are given, it has no time zone, or PostgreSQL could not store it.
+        InvalidJob: both are given, it has no time zone, or PostgreSQL cannot store it.
     """
     if seconds is not None:
         raise InvalidJob(f"give {name} or {instead}, not both")
@@ -154,31 +162,31 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         raise InvalidJob(
             f"{name} {shown(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
         )
-    # A year near datetime's own ends overflows when it is moved to UTC.
+    # A year near datetime's own bounds overflows in UTC.
     if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
         raise InvalidJob(f"{name} {shown(moment)} is not between the years 2 and 8999")
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> str:
-    """The JSON text of what travels with a job beside its arguments.
+    """Return the JSON text of the metadata of a job.
 
     Raises:
-        InvalidJob: it is no mapping of names, has no JSON form, takes over 8 KiB, or holds U+0000.
+        InvalidJob: it is not a mapping of names, has no JSON form, takes over 8 KiB, or has U+0000.
     """
     try:
         payload = msgspec.json.encode(metadata)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidJob(f"metadata: {error}") from None
     if not payload.startswith(b"{"):
-        raise InvalidJob(f"metadata is a mapping by name, not a {type(metadata).__name__}")
-    # As PostgreSQL writes it, with a space behind each comma and colon.
+        raise InvalidJob(f"metadata must be a mapping by name, not a {type(metadata).__name__}")
+    # As PostgreSQL writes it, with a space after each comma and colon.
     if len(payload) + payload.count(b",") + payload.count(b":") > METADATA_BYTES_MAX:
         raise InvalidJob(
             f"metadata takes {len(payload):,} bytes; the limit is {METADATA_BYTES_MAX:,}. "
-            "What a handler works on belongs into the arguments."
+            "Pass the data that the handler needs as arguments."
         )
     if b"\\u0000" in payload and ESCAPED_NUL.search(payload.decode()):
-        raise InvalidJob("metadata holds the character U+0000, which PostgreSQL cannot store")
+        raise InvalidJob("metadata contains the character U+0000, which PostgreSQL cannot store")
     return payload.decode()
 
 
@@ -188,30 +196,35 @@ class NewJob:
 
     Attributes:
         task: the task's name.
-        queue: where it goes; None lets the published task decide.
+        queue: the queue's name; None: that of the published task.
         args: JSON object as text, at most 256 KiB.
-        priority: smaller first, -32768 to 32767.
+        priority: smaller numbers first, -32768 to 32767.
         run_at: not before this moment (with a time zone); excludes `delay_s`.
-        delay_s: not before that many seconds after the enqueuing transaction began.
-        max_attempts: 1 to 1000; None leaves it to the running task's option.
-        timeout_s: seconds of one attempt; None leaves it to the running task's option.
-        checked: the arguments fit the task's signature, as those of `Task.job()` do; otherwise
-            they are checked against the published task when they are enqueued.
-        unique: its unique key; None: it is one of any number, or, of arguments that are not
-            checked yet, the published task says.
-        no_key: it has none, although its task has one.
+        delay_s: not before this many seconds after the start of the enqueueing transaction.
+        max_attempts: 1 to 1000; None: the option of the task that runs it.
+        timeout_s: seconds of one attempt; None: the option of the task that runs it.
+        checked: the arguments fit the task's signature, as those from `Task.job()` do; if not, they
+            are
+        checked against the published task when the job is enqueued.
+        unique: its unique key; None: it has none, or, if its arguments are not checked yet, that of
+            the
+        published task.
+        no_key: the job has no unique key, although its task has one.
         deadline: no attempt starts after this moment (with a time zone); a job that still waits
-            then fails as `expired`. Excludes `deadline_s`.
-        deadline_s: the same in seconds after the enqueuing transaction began.
-        args_version: the form of its arguments, as the task's option has it; None: the first one,
-            or, of arguments that are not checked yet, that of the published task.
-        limit: the limit that it counts for, and the values that make its key within it.
-        metadata: what travels with the job beside its arguments, by name: tags, the context of a
-            trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
+            then
+        fails as `expired`. Excludes `deadline_s`.
+        deadline_s: the same in seconds after the start of the enqueueing transaction.
+        args_version: the version of its arguments (see the task's option); None: the first one, or,
+            if
+        its arguments are not checked yet, that of the published task.
+        limit: the limit that it counts for, and the values of its key.
+        metadata: values that travel with the job beside its arguments, by name: tags, the context
+            of a
+        trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 
     Raises:
         InvalidJob: an option is outside its limits.
-        InvalidArgs: the arguments are too large or hold U+0000.
+        InvalidArgs: the arguments are too large or contain U+0000.
     """
 
     task: str
@@ -258,32 +271,32 @@ class NewJob:
 
     def _keyed(self, unique: Unique) -> Unique:
         if not isinstance(unique, Unique):
-            raise InvalidJob(f"unique {shown(unique)} is no Unique(...)")
+            raise InvalidJob(f"unique {shown(unique)} is not a Unique(...)")
         if self.no_key:
             raise InvalidJob("give a unique key or no_key, not both")
         return unique.of(self.args)
 
     def at(self, run_at: datetime) -> Self:
-        """The same job, not before `run_at` (a datetime with a time zone)."""
+        """Return the same job, not before `run_at` (a datetime with a time zone)."""
         return replace(self, run_at=run_at, delay_s=None)
 
     def after(self, delay_s: float) -> Self:
-        """The same job, not before `delay_s` seconds from the enqueuing transaction's begin."""
+        """Return the same job, not before `delay_s` seconds after the start of its transaction."""
         return replace(self, delay_s=delay_s, run_at=None)
 
 
 class Job(msgspec.Struct, gc=False):
-    """A claimed job: the row as the claim returns it, column by column, and where it came from.
+    """A claimed job: its row as the claim returns it, column by column, and its origin.
 
     Attributes:
-        fence: this attempt's token; part of the guard of every write.
-        args: JSON text, decoded inside the attempt so that one odd row harms one job.
-        max_attempts: None: the task's option decides; the same for `timeout_s`.
+        fence: token of this attempt; part of the guard of every write.
+        args: JSON text, decoded inside the attempt so that a wrong row harms only its own job.
+        max_attempts: None: the task's option; the same for `timeout_s`.
         wait_s: seconds from its due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
-        workflow_id: the workflow that it is part of, if it is.
-        args_version: the form of its arguments; None: the first.
-        late: its deadline was over when it was claimed; None: it has none.
+        workflow_id: the workflow that it is part of, if any.
+        args_version: the version of its arguments; None: the first.
+        late: its deadline had passed when it was claimed; None: it has none.
         metadata: JSON text; None: it has none.
     """
 

@@ -1,4 +1,4 @@
-"""What may be changed about a job that waits, and which jobs are meant."""
+"""Changes of waiting jobs, and filters that choose jobs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from taskd.core.validation import check_int, check_seconds
 from taskd.errors import InvalidJob
 
 FINISHED_BADLY = frozenset({JobState.FAILED, JobState.CANCELLED})
-# What stands for changing text in a pattern: `*`, and what `taskd stats errors` writes.
+# What matches any text in a pattern: `*`, and the placeholders of `taskd stats errors`.
 WILD = "*#…"
 
 
 class ChangeOutcome(StrEnum):
-    """What became of a job that was to be changed."""
+    """The outcome of a change for one job."""
 
     CHANGED = "changed"
-    # It runs: what it does is decided.
+    # It is running, and cannot be changed.
     RUNNING = "running"
     FINISHED = "finished"
     UNKNOWN = "unknown"
 
 
 class Changes(TypedDict, total=False):
-    """The parts of a Change, as keyword arguments."""
+    """The attributes of a Change, as keyword arguments."""
 
     priority: int | None
     run_at: datetime | None
@@ -56,20 +56,20 @@ class Changes(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to change about jobs that wait; None leaves it as it is.
+    """New values for waiting jobs; None leaves a value as it is.
 
     Attributes:
-        priority: smaller first.
-        run_at: not before this moment: sooner, or later, than it was; excludes `delay_s`.
-        delay_s: not before that many seconds from now; 0 is now.
-        args: all arguments, in place of those that it has.
+        priority: smaller numbers first.
+        run_at: not before this moment, sooner or later than before; excludes `delay_s`.
+        delay_s: not before this many seconds from now; 0 is now.
+        args: all arguments, replacing the present ones.
         update_args: some arguments; the others stay.
-        queue: where it waits from now on.
+        queue: the new queue.
         max_attempts: 1 to 1000.
         timeout_s: seconds of one attempt.
         deadline: no attempt starts after this moment; excludes `deadline_s`.
         deadline_s: the same in seconds from now.
-        no_deadline: it has a deadline no longer.
+        no_deadline: remove the deadline.
 
     Raises:
         InvalidJob: a value is outside its limits.
@@ -111,23 +111,24 @@ class Change:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is to change."""
+        """Return whether no new value is given."""
         return self == Change()
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs are meant, by what they are; what is not given says nothing.
+    """A filter for jobs; attributes that are not given match all jobs.
 
     Attributes:
         queue: their queue.
         task: their task's name.
-        states: one of these.
-        error: part of their last error or reason, whatever its case; `*` stands for any text, and
-            so do `#` and `…`, which `taskd stats errors` writes.
-        older_than_s: enqueued, or finished, longer ago than this.
-        since_s: enqueued, or finished, that recently.
-        args: part of their arguments.
+        states: any of these.
+        error: part of their last error or reason, in any case; `*` matches any text, and so do `#`
+            and
+        `…`, which `taskd stats errors` writes.
+        older_than_s: enqueued or finished longer ago than this.
+        since_s: enqueued or finished within this time.
+        args: some of their arguments.
     """
 
     queue: str | None = None
@@ -140,7 +141,7 @@ class Filter:
 
     @property
     def error_pattern(self) -> str | None:
-        """The error as a pattern for ILIKE."""
+        """Return the error as a pattern for ILIKE."""
         if self.error is None:
             return None
         escaped = "".join(f"\\{c}" if c in "\\%_" else c for c in self.error)
@@ -150,5 +151,5 @@ class Filter:
 
     @property
     def args_json(self) -> str | None:
-        """The arguments as JSON text."""
+        """Return the arguments as JSON text."""
         return msgspec.json.encode(self.args).decode() if self.args else None

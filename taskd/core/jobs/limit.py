@@ -1,4 +1,4 @@
-"""Limits: how many jobs of a kind run at the same time, and how many begin in a time."""
+"""Limits: how many jobs run at the same time, and how many start per time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BURST_MAX = 10_000
 # One job in 31 years.
 RATE_MIN, RATE_MAX = 1e-9, 1_000_000.0
 PER_S_MAX = 30 * 86400.0
-# The promoter looks no more often than that (PROMOTE_AT_MOST_EVERY_S).
+# The promoter admits jobs at most this often (PROMOTE_AT_MOST_EVERY_S).
 HANDED_OUT_PER_S = 20
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class LimitOf(NamedTuple):
-    """The limit of one job, and the values that make its key, a JSON array as text."""
+    """The limit of one job, and the values of its key, a JSON array as text."""
 
     name: str
     values: str
@@ -32,22 +32,23 @@ class LimitOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit of the jobs of a task, or of all tasks that name it; strict for all workers together.
+    """A limit for the jobs of a task, or of all tasks that name it; strict across all workers.
 
-    An operator may change it at any time: `taskd limits set`.
+    Operators can change it at any time with `taskd limits set`.
 
     Attributes:
-        concurrency: how many jobs of one key run at the same time, 1 to 10,000.
-        by: the argument whose value is the key, or several of them; none: all jobs are of one key.
-        concurrency_in_all: how many jobs of all keys run at the same time, 1 to 10,000.
-        rate: how many jobs of one key begin in `per_s` seconds.
+        concurrency: the most running jobs per key, 1 to 10,000.
+        by: the argument whose value is the key, or several of them; none: all jobs have one key.
+        concurrency_in_all: the most running jobs of all keys, 1 to 10,000.
+        rate: the most jobs per key that start within `per_s` seconds.
         per_s: the seconds of the rate, up to 30 days.
-        burst: how many of them may begin at once after a pause, 1 to 10,000; by default as many as
-            the rate allows in one second, and one at least.
-        name: by default the task's; tasks whose limits have one name share it.
+        burst: the most of them that can start at once after a pause, 1 to 10,000; by default those
+            that
+        the rate allows in one second, at least one.
+        name: by default the task's; tasks whose limits have the same name share it.
 
     Raises:
-        InvalidJob: a value is outside its limits, or nothing is limited.
+        InvalidJob: a value is outside its limits, or no bound is given.
     """
 
     concurrency: int | None = None
@@ -63,7 +64,9 @@ class Limit:
             raise InvalidJob("a Limit needs concurrency, concurrency_in_all or rate")
         several = isinstance(self.by, str | tuple)
         if not several or not all(isinstance(each, str) for each in self.arguments):
-            raise InvalidJob(f"by {shown(self.by)} is no argument's name, and no tuple of names")
+            raise InvalidJob(
+                f"by {shown(self.by)} is neither an argument's name nor a tuple of names"
+            )
         for name in ("concurrency", "concurrency_in_all"):
             value = getattr(self, name)
             if value is not None:
@@ -81,12 +84,12 @@ class Limit:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The names of the arguments that make the key."""
+        """Return the names of the arguments that make the key."""
         return (self.by,) if isinstance(self.by, str) else self.by
 
     @property
     def bounds(self) -> tuple[int | None, int | None, float | None, int | None]:
-        """Concurrency, concurrency in all, rate in jobs per second, burst."""
+        """Return concurrency, concurrency in all, rate in jobs per second, burst."""
         if self.rate is None:
             return self.concurrency, self.concurrency_in_all, None, None
         rate = self.rate / self.per_s
@@ -94,14 +97,14 @@ class Limit:
 
 
 def _per_second(rate: object, per_s: float) -> float:
-    # One that is no number, or greater than any float, is as wrong as none.
+    # A rate that is not a number, or is greater than any float, gets the same error.
     if not isinstance(rate, int | float) or isinstance(rate, bool) or rate > RATE_MAX * PER_S_MAX:
         return math.nan
     return rate / per_s
 
 
 def check_burst(rate: float | None, burst: int | None) -> None:
-    """Check that a rate, in jobs per second, can be kept up with that burst.
+    """Check that a rate, in jobs per second, can be reached with this burst.
 
     Raises:
         InvalidJob: there is no rate, or the bucket would be full before tokens are handed out.
@@ -109,26 +112,26 @@ def check_burst(rate: float | None, burst: int | None) -> None:
     if burst is None:
         return
     if rate is None:
-        raise InvalidJob("burst goes with rate")
+        raise InvalidJob("burst needs a rate")
     if burst < rate / HANDED_OUT_PER_S:
         least = min(BURST_MAX, math.ceil(rate / HANDED_OUT_PER_S))
         raise InvalidJob(
-            f"a burst of {burst} would make {burst * HANDED_OUT_PER_S} jobs per second of a rate "
-            f"of {rate:g}: tokens are handed out {HANDED_OUT_PER_S} times per second. "
-            f"Give a burst of {least} at least."
+            f"a burst of {burst} would limit a rate of {rate:g} to {burst * HANDED_OUT_PER_S} jobs "
+            f"per second, as tokens are handed out {HANDED_OUT_PER_S} times per second. "
+            f"Give a burst of at least {least}."
         )
 
 
 def burst_of(rate: float) -> int:
-    """The burst of a rate, in jobs per second, that comes without one."""
+    """Return the default burst of a rate in jobs per second."""
     return min(BURST_MAX, max(1, math.ceil(rate)))
 
 
 def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any]) -> LimitOf:
-    """The limit of a job with these arguments, a JSON object as text.
+    """Return the limit of a job with these arguments, a JSON object as text.
 
     Raises:
-        InvalidJob: the arguments are no JSON object.
+        InvalidJob: the arguments are not a JSON object.
     """
     if not by:
         return LimitOf(name, "[]")

@@ -1,7 +1,7 @@
-"""The lines that handlers log: what is kept of those of an attempt, and how much at most.
+"""Log lines of handlers: which ones are kept, and how much of them.
 
-A handler may log a million lines, or one of a gigabyte, with its arguments in it. So each line is
-made small and safe as it comes, by the rules for errors, and of many the first and the last stay.
+A handler can log a million lines, or one line of a gigabyte, with its arguments in it. So each line
+is made small and safe at once, by the rules for errors; of many lines the first and the last stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAME_BYTES_MAX = 100
 
 
 class KeepLogs(StrEnum):
-    """Of which attempts the lines are kept."""
+    """Of which attempts log lines are kept."""
 
     OFF = "off"
     FAILED = "failed"
@@ -36,10 +36,10 @@ class KeepLogs(StrEnum):
 
 
 def keep_logs_of(task: str, value: str | None) -> KeepLogs | None:
-    """What a task says about its lines; None: the setting decides.
+    """Return the option of a task about its log lines; None: the worker's setting decides.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: it is not a valid option.
     """
     if value is None:
         return None
@@ -57,8 +57,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         at: when, by the clock of the worker's host.
         level: `debug`, `info`, `warning` or `error`.
-        logger: who says it, if the logger has a name.
-        fields: what else was said, as text.
+        logger: the logger's name, if it has one.
+        fields: further fields, as text.
         traceback: of the exception that was logged with it.
     """
 
@@ -71,13 +71,13 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a handler has logged, as it was said.
+    """One line, as the handler logged it.
 
     Attributes:
         at_s: when, in seconds since 1970.
         level: `debug`, `info`, `warning` or `error`.
-        logger: who says it, if the logger has a name.
-        fields: what else was said.
+        logger: the logger's name, if it has one.
+        fields: further fields.
         error: the exception that was logged with it.
     """
 
@@ -90,10 +90,10 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def line_of(said: Said, hide: Callable[[str], str]) -> bytes:
-    """A line as JSON, of at most 4 KiB; never raises.
+    """Return a line as JSON of at most 4 KiB; never raises.
 
     Args:
-        hide: takes out what must not be shown, before anything is cut.
+        hide: removes secrets from a text, before anything is cut.
     """
     try:
         fields = {
@@ -110,7 +110,7 @@ def line_of(said: Said, hide: Callable[[str], str]) -> bytes:
             trace,
         )
         written = msgspec.json.encode(line)
-        if len(written) > LINE_BYTES_MAX:  # what JSON escapes takes more room
+        if len(written) > LINE_BYTES_MAX:  # text that JSON escapes takes more room
             line = Line(line.at, said.level, clean(line.text, TEXT_BYTES_MAX // 6))
             written = msgspec.json.encode(line)
     except Exception:  # noqa: BLE001 - a text of any class may do anything when it is asked for
@@ -128,26 +128,26 @@ def _trace(error: BaseException) -> str:
 
 
 def _tail(text: str) -> str:
-    """The end of a traceback, which names the error."""
+    """Return the end of a traceback, which names the error."""
     safe = clean(text, 1 << 20)
     cut = safe.encode()[-TRACEBACK_BYTES_MAX:].decode("utf-8", "ignore")
     return cut if len(cut) == len(safe) else "…" + cut
 
 
 class Lines:
-    """The lines of one attempt: the first and the last ones, and how many were left out between."""
+    """The lines of one attempt: the first and the last ones, and how many were omitted between."""
 
     __slots__ = ("_bytes", "_first", "_first_bytes", "_last", "left_out")
 
     def __init__(self) -> None:
         self._first: list[bytes] = []
-        # Most attempts never get so far, and an empty deque takes more than their few lines.
+        # Made when needed: most attempts log few lines, and an empty deque is larger than those.
         self._last: deque[bytes] | None = None
         self._first_bytes = self._bytes = 0
         self.left_out = 0
 
     def add(self, line: bytes) -> None:
-        """Keep one more, in place of an older one if need be."""
+        """Keep one more line, replacing an older one if necessary."""
         size = len(line)
         if (
             self._last is None
@@ -167,18 +167,18 @@ class Lines:
 
     @property
     def first(self) -> int:
-        """How many lines stand before those that were left out."""
+        """Return how many lines come before the omitted ones."""
         return len(self._first)
 
     @property
     def size(self) -> int:
-        """How many bytes they take."""
+        """Return how many bytes they take."""
         return self._first_bytes + self._bytes
 
     def each(self) -> list[str]:
-        """All of them, each as JSON."""
+        """Yield all of them, each as JSON."""
         return [line.decode() for line in (*self._first, *(self._last or ()))]
 
     def to_json(self) -> str:
-        """All of them, a JSON array."""
+        """Return all of them as a JSON array."""
         return "[" + b",".join((*self._first, *(self._last or ()))).decode() + "]"

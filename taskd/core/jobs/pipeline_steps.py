@@ -15,10 +15,10 @@ from taskd.errors import InvalidArgs, InvalidJob
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Returned by the handler of a stage: the stage that comes next, and its arguments.
+    """Returned by the handler of a stage: the next stage, and its arguments.
 
     Attributes:
-        stage: its name; any stage of the pipeline, also one that has run already.
+        stage: the name of any stage of the pipeline, also of one that has run already.
         args: its arguments by name.
     """
 
@@ -30,11 +30,12 @@ class Next:
         object.__setattr__(self, "args", args)
 
     def to_json(self) -> str:
-        """What the ack carries.
+        """Return what the ack carries.
 
         Raises:
-            InvalidArgs: the arguments have no JSON form, or PostgreSQL cannot store them; or no
-                stage can have that name.
+            InvalidArgs: the arguments have no JSON form, PostgreSQL cannot store them, or no stage
+                can have
+            this name.
         """
         # The one that checks arguments knows verdicts, and verdicts are decided upon with these.
         from taskd.core.jobs.arguments import encode_args
@@ -50,7 +51,7 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Returned by the handler of a stage: the run ends here, and well.
+    """Returned by the handler of a stage: the run ends here, successfully.
 
     Attributes:
         result: kept as the job's result.
@@ -59,5 +60,5 @@ class Stop:
     result: Any = None
 
     def to_json(self) -> str:
-        """What the ack carries."""
+        """Return what the ack carries."""
         return '{"stop":true}'

@@ -6,11 +6,11 @@ from taskd.core.validation import shown
 
 
 class Verdict(Exception):
-    """Raised by a handler to decide what becomes of its job."""
+    """Raised by a handler to decide what happens to its job."""
 
 
 class Retry(Verdict):
-    """Try again after `delay_s` seconds (None: by the task's backoff). Counts as an attempt."""
+    """Try again after `delay_s` seconds (None: the task's backoff). The attempt counts."""
 
     def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
         super().__init__(reason or "the handler asked for a retry")
@@ -42,5 +42,5 @@ class Fail(Verdict):
 
 
 def _reason(told: object) -> str:
-    """Whatever a handler gives as its reason must not keep it from saying how the job ends."""
+    """Return a text for any reason: a wrong type must not prevent the verdict."""
     return told if isinstance(told, str) else "" if told is None else shown(told)

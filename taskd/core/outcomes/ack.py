@@ -8,17 +8,17 @@ from taskd.core.jobs.job import JobState
 
 
 class Ack(msgspec.Struct, gc=False):
-    """One attempt's end, ready to be written.
+    """The end of one attempt, ready to be written.
 
     Attributes:
-        state: where the job goes; `scheduled` and `queued` bring it back.
+        state: the new state of the job; `scheduled` and `queued` mean that it runs again.
         delay_s: seconds until it is due again.
         refund: the attempt does not count.
-        interrupted: a stop took it; counted, and refunded ten times only.
+        interrupted: a stop cut it short; counted, and refunded ten times at most.
         error: JSON object for the job's `errors`, or None.
         result: JSON text of what the handler returned, or None.
-        next: JSON text of the stage that it named as the next of its pipeline, or of its end there.
-        parked: given back because its task is paused.
+        next: JSON text of the next stage that it chose for its pipeline, or of the pipeline's end.
+        parked: released because its task is paused.
     """
 
     id: int

@@ -1,8 +1,8 @@
-"""What an attempt's end means: verdicts, what happened, and `decide`, the whole policy.
+"""What the end of an attempt means for its job: `decide` is the whole policy.
 
-A handler that returns is done; one that raises is tried again. A verdict, raised or returned
-by name from a rule, decides otherwise. `decide` turns what happened into an `Ack`, which the store
-writes; whether the row still belongs to this attempt is decided there.
+A handler that returns completes its job; one that raises is retried. A verdict, raised by the
+handler or chosen by a rule of its task, decides otherwise. `decide` returns an `Ack`, which the
+store writes; the statement that writes it checks whether the attempt still owns the row.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from taskd.core.tasks.task import Task
 
 RESULT_BYTES_MAX = 256 * 1024
-# Of a paused task. Whichever worker first sees that it was resumed brings them back at once; should
-# nobody do so, they are looked at again after this time.
+# Of a job with a paused task. The first worker that notices the resume brings such jobs back at
+# once; without one, they are due again after this time.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 
 
 def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
-    """Decide what becomes of the job. `task` is None only for jobs that never started."""
+    """Decide the outcome. `task` is None only for jobs that never started."""
     match happened:
         case Returned(value=value):
             return _done(job, task, value)
         case Raised(error=error):
             return _raised(job, task, error)
         case Settled(ack=ack):
-            # Claimed again while it ran, it has another fence by now.
+            # If the job was claimed again while it ran, it has another fence by now.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
     return _not_ended(job, task, happened)
 
@@ -77,7 +77,7 @@ def _not_ended(
     | TaskPaused
     | Expired,
 ) -> Ack:
-    """What becomes of a job whose handler did not come to an end of its own."""
+    """Decide the outcome of a job whose handler did not end by itself."""
     match happened:
         case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
             ignored = " and ignored its cancellation" if abandoned else ""
@@ -85,14 +85,15 @@ def _not_ended(
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
-            # It may still run here: the attempt counts, and waits until this process is gone.
+            # It may still run here: the attempt counts, and the job waits until this process is
+            # gone.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
-            # It counts: a handler that never ends must not bring its job back for ever.
+            # It counts: a handler that never ends must not bring its job back without limit.
             text = "an earlier attempt of it was abandoned and still runs in this worker"
             delay_s = max(
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
@@ -106,7 +107,7 @@ def _never_began(
     job: Job,
     happened: NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken,
 ) -> Ack:
-    """What was claimed and not begun does not count."""
+    """Decide the outcome of a claimed job that never started: the attempt does not count."""
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True)
@@ -121,16 +122,16 @@ def _never_began(
 
 
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
-    """The number of the job's last attempt.
+    """Return the number of the job's last attempt.
 
-    Attempts that a crash of their worker ended come on top: crashes have a budget of their own
+    Attempts that ended with a crash of their worker are added: crashes have a budget of their own
     (rescue fails a job after three), and half of the jobs that a kill leaves behind never started.
     """
     return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
 
 
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
-    """Whether this attempt is beyond the job's last one, as the first never is."""
+    """Return whether this attempt comes after the job's last one, which the first never does."""
     return job.attempt > 1 and job.attempt > attempts_limit(job, task)
 
 
@@ -138,7 +139,7 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
     if value is None:
         return _ack(job, JobState.DONE)
     if issubclass(type(value), Verdict):
-        # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, with one possible meaning.
+        # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, and can mean only that.
         return _raised(job, task, value)
     if issubclass(type(value), Next | Stop):
         return _stepped(job, task, value)
@@ -156,16 +157,16 @@ def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
 
 
 def _result_json(value: Any) -> str:
-    """The JSON of a return value; a value that cannot be stored is described instead.
+    """Return the JSON of a result; a result that cannot be stored is described instead.
 
-    The work is done: an odd return value must not make it run again.
+    The work is done: an odd result must not make it run again.
     """
     try:
         text = msgspec.json.encode(value, enc_hook=_in_json).decode()
         if len(text.encode()) > RESULT_BYTES_MAX:
             text = msgspec.json.encode({"unstored": f"result of {len(text)} bytes"}).decode()
         if "\\u0000" in text:
-            # PostgreSQL cannot store it; after an odd run of backslashes only, else it is text.
+            # PostgreSQL cannot store it; it is an escape only after an even number of backslashes.
             text = re.sub(r"((?<!\\)(?:\\\\)*)\\u0000", r"\1\\u2400", text)
     except BaseException as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
         kind = failure.clean(failure.kind_of(value), 200)
@@ -178,7 +179,7 @@ def _in_json(value: Any) -> int | str:
 
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
-    # By its type: what isinstance() asks as well, its __class__, is the handler's to answer.
+    # Check the type: isinstance() also asks __class__, which the handler controls.
     said = issubclass(type(error), Verdict)
     decision = error if said else _rule(job, task, error)
     hide = hider([job], task)
@@ -200,7 +201,7 @@ def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
 
 
 def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], str]:
-    """What takes out of a text, which is kept and logged, the values that the jobs' task hides."""
+    """Return a function that removes from stored and logged text the values that the task hides."""
     if task is None or not task.redact:
         return str
     found = {secret for job in jobs for secret in argument_versions.secrets(job.args, task.redact)}
@@ -209,7 +210,7 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 
 
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
-    """What the task's rules say about an exception: the most specific class decides."""
+    """Return the verdict of the task's rules for an exception: the most specific class decides."""
     if task is None:
         return None
     for kind in type(error).__mro__:
@@ -239,7 +240,7 @@ def _again(
 
 
 def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
-    """The policy's delay; a custom policy that raises is replaced by the default."""
+    """Return the policy's delay; a custom policy that raises is replaced by the default."""
     try:
         return policy.delay_s(job.attempt)
     except Exception:  # noqa: BLE001 - user code; its fault must not cost the job
@@ -247,7 +248,7 @@ def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
 
 
 def _due_later_s(delay_s: object) -> float:
-    """The delay as seconds above zero: an attempt that ended is not queued again at once."""
+    """Return the delay in seconds, above zero: an ended attempt is never queued again at once."""
     try:
         return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Handlers in a process of their own: what is raised in them, and what is said when one dies."""
+"""Handlers in a process of their own: exceptions that cross the border, and deaths of processes."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from taskd.core.outcomes.attempt_ends import Settled
 class MustEnd(BaseException):
     """Raised inside a handler with process=True that must end; some seconds later it is killed.
 
-    No Exception, so that `except Exception` does not swallow it.
+    It is no Exception, so that `except Exception` does not swallow it.
 
     Attributes:
-        why: `timeout`, or `stop`: its worker stops, or somebody asked to cancel the job.
+        why: `timeout`, or `stop`: its worker stops, or a cancellation was requested.
     """
 
     def __init__(self, why: str) -> None:
-        super().__init__("its time is over" if why == "timeout" else "it was told to stop")
+        super().__init__("it exceeded its timeout" if why == "timeout" else "it was asked to stop")
         self.why = why
 
 
 class ProcessDied(Exception):
-    """The process of a handler with process=True ended in the middle of an attempt.
+    """The process of a handler with process=True ended during an attempt.
 
     Args:
-        hung_up: it had closed its line to the worker, did not end, and was killed for that.
+        hung_up: it closed its connection to the worker without ending, and was killed for that.
     """
 
     def __init__(self, pid: int, code: int, *, hung_up: bool = False) -> None:
-        how = "closed its line to the worker" if hung_up else f"ended with {ended(code)}"
-        super().__init__(f"process {pid} {how} in the middle of the attempt")
+        how = "closed its connection to the worker" if hung_up else f"ended with {ended(code)}"
+        super().__init__(f"process {pid} {how} during the attempt")
         self.code = code
 
 
 class ProcessNotStarted(Exception):
-    """No process could be started for a handler with process=True; its message says why."""
+    """No process could be started for a handler with process=True; the message says why."""
 
 
 class HandlerRaised(Exception):
-    """What middleware sees of what a handler with process=True has raised, verdicts too.
+    """Stands for an exception or a verdict of a handler with process=True; middleware sees it.
 
-    The exception itself stays in its process, where the rules of `on_error` have decided already.
-    Its text is the type and the message of that one.
+    The original exception stays in its process, where the rules of `on_error` have decided already.
+    The text is the type and the message of the original.
 
     Attributes:
-        settled: the outcome; taskd's own.
+        settled: the outcome; for taskd itself.
     """
 
     def __init__(self, settled: Settled) -> None:
         ack = settled.ack
-        text = ack.reason or ("it asked to come back later" if ack.refund else ack.state)
+        text = ack.reason or ("it asked to be run later" if ack.refund else ack.state)
         if ack.error is not None:
             failure = msgspec.json.decode(ack.error, type=Failure)
             text = f"{failure.type}: {failure.message}"
@@ -66,13 +66,13 @@ class HandlerRaised(Exception):
 
 
 class Answer(msgspec.Struct, gc=False):
-    """What a process says at the end of an attempt.
+    """A process's message at the end of an attempt.
 
     Attributes:
         ack: the outcome.
         decided: the handler returned, or raised a verdict.
-        lines: what it has logged, each line as JSON, if that is kept.
-        left_out: how many lines were left out of them.
+        lines: its log lines as JSON, if they are kept.
+        left_out: how many lines were omitted.
     """
 
     ack: Ack
@@ -82,10 +82,10 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def value_of(settled: Settled) -> Any:
-    """What a handler has returned in its process, as JSON can hold it.
+    """Return what a handler returned in its process, in JSON's types.
 
     Raises:
-        HandlerRaised: it has raised something.
+        HandlerRaised: it raised an exception.
     """
     ack = settled.ack
     if ack.state is not JobState.DONE:
@@ -98,12 +98,12 @@ def value_of(settled: Settled) -> Any:
 
 
 def ended(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code."""
     if code >= 0:
         return f"exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = ", perhaps by the kernel as memory ran out" if name == "SIGKILL" else ""
+    hint = ", perhaps by the kernel because memory ran out" if name == "SIGKILL" else ""
     return f"{name}{hint}"

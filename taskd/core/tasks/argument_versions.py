@@ -1,8 +1,8 @@
-"""The form of a task's arguments: its version, how older ones become it, names, what is hidden.
+"""Versions of a task's arguments: upgrade older ones, former names, hidden arguments.
 
-Jobs outlive code. One that was enqueued before a deploy has the arguments of then, and its number
-says so: what is older is lifted, step by step, before it is decoded; what is newer waits for a
-worker with newer code.
+Jobs outlive code. A job from before a deploy has the arguments of that time, and a version number
+says so. Older arguments are upgraded step by step before they are decoded; a job with newer ones
+waits for a worker with newer code.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from taskd.core.jobs import failure
 from taskd.core.jobs.job import ARGS_VERSION_MAX, check_task_name
 from taskd.errors import InvalidArgs
 
-# Of arguments of one version, as JSON has them, those of the next.
+# Turns arguments of one version (a dict, from JSON) into those of the next.
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 HIDDEN = "***"
-# A value that is shorter stands in too many texts that have nothing to do with it.
+# A shorter value occurs in too many unrelated texts.
 SECRET_CHARS_MIN = 4
 _UNCHANGED = re.compile(r"[ !#-&(-\[\]-~]+")
 
 
 class Form:
-    """What a task's arguments look like today, and how those of yesterday become it.
+    """The present version of a task's arguments, and how older ones become it.
 
     Attributes:
-        args_version: of today's form.
+        args_version: the present version.
         stored: what a new job's row says; None is the first version.
 
     Raises:
-        ValueError: the version is no number from 1 to 32767, or an older one before it has no step.
-        TypeError: a step is no function.
+        ValueError: the version is not a number from 1 to 32767, or an older version has no step.
+        TypeError: a step is not a function.
     """
 
     def __init__(self, task: str, args_version: int, upgrade: Mapping[int, Upgrade]) -> None:
@@ -47,21 +47,21 @@ class Form:
         steps = sorted(upgrade)
         if steps != list(range(args_version - len(steps), args_version)) or 0 in steps:
             raise ValueError(
-                f"task {task}: upgrade has steps from {steps}; it needs one from each version, "
-                f"from the oldest that may still wait up to {args_version - 1}"
+                f"task {task}: upgrade has steps from {steps}; it needs a step from each version, "
+                f"from the oldest that can still wait up to {args_version - 1}"
             )
         if not all(callable(step) for step in upgrade.values()):
-            raise TypeError(f"task {task}: each step of upgrade is a function of a dict")
+            raise TypeError(f"task {task}: each step of upgrade must be a function of a dict")
         self.args_version = args_version
         self.stored = None if args_version == 1 else args_version
         self._task, self._upgrade = task, dict(upgrade)
 
     def is_newer(self, args_version: int | None) -> bool:
-        """Whether arguments of that version need newer code than this."""
+        """Return whether arguments of that version need newer code than this."""
         return (args_version or 1) > self.args_version
 
     def lift(self, args: str, args_version: int) -> str:
-        """The JSON text of arguments of an older version, in today's form.
+        """Return the JSON text of older arguments in the present version.
 
         Raises:
             InvalidArgs: there is no step from their version, or a step failed.
@@ -78,7 +78,7 @@ class Form:
         step = self._upgrade.get(version)
         if step is None:
             raise InvalidArgs(
-                f"task {self._task}: its arguments have the form of version {version}, "
+                f"task {self._task}: its arguments have version {version}, "
                 f"from which no step of `upgrade` leads to version {self.args_version}"
             )
         try:
@@ -99,12 +99,12 @@ class Form:
 
 
 def check_aliases(task: str, aliases: Sequence[str]) -> tuple[str, ...]:
-    """The former names of a task.
+    """Return the former names of a task.
 
     Raises:
-        TypeError: it is one text, not several.
-        ValueError: one is the name of today.
-        InvalidJob: one is no task's name.
+        TypeError: it is one text and not several.
+        ValueError: a former name is the present name.
+        InvalidJob: a name is not valid.
     """
     if isinstance(aliases, str):
         raise TypeError(f"task {task}: aliases {aliases!r} is one text; write [{aliases!r}]")
@@ -117,25 +117,25 @@ def check_aliases(task: str, aliases: Sequence[str]) -> tuple[str, ...]:
 def check_redact(
     task: str, redact: Sequence[str], fields: Sequence[str], *, older: bool
 ) -> tuple[str, ...]:
-    """The arguments that are hidden.
+    """Return the arguments to hide.
 
     Args:
-        fields: the arguments of today's form.
-        older: there are older forms, whose arguments may have had other names.
+        fields: the arguments of the present version.
+        older: there are older versions, whose arguments can have other names.
 
     Raises:
-        TypeError: it is one text, or names an argument that the task has not.
+        TypeError: it is one text, or names an argument that the task does not have.
     """
     if isinstance(redact, str):
         raise TypeError(f"task {task}: redact {redact!r} is one text; write [{redact!r}]")
     for name in redact:
         if name not in fields and not older:
-            raise TypeError(f"task {task}: redact: it has no argument {name!r}")
+            raise TypeError(f"task {task}: redact: the task has no argument {name!r}")
     return tuple(dict.fromkeys(redact))
 
 
 def secrets(args: str, redact: Iterable[str]) -> list[str]:
-    """The texts in a job's arguments that must not be shown, the longest first."""
+    """Return the texts in a job's arguments that must not be shown, the longest first."""
     try:
         names = msgspec.json.decode(args, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -154,8 +154,8 @@ def _gather(value: Any, found: set[str]) -> None:
         for each in value:
             _gather(each, found)
     elif isinstance(value, str):
-        # Errors quote: repr() and JSON write it in other ways, an ExceptionGroup indents its lines.
-        # Runs of what no quoting changes are hidden as well.
+        # Errors quote values in other forms: repr() and JSON escape them, an ExceptionGroup indents
+        # lines. So unescaped parts of a value are hidden as well.
         forms = (repr(value), ascii(value), msgspec.json.encode(value).decode())
         found.update((value, *(each[1:-1] for each in forms), *_UNCHANGED.findall(value)))
     elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -163,7 +163,7 @@ def _gather(value: Any, found: set[str]) -> None:
 
 
 def hide(text: str, secret: Iterable[str]) -> str:
-    """The text with each secret hidden."""
+    """Return the text with each secret hidden."""
     for each in secret:
         text = text.replace(each, HIDDEN)
     return text

@@ -1,4 +1,4 @@
-"""Batch handlers: the jobs they get as items, and the type of one job's arguments."""
+"""Batch handlers: the items that they get, and the type of one job's arguments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Item(Generic[A]):
     Attributes:
         args: its arguments.
         ctx: its attempt, as other handlers get it.
-        cancel_asked: somebody asked to cancel this job while the batch ran: the handler may leave
-            it out. The other jobs of the batch go on.
+        cancel_asked: a cancellation of this job was requested while the batch ran: the handler can
+            skip
+        it. The other jobs of the batch go on.
     """
 
     args: A
@@ -31,10 +32,10 @@ class Item(Generic[A]):
 
 
 def args_class(task: str, hint: Any) -> type:
-    """`A` of a handler's `list[Item[A]]`.
+    """Return `A` of a handler's `list[Item[A]]`.
 
     Raises:
-        TypeError: it is annotated otherwise, or A is no dataclass and no msgspec.Struct.
+        TypeError: the annotation is another one, or A is neither a dataclass nor a msgspec.Struct.
     """
     (of,) = typing.get_args(hint) if typing.get_origin(hint) is list else (None,)
     if typing.get_origin(of) is not Item:
@@ -47,14 +48,14 @@ def args_class(task: str, hint: Any) -> type:
     )
     if not known:
         raise TypeError(
-            f"task {task}: the arguments of one job are a dataclass or a msgspec.Struct, "
+            f"task {task}: the arguments of one job must be a dataclass or a msgspec.Struct, "
             f"not {found!r}"
         )
     return typing.cast("type", found)
 
 
 def args_fields(of: type) -> list[tuple[str, Any, Any]]:
-    """Name, type and default of each argument, as msgspec.defstruct takes them."""
+    """Return name, type and default of each argument, as msgspec.defstruct takes them."""
     hints = typing.get_type_hints(of, include_extras=True)
     described: Any = msgspec.inspect.type_info(of)
     found: list[tuple[str, Any, Any]] = []

@@ -1,4 +1,4 @@
-"""What a handler may know about the attempt that runs it: the type of its first parameter `ctx`."""
+"""The type of a handler's first parameter `ctx`: what a handler can know about its attempt."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Context(Protocol):
 
     @property
     def fence(self) -> int:
-        """This attempt's token: grows with every claim, so a resource can refuse older ones."""
+        """This attempt's token: it grows with every claim, so a resource can refuse older ones."""
 
     @property
     def idempotency_key(self) -> str:
-        """The same text at every attempt of the job: for services that refuse a second request."""
+        """The same text at every attempt of the job, for services that refuse repeated requests."""
 
     @property
     def deadline(self) -> float | None:
@@ -43,7 +43,7 @@ class Context(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is stopping: a long handler ends early, at a point of its choice."""
+        """Whether the worker is stopping: a long handler can end early, at a suitable point."""
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -53,40 +53,40 @@ class Context(Protocol):
         """Seconds until the deadline; None: no limit."""
 
     async def results(self) -> dict[str, Any]:
-        """What the jobs that this one waited for have returned, by the names of their nodes.
+        """Return the results of the jobs that this one waited for, by the names of their nodes.
 
-        Those that are done are there, in the order in which they were added: of a group, in the
-        order of its members.
+        Only done jobs are included, in the order in which they were added: members of a group in
+        the group's order.
 
         Raises:
-            ResultsTooLarge: it takes over 8 MiB.
+            ResultsTooLarge: the results take over 8 MiB.
             StoreUnavailable: the database does not answer.
         """
 
     def results_sync(self) -> dict[str, Any]:
-        """The same for plain functions.
+        """Do the same for plain functions.
 
         Raises:
             ResultsTooLarge, StoreUnavailable: as results().
         """
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far the attempt is, as often as you like: the last word is written each second.
+        """Report the progress of the attempt, as often as you like; it is written once a second.
 
         Args:
             done: how much is done, in any unit.
-            total: of how much; None: nobody knows.
-            note: a few words for people, 500 bytes at most.
+            total: the total in the same unit; None: unknown.
+            note: a few words for people, at most 500 bytes.
 
         Raises:
-            TypeError, ValueError: done or total is no number, or not a finite one.
+            TypeError, ValueError: done or total is not a finite number.
         """
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job in the transaction of `conn`: its effects and `done` commit together.
 
         Args:
-            conn: what `enqueue` takes as `conn`.
+            conn: a connection that `enqueue` accepts as `conn`.
             result: kept as the job's result; anything that has a JSON form.
 
         Raises:
@@ -94,7 +94,7 @@ class Context(Protocol):
         """
 
     def complete_sync(self, conn: Any, result: Any = None) -> None:
-        """The same for plain functions; `conn` is what `enqueue_sync` takes.
+        """Do the same for plain functions; `conn` is a connection that `enqueue_sync` accepts.
 
         Raises:
             LeaseLost: the attempt no longer owns its job; roll the transaction back.
@@ -102,7 +102,7 @@ class Context(Protocol):
 
 
 class TransactionContext(Context, Protocol):
-    """The attempt of a task with `transaction=`; its completion is taskd's, not `complete()`'s."""
+    """The attempt of a task with `transaction=`; taskd completes it, not `complete()`."""
 
     @property
     def conn(self) -> Any:

@@ -1,4 +1,4 @@
-"""The kinds of handlers: how a task's attempts are run."""
+"""The kinds of handlers: how the attempts of a task run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import StrEnum
 from typing import Any
 
 BATCH_MAX = 1000
-# So long what is gathered may wait for more; after five seconds without a place of its own, what
-# was claimed is given back.
+# The longest time that gathered jobs wait for more; the worker releases claimed jobs that get no
+# slot within five seconds.
 MAX_WAIT_S_MAX = 3.0
 
 
 class Kind(StrEnum):
-    """How the attempts of a task are run."""
+    """How the attempts of a task run."""
 
     ASYNC = "async"
     THREAD = "thread"
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 class Isolation(StrEnum):
-    """What `transaction=` takes beside True, which is `read_committed`."""
+    """What `transaction=` accepts; True means `read_committed`."""
 
     READ_COMMITTED = "read_committed"
     REPEATABLE_READ = "repeatable_read"
@@ -39,11 +39,11 @@ def kind_of(
     max_wait_s: float,
     transaction: bool | str,
 ) -> Kind:
-    """The kind that a handler and its options make.
+    """Return the kind for a handler and its options.
 
     Raises:
-        TypeError: the options exclude each other, or the handler is not what they need.
-        ValueError: `batch`, `max_wait_s` or `transaction` outside their limits.
+        TypeError: the options exclude each other, or the handler does not fit them.
+        ValueError: `batch`, `max_wait_s` or `transaction` is outside its limits.
     """
     name = handler.__name__
     if (process is True) + (batch is not None) + (transaction is not False) > 1:
@@ -56,23 +56,23 @@ def kind_of(
         _check_batch(name, batch, max_wait_s)
         if not is_async:
             raise TypeError(
-                f"task {name}: a batch handler is `async def`; what blocks goes into "
+                f"task {name}: a batch handler must be `async def`; run blocking code with "
                 "`await asyncio.to_thread(...)`"
             )
         return Kind.BATCH
     if transaction is not False:
         isolation_of(name, transaction)
         if not is_async:
-            raise TypeError(f"task {name}: a handler with transaction= is `async def`")
+            raise TypeError(f"task {name}: a handler with transaction= must be `async def`")
         return Kind.TRANSACTION
     return Kind.ASYNC if is_async else Kind.THREAD
 
 
 def isolation_of(task: str, transaction: bool | str) -> Isolation:
-    """The isolation level that `transaction=` asks for.
+    """Return the isolation level that `transaction=` asks for.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not valid.
     """
     if isinstance(transaction, bool):
         return Isolation.READ_COMMITTED
@@ -86,10 +86,10 @@ def isolation_of(task: str, transaction: bool | str) -> Isolation:
 def _check_process(handler: Callable[..., Any], *, is_async: bool) -> None:
     name = handler.__name__
     if is_async:
-        raise TypeError(f"task {name}: a handler with process=True is a plain `def`")
+        raise TypeError(f"task {name}: a handler with process=True must be a plain `def`")
     if "<" in handler.__qualname__:
         raise TypeError(
-            f"task {name}: with process=True it must be defined at the top of its module, as "
+            f"task {name}: define it at the top of its module: with process=True "
             "another process finds it there by its name"
         )
 

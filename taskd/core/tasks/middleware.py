@@ -1,4 +1,4 @@
-"""Middleware: what an app puts around the attempts of its tasks, such as a span or a tenant."""
+"""Middleware: code around the attempts of an app's tasks, such as a span or a tenant."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ Around = Callable[[Any, CallNext], Awaitable[Any]]
 
 
 class Middleware(NamedTuple):
-    """A function that goes around attempts.
+    """A function around attempts.
 
     Attributes:
-        tasks: names of the tasks that it goes around; none: all of them.
+        tasks: names of the tasks whose attempts it wraps; none: all tasks.
     """
 
     around: Around
     tasks: frozenset[str] = frozenset()
 
     def fits(self, task: str) -> bool:
-        """Whether it goes around the attempts of this task."""
+        """Return whether it wraps the attempts of this task."""
         return not self.tasks or task in self.tasks
 
 
 async def through(chain: Sequence[Around], ctx: Any, attempt: Coroutine[Any, Any, Any]) -> Any:
-    """Run an attempt inside of the chain, its first function outermost."""
+    """Run an attempt inside the chain; its first function is the outermost."""
     try:
         return await _call(chain, 0, ctx, attempt)
     finally:
-        attempt.close()  # if nobody has called it; one that was awaited has ended
+        attempt.close()  # in case no function has called it; an awaited coroutine has ended already
 
 
 async def _call(

@@ -1,6 +1,6 @@
 """The registry: task names to tasks.
 
-The only way from a row to code; nothing is ever imported by a name that stands in a row.
+This is the only way from a row to code: no name in a row is ever imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from taskd.core.schedule import Schedule
 from taskd.core.tasks.middleware import Middleware
 from taskd.core.tasks.task import Task
 
-# What publishes the built-in tasks when no app was named.
+# The app that publishes the built-in tasks if none was named.
 BUILT_IN_APP = "taskd"
 
 
@@ -22,8 +22,8 @@ class Registry:
 
     Attributes:
         resources: generator functions by name; see taskd.core.tasks.resource.
-        schedules: those that the app declares, by name.
-        middleware: what goes around attempts, outermost first; see taskd.core.tasks.middleware.
+        schedules: the schedules that the app declares, by name.
+        middleware: functions around attempts, outermost first; see taskd.core.tasks.middleware.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Registry:
         """Register a task.
 
         Raises:
-            ValueError: another handler has that name, or one of its former names, already.
+            ValueError: another handler has this name, or one of its former names.
         """
         for name in (task.name, *task.aliases):
             known = self._tasks.get(name)
@@ -52,7 +52,7 @@ class Registry:
         """Register a resource under the name of its function.
 
         Raises:
-            ValueError: another resource has that name already.
+            ValueError: another resource has this name.
         """
         name = maker.__name__
         known = self.resources.get(name)
@@ -64,17 +64,17 @@ class Registry:
         self.resources[name] = maker
 
     def add_schedule(self, schedule: Schedule) -> None:
-        """Declare a schedule; its workers publish it.
+        """Declare a schedule; the app's workers publish it.
 
         Raises:
-            ValueError: another one has that name already.
+            ValueError: another schedule has this name.
         """
         if self.schedules.get(schedule.name, schedule) != schedule:
             raise ValueError(f"two schedules are named {schedule.name!r}; rename one of them")
         self.schedules[schedule.name] = schedule
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Register what goes around attempts; a reloaded module's in place of the same one."""
+        """Register middleware; that of a reloaded module replaces the earlier one."""
         for place, known in enumerate(self.middleware):
             if _place(known.around) == _place(middleware.around):
                 self.middleware[place] = middleware
@@ -82,7 +82,7 @@ class Registry:
         self.middleware.append(middleware)
 
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
-        """One with these tasks in place of its own, and all else as it is."""
+        """Return a registry with these tasks in place of its own, and everything else unchanged."""
         made = copy.copy(self)
         made._tasks = {  # noqa: SLF001 - one of ours
             name: task for task in tasks for name in (task.name, *task.aliases)
@@ -90,11 +90,11 @@ class Registry:
         return made
 
     def get(self, name: str) -> Task[..., Any] | None:
-        """The task of that name, or of that former name, if known."""
+        """Return the task with this name or former name, if known."""
         return self._tasks.get(name)
 
     def names(self) -> list[str]:
-        """All names, former ones too, sorted."""
+        """Return all names, former ones included, sorted."""
         return sorted(self._tasks)
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
@@ -108,7 +108,7 @@ class Registry:
 
 
 def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:
-    # A reloaded module defines the same function again; that is no second task.
+    # A reloaded module defines the same function again; that is not a second task.
     return _where(one) == _where(other)
 
 
@@ -120,5 +120,5 @@ def _place(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-# Where `@task` registers unless told otherwise.
+# Where `@task` registers by default.
 DEFAULT = Registry()

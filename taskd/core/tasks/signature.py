@@ -1,4 +1,4 @@
-"""What a handler's signature says of its arguments: names, types, defaults and JSON Schema."""
+"""The signature of a handler: names, types and defaults of its arguments, and their JSON Schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESERVED_PARAMETERS = frozenset({"conn"})
 
 
 def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """The signature without `ctx`, and whether the handler wants `ctx`."""
+    """Return the signature without `ctx`, and whether the handler takes `ctx`."""
     parameters = list(inspect.signature(handler).parameters.values())
     takes_context = bool(parameters) and parameters[0].name == CONTEXT_PARAMETER
     if takes_context:
@@ -28,25 +28,29 @@ def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signat
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"task {name}: name each argument; {parameter} cannot be checked")
         if parameter.name in RESERVED_PARAMETERS or parameter.name == CONTEXT_PARAMETER:
-            raise TypeError(f"task {name}: the parameter name {parameter.name!r} is taken by taskd")
+            raise TypeError(f"task {name}: taskd uses the parameter name {parameter.name!r} itself")
     return inspect.Signature(parameters), takes_context
 
 
 def check_context(task: str, kind: Kind, *, takes_context: bool) -> None:
-    """Refuse a `ctx` where this kind of handler has none, and its absence where it needs one."""
+    """Refuse a `ctx` that this kind of handler cannot have, or the lack of one that it needs."""
     if kind is Kind.PROCESS and takes_context:
         raise TypeError(
-            f"task {task}: a handler with process=True has no ctx, which lives in its worker; "
-            "what it needs of the job goes into its arguments"
+            f"task {task}: a handler with process=True has no ctx, which stays in its worker; "
+            "pass what it needs as arguments"
         )
     if kind is Kind.BATCH and takes_context:
-        raise TypeError(f"task {task}: each item of a batch has a ctx of its own; take the list")
+        raise TypeError(
+            f"task {task}: each item of a batch has a ctx of its own; take only the list"
+        )
     if kind is Kind.TRANSACTION and not takes_context:
-        raise TypeError(f"task {task}: with transaction= its first parameter is ctx, for ctx.conn")
+        raise TypeError(
+            f"task {task}: with transaction= the first parameter must be ctx, for ctx.conn"
+        )
 
 
 def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> type:
-    """The class of the arguments of one job of a batch, which its handler takes a list of."""
+    """Return the class of one job's arguments, of which a batch handler takes a list."""
     hints = _hints(name, handler, signature)
     if len(signature.parameters) != 1 or len(hints) != 1:
         return batches.args_class(name, None)
@@ -55,7 +59,7 @@ def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signat
 
 
 def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
-    # Only what is decoded: `ctx: Context` and the return type may be imported for checkers alone.
+    # Only what is decoded: `ctx: Context` and the return type can be imported for checkers only.
     written = getattr(handler, "__annotations__", {})
     wanted = SimpleNamespace(
         __annotations__={k: v for k, v in written.items() if k in signature.parameters}
@@ -70,7 +74,7 @@ def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature)
 def args_fields(
     name: str, handler: Callable[..., Any], signature: inspect.Signature
 ) -> list[tuple[str, Any, Any]]:
-    """Name, type and default of each argument, as msgspec wants the fields of a Struct."""
+    """Return name, type and default of each argument, as msgspec takes the fields of a Struct."""
     hints = _hints(name, handler, signature)
     fields: list[tuple[str, Any, Any]] = []
     for parameter in signature.parameters.values():
@@ -83,12 +87,12 @@ def args_fields(
 
 
 def _default(value: Any) -> Any:
-    # The very object, as in any call: msgspec would copy or refuse some defaults.
+    # The same object, as in any call: msgspec would copy or refuse some defaults.
     return msgspec.field(default_factory=lambda: value)
 
 
 def args_schema_of(args_type: type[msgspec.Struct]) -> str:
-    """JSON Schema of the arguments, flat: a top-level object with what it needs in `$defs`."""
+    """Return the JSON Schema of the arguments: a flat top-level object, with `$defs` if needed."""
     schema = msgspec.json.schema(args_type)
     definitions = schema.pop("$defs", {})
     top = definitions.pop(str(schema.pop("$ref", "")).rpartition("/")[2], None) or schema
@@ -103,7 +107,7 @@ def args_schema_of(args_type: type[msgspec.Struct]) -> str:
 
 
 def defaults_of(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[str, Any]:
-    """The defaults of these arguments, as their JSON says them."""
+    """Return the JSON values of the defaults of these arguments."""
     fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
     given = {each.name: _made(each) for each in fields if not each.required}
     try:

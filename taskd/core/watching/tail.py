@@ -1,9 +1,9 @@
-"""What `taskd tail` makes of its looks: which jobs to read, and what their rows tell.
+"""`taskd tail`: decide from successive polls which jobs to read, and what their rows tell.
 
-A look is the set of ids that live, and those that run. What lived at the last look and lives no
-more has ended, in whatever order transactions commit. Only a job that came and went between two
-looks is found by its id, and such ids may be taken long before they are committed: an id that is
-missing is looked for until every transaction that was open has ended.
+A poll returns the sets of ids that live, and that run. A job that lived at the last poll and lives
+no more has ended, in whatever order transactions commit. Only a job that came and went between two
+polls is found by its id. Ids can be drawn long before they are committed: a missing id is searched
+until every transaction that was open then has ended.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 
 from taskd.core.jobs.job import FINISHED, JobState
 
-# Ids in one mask.
+# Ids per mask.
 BLOCK = 64
 FULL = (1 << BLOCK) - 1
-# Ids that nobody knows, which may still be committed; the newest are looked for.
+# The most missing ids that are searched, the newest ones; they may still be committed.
 MISSING_MAX = 1000
-# A transaction draws an id a moment before it shows among those that are open.
+# A transaction draws an id a moment before it shows among the open ones.
 MISSING_FOR = timedelta(seconds=10)
 
 # Block -> a bit for each of its ids.
@@ -29,12 +29,12 @@ Ids = Mapping[int, int]
 
 
 def ids_of(blocks: Sequence[int] | None, masks: Sequence[int] | None) -> dict[int, int]:
-    """A set of ids as the database tells it: masks are signed there."""
+    """Return a set of ids from the database's form, in which masks are signed."""
     return {block: mask & FULL for block, mask in zip(blocks or (), masks or (), strict=True)}
 
 
 def each_id(ids: Ids) -> Iterator[int]:
-    """The ids of a set, the smallest of each block first."""
+    """Yield the ids of a set, the smallest of each block first."""
     for block, mask in ids.items():
         left = mask
         while left:
@@ -52,7 +52,7 @@ def _has(ids: Ids, one: int) -> bool:
 
 
 class Look(NamedTuple):
-    """What lives, and what has finished of those born after `after_id`; of one snapshot.
+    """Live jobs, and finished ones born after `after_id`; all of one snapshot.
 
     Attributes:
         oldest_xid: every transaction before this one is over.
@@ -68,14 +68,14 @@ class Look(NamedTuple):
     finished: Ids
 
     def last_id(self) -> int:
-        """The newest id that is known."""
+        """Return the newest known id."""
         blocks = [(max(ids), ids[max(ids)]) for ids in (self.live, self.finished) if ids]
         newest = [block * BLOCK + mask.bit_length() - 1 for block, mask in blocks]
         return max(self.after_id, *newest, 0)
 
 
 class Changes(NamedTuple):
-    """Ids of jobs to which something has happened since the last look."""
+    """Ids of jobs with events since the last poll."""
 
     born: set[int]
     claimed: set[int]
@@ -83,16 +83,16 @@ class Changes(NamedTuple):
     ended: set[int]
 
     def all(self) -> list[int]:
-        """Each once, in the order of their births."""
+        """Return each id once, in the order of their births."""
         return sorted(self.born | self.claimed | self.stopped | self.ended)
 
 
 class Watch:
-    """Compares each look with the one before.
+    """Compares each poll with the one before.
 
     Attributes:
-        after_id: what the next look is to tell the finished jobs after; None: it is the first.
-        missing: ids that no job has yet, each with the `next_xid` and the time of its look.
+        after_id: the next poll reports finished jobs after this id; None: it is the first poll.
+        missing: ids without a job, each with the `next_xid` and the time of its poll.
     """
 
     def __init__(self) -> None:
@@ -101,9 +101,10 @@ class Watch:
         self._last: Look | None = None
 
     def compare(self, look: Look) -> tuple[Changes, Watch]:
-        """What has changed, and what the next look is to be compared with.
+        """Return what has changed, and the state with which to compare the next poll.
 
-        This one stays as it is: who cannot read the rows of the changes compares anew.
+        This object stays as it is: a caller that cannot read the rows of the changes compares
+        again.
         """
         last, following = self._last, Watch()
         born = _minus(look.live, last.live) if last else set()
@@ -131,7 +132,7 @@ class Watch:
 
 
 class PastError(msgspec.Struct):
-    """The error of an attempt, as it is kept; what a row of an older form lacks is None."""
+    """The stored error of an attempt; fields that older rows lack are None."""
 
     attempt: int | None = None
     started: datetime | None = None
@@ -140,13 +141,13 @@ class PastError(msgspec.Struct):
     message: str | None = None
 
     def text(self) -> str:
-        """Type and first line."""
+        """Return the type and the first line."""
         lines = (self.message or "").splitlines()
         return ": ".join(filter(None, (self.type, lines[0] if lines else "")))
 
 
 class JobRow(msgspec.Struct):
-    """A job with what tells its story."""
+    """A job with everything that its events need."""
 
     id: int
     queue: str
@@ -165,7 +166,7 @@ class JobRow(msgspec.Struct):
 
 
 class Event(msgspec.Struct, omit_defaults=True):
-    """Something that happened to a job; `state` is where it brought the job."""
+    """Something that happened to a job; `state` is the job's state after it."""
 
     at: datetime
     event: str
@@ -182,7 +183,7 @@ class Event(msgspec.Struct, omit_defaults=True):
 
 
 def story(job: JobRow) -> list[Event]:
-    """All that a row tells of its job, in the order in which it happened."""
+    """Return all events in a job's row, in the order in which they happened."""
     told = [_birth(job), *_attempts(job)]
     if job.finished_at is not None:
         told.append(_end(job, job.finished_at))
@@ -206,7 +207,7 @@ def _birth(job: JobRow) -> Event:
 
 def _attempts(job: JobRow) -> Iterator[Event]:
     for error in job.errors:
-        # Who began before is not told: the row keeps the worker of the last attempt alone.
+        # Earlier starts are unknown: the row keeps only the worker of the last attempt.
         if error.started is not None and error.started != job.started_at:
             begun = _event(job, error.started, "claimed", JobState.RUNNING)
             begun.attempt = error.attempt
@@ -218,7 +219,7 @@ def _attempts(job: JobRow) -> Iterator[Event]:
         begun = _event(job, job.started_at, "claimed", JobState.RUNNING)
         begun.attempt = job.attempt
         begun.worker = f"{job.host}:{job.pid}" if job.host is not None else None
-        # A retry is due anew when it runs again, and the row keeps the last due time.
+        # A retried job is due again, and the row keeps only the last due time.
         begun.wait_s = max(0.0, (job.started_at - job.run_at).total_seconds())
         if job.state is JobState.SCHEDULED:
             begun.wait_s = None
@@ -247,37 +248,37 @@ def _end(job: JobRow, at: datetime) -> Event:
 
 
 class Teller:
-    """Remembers what was told of which job, so that each event is told once.
+    """Remembers which events of which job were reported, so that each is reported once.
 
     Args:
-        start: what happened before is old.
+        start: earlier events are not reported.
     """
 
     def __init__(self, start: datetime) -> None:
         self._start = start
-        # The time of the last event that was told of a job, and what to call the job by.
+        # The time of the last reported event of a job, and the job's queue and task.
         self._told: dict[int, tuple[datetime, str, str]] = {}
         self._ended: set[int] = set()
 
     def past(self, jobs: Iterable[JobRow]) -> list[Event]:
-        """What has happened to these since the start."""
+        """Return the events of these jobs since the start."""
         events: list[Event] = []
         for job in jobs:
             told = [event for event in story(job) if event.at > self._start]
             events += told
             if job.state in FINISHED:
-                # It may have lived at the first look, which came before this.
+                # It may have lived at the first poll, which came before this.
                 self._ended.add(job.id)
             else:
                 self._remember(job, told)
         return _in_order(events)
 
     def tell(self, jobs: Iterable[JobRow], changes: Changes, now: datetime) -> list[Event]:
-        """The events of a look.
+        """Return the events of a poll.
 
         Args:
-            jobs: the rows of those that changed; who is missing has ended and left no row.
-            now: the time of the look.
+            jobs: rows of the changed jobs; a missing one has ended and left no row.
+            now: the time of the poll.
         """
         events: list[Event] = []
         rows = {job.id: job for job in jobs}

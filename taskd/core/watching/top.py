@@ -1,8 +1,8 @@
-"""What `taskd top` makes of its looks: rates from two of them, percentiles from what ended lately.
+"""`taskd top`: compute rates from two polls, and percentiles from recently ended jobs.
 
-What came in is counted by ids. What went out follows: what came in, less the growth of what lives.
-Nothing of that reads the history. Percentiles are those of the ended jobs that were found, which
-are not all when there are many: enough to see where the time goes.
+Arrivals are counted by ids. Departures are arrivals minus the growth of the live jobs. None of that
+reads the history. Percentiles are those of the ended jobs that were found, which are not all if
+there are many: enough to see where the time goes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from taskd.core.jobs.job import JobState
 
 RATE_S = 10.0
 LATE_S = 60.0
-# Of ended jobs so many are kept, the last ones.
+# The most ended jobs that are kept, the last ones.
 ENDED_MAX = 5000
-# So many newborn jobs are counted by queue at a look; of more their shares are known.
+# The most new jobs that are counted by queue at a poll; above it their shares are known.
 BORN_MAX = 5000
 
 
 class Queue(msgspec.Struct):
-    """A queue; spans and rates in seconds."""
+    """A queue; durations and rates in seconds."""
 
     queue: str
     queued: int
@@ -44,12 +44,12 @@ class Queue(msgspec.Struct):
     run_p95_s: float | None = None
 
     def live(self) -> int:
-        """Jobs that are not finished."""
+        """Return the number of unfinished jobs."""
         return self.queued + self.scheduled + self.blocked + self.running
 
 
 class Worker(msgspec.Struct):
-    """A worker that has not died. `ended_per_s` is an estimate, by its share of what ended."""
+    """A live worker. `ended_per_s` is an estimate from its share of the ended jobs."""
 
     id: str
     host: str
@@ -65,7 +65,7 @@ class Worker(msgspec.Struct):
 
 
 class Running(msgspec.Struct):
-    """A job that runs."""
+    """A running job."""
 
     id: int
     queue: str
@@ -79,7 +79,7 @@ class Running(msgspec.Struct):
 
 
 class FullLimit(msgspec.Struct):
-    """A key of a limit for which jobs wait in line."""
+    """A key of a limit with blocked jobs."""
 
     name: str
     key: str
@@ -91,7 +91,7 @@ class FullLimit(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """All that lives."""
+    """All live jobs, in counts."""
 
     now_s: float
     last_id: int
@@ -103,7 +103,7 @@ class State(msgspec.Struct):
 
 
 class Ended(msgspec.Struct):
-    """An end of a job; with the state `scheduled` that of an attempt that is tried again."""
+    """The end of a job; with the state `scheduled`, of an attempt that will be retried."""
 
     id: int
     queue: str
@@ -118,7 +118,7 @@ class Ended(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """What became of a task's jobs within the last minute, as far as they were found."""
+    """Ended jobs of a task within the last minute, as far as they were found."""
 
     task: str
     queue: str
@@ -132,7 +132,7 @@ class Task(msgspec.Struct):
 
 
 class View(msgspec.Struct):
-    """What is shown."""
+    """What the screen shows."""
 
     now_s: float
     queues: list[Queue]
@@ -145,7 +145,7 @@ class View(msgspec.Struct):
 
 
 class _Count(msgspec.Struct):
-    """Of one look: what has come to each queue since the first, and what lives."""
+    """One poll: arrivals per queue since the first poll, and live jobs."""
 
     at_s: float
     came: Counter[str]
@@ -153,7 +153,7 @@ class _Count(msgspec.Struct):
 
 
 class Top:
-    """Gathers looks, and makes of them what is shown."""
+    """Collects polls, and computes what the screen shows."""
 
     def __init__(self) -> None:
         self._state: State | None = None
@@ -162,15 +162,15 @@ class Top:
 
     @property
     def last_id(self) -> int | None:
-        """After which the newborn of the next look are counted; None: there was none yet."""
+        """Return the id after which the next poll counts new jobs; None: there was no poll yet."""
         return self._state.last_id if self._state else None
 
     def seen_running(self) -> list[int]:
-        """Jobs that ran at the last look, whose ends the next one is to look for."""
+        """Return jobs that ran at the last poll, whose ends the next one searches."""
         return [job.id for job in self._state.running] if self._state else []
 
     def add(self, state: State, ended: Iterable[Ended]) -> None:
-        """A look."""
+        """Add a poll."""
         self._count(state)
         for each in ended:
             self._ended[each.id, each.attempt, each.state] = each
@@ -198,7 +198,7 @@ class Top:
             self._counts.popleft()
 
     def view(self, queue: str | None = None) -> View:
-        """What is to be seen now, of one queue or of all."""
+        """Return what to show now, of one queue or of all."""
         state = self._state
         assert state is not None
         ended = [each for each in self._ended.values() if queue in (None, each.queue)]
@@ -230,7 +230,7 @@ class Top:
             name = queue.queue
             came = last.came[name] - first.came[name]
             made.in_per_s = came / past_s
-            # A job that was brought back by hand came without a new id.
+            # A job that was retried by hand arrived without a new id.
             made.out_per_s = max(0, came - last.live[name] + first.live[name]) / past_s
         made.wait_p50_s, made.wait_p95_s = _p50_p95(each.wait_s for each in mine)
         made.run_p50_s, made.run_p95_s = _p50_p95(each.run_s for each in mine)
@@ -246,7 +246,7 @@ class Top:
 
 
 def _tasks(ended: Iterable[Ended]) -> list[Task]:
-    """By task and queue: those that fail first, then the slowest."""
+    """Sort by task and queue: failing ones first, then the slowest."""
     grouped: dict[tuple[str, str], list[Ended]] = {}
     for each in ended:
         grouped.setdefault((each.task, each.queue), []).append(each)

@@ -1,4 +1,4 @@
-"""Stages of pipelines: what their handlers may say about the next one, and the plan of a run."""
+"""Stages of pipelines: the plan of a run, and its checks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 from taskd.errors import InvalidWorkflow
 
 STAGES_MAX = 100
-# What a handler may be annotated to return that can never be the arguments of the next stage.
+# Annotated return types that can never be the arguments of the next stage.
 PLAIN = (str, bytes, bool, int, float, list, tuple, set, frozenset)
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """A stage as the plan of a run has it.
+    """A stage, as the plan of a run has it.
 
     Attributes:
-        takes: the parameter that gets a result which is no dict; None: several are required.
-        required: the arguments that must be given; `accepted`: those that may be.
+        takes: the parameter that gets a result which is not a dict; None: several are required.
+        required: the required arguments; `accepted`: all accepted ones.
     """
 
     name: str
@@ -40,11 +40,11 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
     """Check the plan of a pipeline.
 
     Args:
-        returns: what the handler of each stage is annotated to return; None: nothing is known.
+        returns: the annotated return type of each stage's handler; None: unknown.
 
     Raises:
-        InvalidWorkflow: there is no stage, or there are too many; a name is taken twice; a stage
-            returns what the next one cannot take.
+        InvalidWorkflow: there is no stage, or there are too many; two stages have one name; a stage
+        returns what the next one cannot take.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
         raise InvalidWorkflow(f"pipeline {name}: {len(stages)} stages; it has 1 to {STAGES_MAX}")
@@ -63,7 +63,7 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether a value of this annotation is no dict, nor anything that decides for itself."""
+    """Return whether a value of this annotation can be neither a dict nor a choice of a stage."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         return all(_is_plain(each) for each in typing.get_args(kind))
     kind = typing.get_origin(kind) or kind

@@ -1,4 +1,4 @@
-"""The tree of a workflow: its parts in lines, each under the last of those that it waits for."""
+"""The tree of a workflow: its parts in lines, each below the last of those that it waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The order in which a reader wants to know: what is wrong, what goes on, what is over.
+# States in the order of a reader's interest: problems, activity, what is over.
 STATES = ("failed", "cancelled", "running", "queued", "scheduled", "blocked", "done")
 
 
@@ -15,9 +15,9 @@ class Part:
     """A job of a workflow, or all members of a group, or all jobs of one stage.
 
     Attributes:
-        states: how many jobs are in which state; of a stage that has not begun, none.
+        states: number of jobs by state; none for a stage that has not started.
         after: the names of the parts that it waits for.
-        on_failed: what happens when one of these fails, if that is not its cancellation.
+        on_failed: what happens if one of these fails, unless it is cancelled then.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the tree: what stands before the name, and what else the part waits for."""
+    """A line of the tree: the text before the name, and further parts that it waits for."""
 
     part: Part
     branch: str
@@ -37,19 +37,19 @@ class Line:
 
 
 def lines(parts: Iterable[Part]) -> list[Line]:
-    """The lines of these parts, which come behind those that they wait for."""
+    """Return the lines of these parts, which come after those that they wait for."""
     known: dict[str, Part] = {}
     under: dict[str | None, list[Part]] = {}
     hangs: dict[str, str] = {}
     for part in parts:
-        # What follows from several hangs from the last of them: the others have been seen by then.
+        # A part that waits for several is below the last of them, when the others have been listed.
         last = next((name for name in reversed(list(known)) if name in part.after), None)
         known[part.name] = part
         under.setdefault(last, []).append(part)
         if last is not None:
             hangs[part.name] = last
     found: list[Line] = []
-    # No recursion: a chain may be longer than Python's stack.
+    # No recursion: a chain can be longer than Python's stack.
     waiting = [(part, "", "") for part in reversed(under.get(None, []))]
     while waiting:
         part, branch, below = waiting.pop()
@@ -64,7 +64,7 @@ def lines(parts: Iterable[Part]) -> list[Line]:
 
 
 def told(states: Mapping[str, int]) -> str:
-    """`done`; `3 failed, 9,990 done`; of a stage that has not begun, `-`."""
+    """Return `done`; `3 failed, 9,990 done`; `-` for a stage that has not started."""
     counted = [(state, states[state]) for state in STATES if states.get(state)]
     if len(counted) == 1 and counted[0][1] == 1:
         return counted[0][0]
@@ -72,7 +72,7 @@ def told(states: Mapping[str, int]) -> str:
 
 
 def state_of(row: Mapping[str, Any]) -> str:
-    """A workflow's state in a word, from those of its jobs."""
+    """Return a workflow's state in a word, from those of its jobs."""
     if row["running"] or row["waiting"]:
         return "stopping" if row["stopped_at"] else "running"
     if row["blocked"]:
@@ -86,7 +86,7 @@ def state_of(row: Mapping[str, Any]) -> str:
 def with_stages(
     rows: list[dict[str, Any]], stages: Sequence[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """The parts; of a pipeline also its stages that have not begun, in the order of the plan."""
+    """Return the parts; of a pipeline also stages that have not started, in the plan's order."""
     if stages is None:
         return rows
     by_name = {row["part"]: row for row in rows}

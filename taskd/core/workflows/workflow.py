@@ -1,4 +1,4 @@
-"""Workflows: jobs that wait for others, checked before anything of them is written."""
+"""Workflows: jobs that wait for others, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from enum import StrEnum
 from taskd.core.jobs.job import NewJob
 from taskd.errors import InvalidWorkflow
 
-# One statement makes a whole workflow, so that all of it is there or nothing is.
+# One statement inserts a whole workflow, so that all of it exists or nothing.
 JOBS_MAX = 20_000
 DEPENDENCIES_MAX = 100_000
 ARGS_CHARACTERS_MAX = 16 * 1024 * 1024
-# What a job may read at once of what those before it have returned.
+# The most bytes of results that a job can read from the jobs before it.
 RESULTS_BYTES_MAX = 8 * 1024 * 1024
 NAME_BYTES_MAX = 100
-# Brackets are for the members of groups: `send[17]`.
+# Brackets are reserved for the members of groups: `send[17]`.
 NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 class OnFailed(StrEnum):
-    """What becomes of a job when one that it waits for has failed or was cancelled."""
+    """What happens to a job when one that it waits for has failed or was cancelled."""
 
     # It is cancelled as well, with the reason `dependency`.
     CANCEL = "cancel"
-    # It waits until that one is retried, and done.
+    # It waits until that job is retried and done.
     WAIT = "wait"
-    # It goes on, as if that one were done.
+    # It continues, as if that job were done.
     CONTINUE = "continue"
-    # It begins then, and only then: when all are done, it is cancelled.
+    # It starts then, and only then: when all are done, it is cancelled.
     ONLY = "only"
 
 
@@ -40,7 +40,7 @@ class Node:
     """A job of a workflow.
 
     Attributes:
-        after: names of the nodes that it waits for, or ids of jobs that exist already.
+        after: names of the nodes that it waits for, or ids of existing jobs.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A workflow ready to be written: jobs behind those that they wait for, and dependencies.
+    """A workflow ready to be written: jobs, each after those that it waits for, and dependencies.
 
     Attributes:
-        places: for each dependency the place of its job, from 1.
-        parent_places: that of its parent, or None for one that exists already.
-        parent_ids: the id of that.
-        stages: JSON text of a pipeline's stages; None: it is none.
+        places: for each dependency, the position of its job, from 1.
+        parent_places: that of its parent, or None for an existing job.
+        parent_ids: the id of the existing job.
+        stages: JSON text of a pipeline's stages; None: it is not a pipeline.
     """
 
     name: str
@@ -71,11 +71,12 @@ class Plan:
 
 
 def plan(name: str, nodes: Sequence[Node]) -> Plan:
-    """The workflow of these nodes, in the order in which their jobs are to be born.
+    """Return the workflow of these nodes, in the order in which their jobs are inserted.
 
     Raises:
-        InvalidWorkflow: there is none, or too much of it; a name is taken twice or unknown; jobs
-            wait for each other in a circle; a job has a unique key.
+        InvalidWorkflow: it is empty or too large; a name is used twice or unknown; jobs wait for
+            each
+        other in a circle; a job has a unique key.
     """
     check_name(name)
     _check_size(name, nodes)
@@ -91,17 +92,17 @@ def plan(name: str, nodes: Sequence[Node]) -> Plan:
     if len(made.places) > DEPENDENCIES_MAX:
         raise InvalidWorkflow(
             f"workflow {name}: {len(made.places):,} dependencies; at most {DEPENDENCIES_MAX:,}. "
-            "Let a job stand between those that each wait for all others."
+            "Put a job between jobs that each wait for all others."
         )
     return made
 
 
 def _check_size(name: str, nodes: Sequence[Node]) -> None:
     if not nodes:
-        raise InvalidWorkflow(f"workflow {name}: there is no job in it")
+        raise InvalidWorkflow(f"workflow {name}: it has no job")
     if len(nodes) > JOBS_MAX:
         raise InvalidWorkflow(
-            f"workflow {name}: {len(nodes):,} jobs; at most {JOBS_MAX:,}. Let each do more."
+            f"workflow {name}: {len(nodes):,} jobs; at most {JOBS_MAX:,}. Let each job do more."
         )
     size = sum(len(node.job.args) for node in nodes)
     if size > ARGS_CHARACTERS_MAX:
@@ -113,7 +114,7 @@ def _check_size(name: str, nodes: Sequence[Node]) -> None:
         if node.job.unique is not None:
             raise InvalidWorkflow(
                 f"workflow {name}: the job {node.name} of the task {node.job.task} has a unique "
-                "key. Another job might hold it, and the workflow would lack one. Give "
+                "key. Another job could hold it, and the workflow would lack this one. Give "
                 "task.options(no_key=True).job(...)."
             )
 
@@ -130,7 +131,7 @@ def _ordered(name: str, nodes: Sequence[Node]) -> list[Node]:
         {node.name: [one for one in node.after if isinstance(one, str)] for node in nodes}
     )
     try:
-        # In the order in which they were added, as far as that goes: so are the ids.
+        # In the order in which they were added, as far as possible; ids follow it.
         return [by_name[each] for each in sorter.static_order()]
     except graphlib.CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
@@ -141,7 +142,7 @@ def check_name(name: object) -> str:
     """Return the name of a workflow.
 
     Raises:
-        InvalidWorkflow: it is no text of 1 to 100 printable bytes.
+        InvalidWorkflow: it is not a text of 1 to 100 printable bytes.
     """
     fits = isinstance(name, str) and name.isprintable()
     if not fits or not 1 <= len(str(name).encode(errors="replace")) <= NAME_BYTES_MAX:
@@ -161,7 +162,7 @@ def check_node(name: object) -> str:
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """The names, with a number behind each that was there before: `send`, `send-2`."""
+    """Return the names, with a number appended to each repeated one: `send`, `send-2`."""
     seen: set[str] = set()
     found: list[str] = []
     for name in names:
@@ -175,5 +176,5 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def node_name(task: str) -> str:
-    """A name for a job of this task."""
+    """Return a name for a job of this task."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", task)[:60] or "job"

@@ -1,16 +1,17 @@
 """The caller's own connection, so that a job is enqueued in the caller's own transaction.
 
-It may be a driver's (asyncpg, psycopg, psycopg2), SQLAlchemy's or Django's. Statements run on it as
-they are: no transaction is begun, committed or rolled back here, beyond what driver or framework do
-at any statement (most begin one unless they are in autocommit). SQLAlchemy and Django are asked
-themselves and never bypassed: their drivers' connections may not be in the transaction yet that
-they will commit.
+It is a connection of a driver (asyncpg, psycopg, psycopg2), of SQLAlchemy or of Django. Statements
+run on it as they are: taskd begins, commits and rolls back no transaction on it, beyond what driver
+or framework do at any statement (most begin one unless they are in autocommit). taskd uses the
+objects of SQLAlchemy and Django and never their drivers' connections, which may not be in the
+framework's transaction yet.
 
-What asyncpg raises is translated as everywhere. What the others raise stays theirs: it is what the
-caller's code and its transaction blocks expect. Only KeyHeld, which the caller has asked for, and
-QueueFull come from all of them.
+Errors of asyncpg are translated as everywhere. Errors of the others stay as they are: the caller's
+code and its transaction blocks expect them. Only KeyHeld, which the caller has asked for, and
+QueueFull are raised over all of them.
 
-Nothing is imported for this: an object of a library is one only where that library is loaded.
+This module imports none of these libraries: an object of a library exists only where the library is
+loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from taskd.store.connections.statements import PARAMETER, Fetches, statement
 T = TypeVar("T")
 
 ASYNC_ONES = (
-    "an asyncpg connection (also one that a pool lends), a psycopg.AsyncConnection, or "
+    "an asyncpg connection (also one from a pool), a psycopg.AsyncConnection, or "
     "SQLAlchemy's AsyncConnection or AsyncSession"
 )
 SYNC_ONES = (
@@ -39,10 +40,10 @@ SYNC_ONES = (
 
 
 def fetches(conn: object) -> Fetches:
-    """What runs statements on a caller's connection that is used in an event loop.
+    """Return an object that runs statements on the caller's connection in an event loop.
 
     Raises:
-        TypeError: it is none; the message says what is accepted.
+        TypeError: the type is not supported; the message says which types are.
     """
     if isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
         return _Asyncpg(conn)
@@ -51,31 +52,31 @@ def fetches(conn: object) -> Fetches:
         return adapter(conn)
     if _adapter(conn, _SYNC) is not None:
         raise TypeError(
-            f"conn is a {_kind(conn)}, which would block the event loop: use the method that ends "
-            f"in _sync, or give {ASYNC_ONES}"
+            f"conn is a {_kind(conn)}, which would block the event loop. Use the method that ends "
+            f"in _sync, or pass {ASYNC_ONES}"
         )
     raise TypeError(f"conn is a {_kind(conn)}; taskd takes {ASYNC_ONES}")
 
 
 def fetches_sync(conn: object) -> Fetches:
-    """What runs statements on a caller's connection that blocks: its coroutines never suspend.
+    """Return an object that runs statements on a blocking connection: its coroutines never suspend.
 
     Raises:
-        TypeError: it is none; the message says what is accepted.
+        TypeError: the type is not supported; the message says which types are.
     """
     adapter = _adapter(conn, _SYNC)
     if adapter is not None:
         return adapter(conn)
     if isinstance(conn, asyncpg.Connection | PoolConnectionProxy) or _adapter(conn, _ASYNC):
         raise TypeError(
-            f"conn is a {_kind(conn)}, which needs an event loop: await the method without _sync, "
-            f"or give {SYNC_ONES}"
+            f"conn is a {_kind(conn)}, which needs an event loop. Await the method without _sync, "
+            f"or pass {SYNC_ONES}"
         )
     raise TypeError(f"conn is a {_kind(conn)}; taskd takes {SYNC_ONES}")
 
 
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never suspends, as over a connection that blocks."""
+    """Return the result of a coroutine that never suspends, as over a blocking connection."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -100,7 +101,7 @@ def _adapter(
 
 @cache
 def _with_names(name: str) -> str:
-    """The statement for drivers that know `%(name)s` only: psycopg turns it into `$1` again."""
+    """Return the statement for drivers that know only `%(name)s`; psycopg restores the `$1`."""
     known = statement(name)
     return PARAMETER.sub(
         lambda found: f"%({known.parameters[int(found[1]) - 1]})s", known.text.replace("%", "%%")
@@ -117,7 +118,7 @@ class _Asyncpg:
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         with translated(statement(name).roles):
-            # The caller's connection may have a record class of its own.
+            # The caller's connection can have a record class of its own.
             rows: list[Any] = await self._conn.fetch(
                 statement(name).text, *args, record_class=asyncpg.Record
             )
@@ -132,7 +133,8 @@ class _AsyncPsycopg:
         from psycopg import AsyncRawCursor
         from psycopg.rows import tuple_row
 
-        # The raw cursor leaves `$1` as it is; rows are tuples whatever the connection's factory.
+        # The raw cursor leaves `$1` as it is; its rows are tuples, whatever the connection's
+        # factory.
         async with AsyncRawCursor(self._conn, row_factory=tuple_row) as cursor:
             await cursor.execute(statement(name).text, args)
             return await cursor.fetchall()
@@ -168,8 +170,8 @@ class _Django:
     def __init__(self, conn: Any) -> None:
         if conn.vendor != "postgresql":
             raise TypeError(
-                f"conn is Django's connection {conn.alias!r} to {conn.vendor}; give the one to "
-                "PostgreSQL, as in django.db.connections['jobs']"
+                f"conn is Django's connection {conn.alias!r} to {conn.vendor}. Pass the one to "
+                "PostgreSQL, for example django.db.connections['jobs']"
             )
         self._conn = conn
 
@@ -194,7 +196,7 @@ class _SqlAlchemySession:
         self._session = session
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        # The session's transaction begins here, if this is the first that it hears of the database.
+        # The session's transaction begins here if this is its first statement.
         return await _SqlAlchemy(self._session.connection()).fetch(name, *args)
 
 
@@ -217,19 +219,19 @@ class _AsyncSqlAlchemySession:
 
 
 def _spoken(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
-    """Statement and arguments as the driver below SQLAlchemy takes them."""
+    """Return statement and arguments for the driver below SQLAlchemy."""
     dialect = conn.dialect
     if dialect.driver in {"psycopg", "psycopg_async", "psycopg2"}:
         return _named(name, args)
     if dialect.driver == "asyncpg":
         return statement(name).text, args
     raise TypeError(
-        f"conn is SQLAlchemy's connection over {dialect.name}+{dialect.driver}; taskd takes those "
-        "over postgresql+psycopg, postgresql+psycopg2 and postgresql+asyncpg"
+        f"conn is SQLAlchemy's connection over {dialect.name}+{dialect.driver}; taskd supports "
+        "postgresql+psycopg, postgresql+psycopg2 and postgresql+asyncpg"
     )
 
 
-# Where the class is, and what runs statements on its objects.
+# The module of the class, and what runs statements on its objects.
 _ASYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
     ("psycopg", "AsyncConnection"): _AsyncPsycopg,
     ("sqlalchemy.ext.asyncio", "AsyncConnection"): _AsyncSqlAlchemy,

@@ -1,4 +1,4 @@
-"""Batches in transactions whose fate is known, also when the connection breaks at their COMMIT."""
+"""Transactions that can be checked after a COMMIT without an answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Unsure(StoreUnavailable, Generic[T]):
-    """The COMMIT was sent and not answered.
+    """The COMMIT was sent, and the connection broke before the answer.
 
     Attributes:
-        xid: by which its fate can be asked for.
-        made: what the transaction made, if it was committed.
+        xid: transaction id, for the status query.
+        made: result of the transaction, valid if it was committed.
     """
 
     def __init__(self, message: str, xid: str, made: T) -> None:
@@ -31,10 +31,10 @@ class Unsure(StoreUnavailable, Generic[T]):
 
 
 class CheckedWriter:
-    """One connection, made when needed; belongs to one coroutine.
+    """One connection, opened at first use; for one coroutine.
 
     Attributes:
-        committing: a COMMIT was sent, and its answer not seen: a cancellation came first.
+        committing: a COMMIT was sent and its answer not read, because of a cancellation.
     """
 
     def __init__(self, database: Database) -> None:
@@ -43,7 +43,7 @@ class CheckedWriter:
         self.committing = False
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        """Run the named statement in the transaction that is open.
+        """Run the named statement in the open transaction.
 
         Raises:
             StoreUnavailable, ValueRefused: as the server answers, or does not.
@@ -54,10 +54,10 @@ class CheckedWriter:
             return rows
 
     async def write(self, work: Callable[[Fetches], Awaitable[T]]) -> T:
-        """Run statements in a transaction of their own; what they made.
+        """Run statements in a transaction; return their result.
 
         Raises:
-            Unsure: it may have been committed; fate() says.
+            Unsure: the transaction may have been committed; fate() says.
             StoreUnavailable, EnqueueError: nothing was written.
         """
         connection = await self._ready()
@@ -85,7 +85,7 @@ class CheckedWriter:
         return made
 
     async def fate(self, xid: str) -> str | None:
-        """`committed`, `aborted`, `in progress`; None: nobody knows any more.
+        """Return `committed`, `aborted`, `in progress`; None: the server no longer knows.
 
         Raises:
             StoreUnavailable: ask again.
@@ -98,7 +98,7 @@ class CheckedWriter:
             raise
 
     def drop(self) -> None:
-        """Throw the connection away at once."""
+        """Drop the connection at once."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -115,7 +115,7 @@ class CheckedWriter:
         return self._connection
 
     async def _back_out(self, error: BaseException) -> None:
-        """Leave the transaction: by a ROLLBACK if the server still listens, else by leaving it."""
+        """Leave the transaction, with a ROLLBACK if the connection still works."""
         cause = error.__cause__ or error
         connection = self._connection
         if not isinstance(cause, Exception) or is_gone(cause) or connection is None:

@@ -1,8 +1,8 @@
-"""Why a database cannot be reached: where it was looked for, why that failed, and what to do next.
+"""Explain why a database cannot be reached: where it is, why the connection failed, what to do.
 
-The message says where and why, in one line, for logs and people. What to do next stands in the
-error's notes (PEP 678), which a traceback shows and the command line prints: a worker that tries
-again every second need not say it each time.
+The message says where and why in one line, for logs and people. What to do next is in the error's
+notes (PEP 678), which a traceback shows and the command line prints. A worker that retries every
+second need not log it each time.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from taskd.store.connections.error_translation import (
     translated,
 )
 
-CLOSED = "the connection was closed before it had answered"
-MEND_CLOSED = "See that it is PostgreSQL that listens there, and what its log says."
-# What asyncpg says of an answer that is none of PostgreSQL's, too.
+CLOSED = "the server closed the connection before it answered"
+MEND_CLOSED = "Check that PostgreSQL listens there, and read its log."
+# What asyncpg raises also for an answer that does not come from PostgreSQL.
 NO_SSL = "rejected SSL upgrade"
 ASKS_FOR_SSL = re.compile(r"sslmode=(require|verify-ca|verify-full)")
 NAME_UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 class Place(NamedTuple):
-    """Where a database is: never with a password.
+    """Where a database is; never with a password.
 
     Attributes:
-        where: host and port, all of them where there are several.
+        where: host and port, or all of them.
         database: its name.
-        wants_ssl: a connection without SSL would be refused by us.
+        wants_ssl: taskd refuses a connection without SSL.
     """
 
     where: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
 
 def place_of(connect_args: Mapping[str, Any]) -> Place:
-    """Where the driver's arguments lead to, with libpq's variables and defaults."""
+    """Return where the driver's arguments lead, with libpq's variables and defaults."""
     dsn = str(connect_args.get("dsn") or "postgresql://")
     parts = urlsplit(dsn)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -75,7 +75,7 @@ def place_of(connect_args: Mapping[str, Any]) -> Place:
         or connect_args.get("user")
         or login
         or env.get("PGUSER")
-        or "of the user's name"
+        or "named like the user"
     )
     service = query.get("service") or env.get("PGSERVICE")
     if service and not given:
@@ -102,10 +102,10 @@ def _hosts(given: str, ports: str) -> str:
 
 @contextlib.contextmanager
 def reaching(place: Place, limit_s: float) -> Iterator[None]:
-    """Raise what keeps a connection from being made as an error that says where, why and what next.
+    """Raise a failed connection as an error that says where, why and what to do.
 
     Args:
-        limit_s: how long one host may take to answer.
+        limit_s: seconds within which one host had to answer.
 
     Raises:
         StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
@@ -123,12 +123,12 @@ def reaching(place: Place, limit_s: float) -> Iterator[None]:
 def _told(error: TaskdError, place: Place, limit_s: float) -> TaskdError | None:
     cause = error.__cause__
     if cause is None:
-        return None  # it is none of the driver's, and says all itself
+        return None  # not an error of the driver; its own message says everything
     made: TaskdError
     if isinstance(cause, asyncpg.InvalidCatalogNameError):
         made = ConfigError(f"PostgreSQL at {place.where} has no database {place.database!r}")
         made.add_note(
-            "Create it, or correct the DSN. A new one needs `taskd db migrate` before it is used."
+            "Create it, or correct the DSN. A new database needs `taskd db migrate` first."
         )
     elif isinstance(cause, asyncpg.InvalidAuthorizationSpecificationError):
         made = PermissionDenied(f"PostgreSQL at {place} refuses the login: {first_line(cause)}")
@@ -144,22 +144,22 @@ def _told(error: TaskdError, place: Place, limit_s: float) -> TaskdError | None:
 
 def _mend_login(cause: BaseException) -> str:
     if "pg_hba.conf" in str(cause):
-        return "Let this user come from this machine: a line in the server's pg_hba.conf does."
-    return "Correct user and password of the DSN, or give the user another password."
+        return "Allow this user from this machine with a line in the server's pg_hba.conf."
+    return "Correct the user and password of the DSN, or change the user's password."
 
 
-RUNS = "See that PostgreSQL runs there, and that host and port of the DSN are right."
+RUNS = "Check that PostgreSQL runs there, and that the host and port of the DSN are right."
 
 
 def _why(
     error: StoreUnavailable, cause: BaseException, place: Place, limit_s: float
 ) -> tuple[str, str]:
-    """Why it cannot be reached, and what to do about it."""
+    """Return why the database cannot be reached, and what to do."""
     if isinstance(error, Silence):
-        mend = "See that the machine is up, and that no firewall drops what is sent there."
+        mend = "Check that the machine is up, and that no firewall drops the packets."
         return f"no answer within {limit_s:g} s", mend
     if isinstance(error, NoRoom):
-        mend = "Let fewer processes connect, or raise max_connections, or use a pooler."
+        mend = "Connect fewer processes, raise max_connections, or use a pooler."
         return first_line(cause), mend
     if is_refused(cause):
         return "connection refused", RUNS
@@ -167,12 +167,12 @@ def _why(
         return _why_not_connected(cause, place)
     if isinstance(cause, asyncpg.ConnectionDoesNotExistError):
         return CLOSED, MEND_CLOSED
-    mend = "See that it is up and takes writes, and try again."
+    mend = "Check that the server is up and takes writes, and try again."
     return first_line(cause), mend if isinstance(error, Down) else RUNS
 
 
 def _why_not_connected(cause: BaseException, place: Place) -> tuple[str, str]:
-    """What the system says, or the handshake before PostgreSQL has a word."""
+    """Return the reason of an error of the system, or of the TLS handshake."""
     if NO_SSL in str(cause):
         return _no_ssl(place)
     if isinstance(cause, ConnectionResetError):
@@ -182,8 +182,11 @@ def _why_not_connected(cause: BaseException, place: Place) -> tuple[str, str]:
         return f"SSL: {getattr(cause, 'verify_message', '') or cause.reason or cause}", mend
     if isinstance(cause, socket.gaierror):
         if cause.errno in NAME_UNKNOWN:
-            return "no such host", "Correct the host of the DSN, or what resolves names here."
-        return "its name cannot be looked up now", "See that this machine has a network."
+            return (
+                "no such host",
+                "Correct the host of the DSN, or the name resolution of this machine.",
+            )
+        return "its name cannot be looked up now", "Check that this machine has a network."
     if isinstance(cause, FileNotFoundError):
         return "there is no such socket", RUNS
     number = cause.errno if isinstance(cause, OSError) else None
@@ -192,6 +195,6 @@ def _why_not_connected(cause: BaseException, place: Place) -> tuple[str, str]:
 
 def _no_ssl(place: Place) -> tuple[str, str]:
     if place.wants_ssl:
-        mend = "Switch ssl on in the server, or take sslmode out of the DSN."
-        return "the DSN asks for SSL, and the server speaks none", mend
-    return "what answers there is no PostgreSQL", "Correct host and port of the DSN."
+        mend = "Enable SSL in the server, or remove sslmode from the DSN."
+        return "the DSN requires SSL, and the server does not support it", mend
+    return "the server there is not PostgreSQL", "Correct the host and port of the DSN."

@@ -1,7 +1,7 @@
-"""Connections: how taskd reaches PostgreSQL, and lanes, which keep one connection for one purpose.
+"""Connections to PostgreSQL, and lanes: a lane is one connection that serves one purpose.
 
-asyncpg >= 0.32 with `command_timeout`: without it a half-open socket hangs a query, and the
-pool that owns it, for ever (measured: over 12 s and counting; with it 2.0 s).
+Connections need asyncpg >= 0.32 with `command_timeout`: without it, a half-open socket would block
+a statement, and its pool, without limit.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from taskd.store.connections.shielded import to_its_end
 from taskd.store.connections.statements import statement
 
 CONNECT_TIMEOUT_S = 5.0
-# So long after the server should have ended a statement; its verdict usually arrives.
+# Wait this much longer than the server's own timeout: its error usually arrives.
 SILENCE_AFTER_S = 2.0
-# A dead peer is found in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
+# Find a dead peer in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
-# A billion of the largest strides still fit a fence.
+# A fence has room for a billion of the largest strides.
 STRIDE_MAX = 2**30
 
 
 class Database:
-    """Where the database is and how to connect to it; holds no connection itself.
+    """Where the database is and how to connect; holds no connection itself.
 
     Args:
-        connect_args: what asyncpg.connect takes (a `dsn`, or host, user, database ...).
-        statement_timeout_s: seconds that one statement may take on the server; the client gives
-            up a little later.
-        revive: brings a server of our own back when nobody answers at its address; blocking.
+        connect_args: arguments of asyncpg.connect (a `dsn`, or host, user, database ...).
+        statement_timeout_s: seconds that a statement may take on the server; the client gives up a
+        little later.
+        revive: restarts the embedded server when it does not answer; blocks.
 
     Attributes:
-        pooled: whether a pooler stands between that lends a session for each transaction, so
-            that nothing may rest on the session; None: nobody has connected yet.
+        pooled: whether a pooler lends a session per transaction, so that taskd cannot rely on
+            session
+        state; None: not connected yet.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class Database:
     async def connect(
         self, purpose: str, watched: bool = False, /, **settings: str
     ) -> asyncpg.Connection:
-        """A new connection whose `application_name` is `taskd <purpose>`.
+        """Open a connection whose `application_name` is `taskd <purpose>`.
 
         Args:
-            watched: whoever uses it sees to silence_s; through a pooler it is asyncpg all the same.
-            settings: server settings on top of the usual ones.
+            watched: the caller checks silence_s itself; through a pooler asyncpg does.
+            settings: server settings in addition to the usual ones.
 
         Raises:
             StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
@@ -90,14 +91,14 @@ class Database:
         return connection
 
     async def connect_plain(self, purpose: str) -> asyncpg.Connection:
-        """A new connection for statements of the app: the session is as its user would have it.
+        """Open a connection for statements of the app: the session has its user's own settings.
 
-        To be made after another one, which has found out whether a pooler stands between.
+        Call it after another connection, which has found out whether there is a pooler.
 
         Raises:
             StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
         """
-        # As in _connect_directly_or_not: nothing prepared, no question about the host.
+        # As in _connect_directly_or_not: prepare nothing, and do not ask the host for its role.
         pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
         with reaching(self._place, CONNECT_TIMEOUT_S):
             connection = await self._connect(
@@ -111,16 +112,16 @@ class Database:
     def run(
         self, connection: Connection, name: str, args: tuple[Any, ...], **settings: str
     ) -> Coroutine[Any, Any, list[asyncpg.Record]]:
-        """Run the named statement on a connection that was made here with these settings.
+        """Run the named statement on a connection that was opened here with these settings.
 
-        What it raises is to be told to failed().
+        Report its errors to failed().
         """
         if not self.pooled:
             return connection.run(name, args)
         return self._run_pooled(connection, statement(name).text, args, settings)
 
     def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """A statement of this connection has failed: a pooler is known by the errors it causes."""
+        """Note that a statement of this connection failed: a pooler is recognised by its errors."""
         if isinstance(error, STRAYED):
             self.pooled = True
             connection.terminate()
@@ -137,10 +138,10 @@ class Database:
         try:
             rows: list[asyncpg.Record] = await connection.fetch(text, *args)
         except TimeoutError:
-            raise  # what still runs there cannot be told to stop
+            raise  # the statement that still runs there cannot be cancelled
         except Exception as error:
             if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                # No question about the host was asked at connecting: another one is tried first.
+                # The host was not asked for its role when connecting: try another host first.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():
                 await self.roll_back(connection)
@@ -149,7 +150,7 @@ class Database:
         return rows
 
     async def begin(self, connection: asyncpg.Connection, **settings: str) -> None:
-        """Begin a transaction; through a pooler one that says all that a session would remember."""
+        """Begin a transaction; through a pooler, with the settings that a session would keep."""
         words = "".join(
             f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
         )
@@ -157,11 +158,11 @@ class Database:
         await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{spoken}")
 
     async def commit(self, connection: asyncpg.Connection) -> None:
-        """Commit what was begun."""
+        """Commit the transaction."""
         await connection.execute("COMMIT")
 
     async def roll_back(self, connection: asyncpg.Connection) -> None:
-        """Take back what was begun."""
+        """Roll the transaction back."""
         await connection.execute("ROLLBACK")
 
     def _settings(self, settings: Mapping[str, str]) -> dict[str, str]:
@@ -171,14 +172,15 @@ class Database:
             "idle_in_transaction_session_timeout": "15000",
             "jit": "off",
             "client_min_messages": "error",
-            # Whoever may create functions or operators elsewhere could put better matches there.
+            # A user who can create functions or operators in other schemas could put better matches
+            # there.
             "search_path": "pg_catalog",
         } | dict(settings)
 
     async def _connect_directly_or_not(
         self, purpose: str, settings: Mapping[str, str], watched: bool
     ) -> asyncpg.Connection:
-        """Connect with the settings; through a pooler, which cannot keep them, without."""
+        """Connect with the settings; through a pooler, which rejects them, without."""
         name = {"application_name": f"taskd {purpose}"}
         if not self.pooled:
             isolation = {"default_transaction_isolation": "read committed"}
@@ -197,11 +199,11 @@ class Database:
                 if not self.pooled:
                     return connection
                 connection.terminate()
-        # Nothing prepared under a name, and no question about the host before a transaction began.
+        # Prepare nothing by name, and send no query before the first transaction.
         return await self._connect(name, statement_cache_size=0, target_session_attrs="any")
 
     async def _connect(self, server_settings: dict[str, str], **args: Any) -> asyncpg.Connection:
-        """Connect to the first host that will do, beginning with the one that did last."""
+        """Connect to the first suitable host; start with the last one that was suitable."""
         addresses = self._addresses
         args = {"command_timeout": self.silence_s} | args
         unsure: Exception | None = None
@@ -217,19 +219,19 @@ class Database:
                 said = translate(error)
                 if not isinstance(said, StoreUnavailable):
                     raise
-                # One that is down proves nothing while another cannot be reached from here.
+                # A host that is down proves nothing while another one cannot be reached.
                 unsure = unsure or (None if isinstance(said, Down) else error)
                 if number == len(addresses):
                     raise unsure or error from None
             else:
-                # One assignment: the beat thread connects by the same list.
+                # One assignment, as the lease thread connects by the same list.
                 self._addresses = [address, *(each for each in addresses if each != address)]
                 return connection
         raise AssertionError("there is at least one address")
 
     @contextlib.asynccontextmanager
     async def connection(self, purpose: str, **settings: str) -> AsyncIterator[asyncpg.Connection]:
-        """A connection for the length of a block."""
+        """Open a connection for the duration of a block."""
         connection = await self.connect(purpose, **settings)
         try:
             with translated():
@@ -239,7 +241,7 @@ class Database:
 
 
 async def _is_pooled(connection: asyncpg.Connection) -> bool:
-    """Whether who answers is not who was connected to: a pooler hands out keys of its own."""
+    """Return whether a pooler answers: its backend key is not that of the server process."""
     try:
         pid = await connection.fetchval("SELECT pg_backend_pid()")
     except STRAYED:
@@ -259,7 +261,7 @@ async def close(connection: asyncpg.Connection) -> None:
 
 
 def _keep_alive(connection: asyncpg.Connection) -> None:
-    # asyncpg sets TCP_NODELAY and nothing else; its transport is private, and a test watches it.
+    # asyncpg sets only TCP_NODELAY; its transport is private, and a test watches it.
     transport = getattr(connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -273,16 +275,16 @@ def _keep_alive(connection: asyncpg.Connection) -> None:
 
 
 class Lane:
-    """One connection for one purpose, made when needed and re-made after it broke.
+    """One connection for one purpose, opened at first use and reopened after it broke.
 
-    A statement that was sent is awaited to its end even when the caller is cancelled: a claim or
-    an ack whose fate nobody waits for would leave rows that nobody knows about. One statement at
-    a time; callers queue.
+    A sent statement is awaited to its end even if the caller is cancelled: otherwise a claim or an
+    ack could change rows without anyone knowing the result. One statement runs at a time; callers
+    queue.
 
     Attributes:
-        stride: by how much a claim through here lets fences grow: one, or, once a connection broke,
-            a number drawn anew each time. What answers then may be another server, which has not
-            heard of what was claimed before.
+        stride: by how much a claim over this lane increases fences: 1; after the connection broke,
+            a
+        random number. The next server can be another one, which does not know earlier claims.
     """
 
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:
@@ -296,26 +298,28 @@ class Lane:
         self._times_closed = 0
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        """Run the named statement; its rows.
+        """Run the named statement; return its rows.
 
         Raises:
-            Silence: no answer in time; it may have run.
-            StoreUnavailable: the connection broke (it may have run), or the server is busy.
+            Silence: no answer in time; the statement may have run.
+            StoreUnavailable: the connection broke (the statement may have run), or the server is
+                busy.
             ValueRefused: a value was refused; nothing was written.
             asyncio.CancelledError: the caller was cancelled, and the statement has ended; or the
-                lane was closed.
+                lane
+            was closed.
         """
-        # A task for each statement, shielded, made the way of a claim 65 us longer, of 1.2 ms.
+        # Not a shielded task per statement: that makes a claim 5 % slower.
         return await to_its_end(self._fetch(name, args))
 
     @property
     def busy(self) -> bool:
-        """Whether a statement is under way."""
+        """Return whether a statement is running."""
         return self._lock.locked()
 
     @contextlib.asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
-        """No statement is under way meanwhile; who has one waits."""
+        """Wait until no statement runs, and keep others waiting meanwhile."""
         async with self._lock:
             yield
 
@@ -347,7 +351,7 @@ class Lane:
         if self._connection is None or self._connection.is_closed():
             if self._connection is not None:
                 self._draw_stride()
-            # A task of its own: asyncpg ends what takes too long by cancelling the task it is in.
+            # In a task of its own: asyncpg ends a slow connect by cancelling the current task.
             self._connecting = asyncio.create_task(
                 self._database.connect(self._purpose, **self._settings),
                 name=f"connect:{self._purpose}",
@@ -358,7 +362,8 @@ class Lane:
             finally:
                 self._connecting = None
             if self._times_closed != times_closed:
-                # It was just made when the lane was closed, and nobody else knows of it.
+                # The connection was opened while the lane was being closed, and no one else knows
+                # it.
                 connection.terminate()
                 self._check_open(times_closed)
             self._connection = connection
@@ -370,14 +375,14 @@ class Lane:
             await self._ready()
 
     def drop(self) -> None:
-        """Throw the connection away at once; the next statement makes a new one."""
+        """Drop the connection at once; the next statement opens a new one."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
             self._draw_stride()
 
     async def close(self) -> None:
-        """Close politely; with a statement in flight at once, and whoever waits for it is told."""
+        """Close politely; with a running statement, at once: its caller gets an error."""
         connection, self._connection = self._connection, None
         self._times_closed += 1
         if self._connecting is not None:

@@ -1,8 +1,8 @@
-"""The hosts of a DSN: `postgresql://a:5432,b:5433/jobs`, or `?host=a,b` with sockets among them.
+"""The hosts of a DSN: `postgresql://a:5432,b:5433/jobs`, or `?host=a,b`, also with sockets.
 
-The driver tries several hosts under one time limit, so that a first host which has vanished
-without a word (a dead machine, a cut network) would keep it from the second one for ever. Here
-each host is an address of its own, to be tried with a limit of its own.
+The driver tries several hosts under one time limit: a first host that does not answer (a dead
+machine, a cut network) would keep it from ever trying the second. taskd therefore tries each host
+as an address of its own, with a limit of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(\d+))?")
 
 
 def addresses(connect_args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What to give to the driver on top of the arguments to reach each host; [{}] for one host."""
+    """Return additional arguments of the driver for each host; [{}] if there is one host."""
     dsn = connect_args.get("dsn")
     if dsn is None or "," not in dsn:
         return [{}]
@@ -32,7 +32,7 @@ def addresses(connect_args: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not hosts:
         ports = query.get("port", [""])[-1].split(",")
         names = [name for name in query.get("host", [""])[-1].split(",") if name]
-        # As everywhere: one port is every host's.
+        # As in libpq: one port applies to all hosts.
         fill = ports[0] if len(ports) == 1 else ""
         hosts = list(zip_longest(names, ports[: len(names)], fillvalue=fill))
     if len(hosts) < 2:

@@ -1,6 +1,6 @@
-"""What PostgreSQL and asyncpg raise, in taskd's words. Nobody above the store sees theirs.
+"""Translate the errors of PostgreSQL and asyncpg into taskd's; no other package sees the originals.
 
-The text of an asyncpg error carries DETAIL, which may hold a whole row: only its first line, the
+The text of an asyncpg error has a DETAIL, which can quote a whole row: only its first line, the
 message, is passed on.
 """
 
@@ -25,10 +25,10 @@ from taskd.errors import (
     TaskdError,
 )
 
-# What a pooler that lends a session for one transaction says of a statement that was prepared in
+# What a pooler that lends a session per transaction answers for a statement that was prepared in
 # another session, or by another client under the same name.
 STRAYED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-# The connection, or the server behind it, is gone or going; the statement may have run or not.
+# The connection or the server is gone, or is going; the statement may have run.
 _GONE = (
     asyncpg.PostgresConnectionError,
     asyncpg.InternalClientError,
@@ -37,7 +37,7 @@ _GONE = (
     OSError,
     *STRAYED,
 )
-# No server takes connections there, or none that takes writes.
+# No server accepts connections there, or none that accepts writes.
 _DOWN = (
     ConnectionRefusedError,
     FileNotFoundError,
@@ -48,7 +48,7 @@ _DOWN = (
     asyncpg.exceptions.TargetServerAttributeNotMatched,
 )
 _HELD_UP = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
-# The server answers, but not now: deadlocks, no room, a full NOTIFY queue.
+# The server answers, but cannot run it now: deadlocks, no room, a full NOTIFY queue.
 _BUSY = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.TransactionRollbackError,
@@ -64,38 +64,38 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# What enqueue_unique() and the index name when a key is held, and has_room() when there is none.
+# What enqueue_unique() and its index raise when a key is held, and has_room() when a queue is full.
 REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,
 }
 
 NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
-OTHER_SCHEMA = "`taskd db check` says if the schema is older or newer than this taskd."
-# How asyncpg refuses a value before it is sent: with the value.
+OTHER_SCHEMA = "`taskd db check` says whether the schema is older or newer than this taskd."
+# asyncpg refuses a value before it is sent, with a message that quotes the value.
 _ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
 _CODES = re.compile(r"\[Errno (\d+)\]")
-# As PostgreSQL names what it misses, whatever the language of its messages.
+# How PostgreSQL names what is missing, whatever the language of its messages.
 _OURS = re.compile(r"\btaskd\b")
 
 
 class Silence(StoreUnavailable):
-    """No answer within the time limit: nobody knows whether the statement ran."""
+    """No answer within the time limit: it is unknown whether the statement ran."""
 
 
 class Down(StoreUnavailable):
-    """The server has ended, or is ending, starting or a standby: nobody can write to it now."""
+    """The server has stopped, stops, starts, or is a standby: it takes no writes now."""
 
 
 class HeldUp(StoreUnavailable):
     """The server gave the statement up after its time limit, or after waiting for a lock.
 
-    Nothing of it was written. A smaller one may get through.
+    Nothing of it was written. A smaller statement may succeed.
     """
 
 
 class NoRoom(StoreUnavailable):
-    """The server has no connection left for us; others may have theirs."""
+    """The server has no free connection for this process."""
 
 
 class ValueRefused(InvalidJob):
@@ -103,10 +103,10 @@ class ValueRefused(InvalidJob):
 
 
 def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | None:
-    """The taskd error for what the driver raised, or None when it is not the driver's.
+    """Return the taskd error for what the driver raised; None if it is not the driver's.
 
     Args:
-        roles: whose members may run the statement.
+        roles: roles whose members are allowed to run the statement.
     """
     message = first_line(error)
     if isinstance(error, TaskdError):
@@ -120,7 +120,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     if refused is not None:
         return refused(message)
     if _is_bad_value(error):
-        hint = getattr(error, "hint", None)  # what our own functions say is to be done
+        hint = getattr(error, "hint", None)  # our own functions put the remedy there
         return ValueRefused(f"PostgreSQL: {message}" + (f". {hint}" if hint else ""))
     if isinstance(error, _DOWN) or is_refused(error):
         return Down(f"PostgreSQL cannot be reached: {message}")
@@ -135,7 +135,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
 
 
 def _to_be_mended(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
-    """What somebody must put right, the DSN, a right or the schema; None when that is not it."""
+    """Return an error that a person must fix: DSN, right or schema; None for any other."""
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
         return PermissionDenied(f"PostgreSQL refuses the login: {message}")
     if isinstance(error, asyncpg.ClientConfigurationError):
@@ -152,23 +152,23 @@ def _to_be_mended(error: BaseException, message: str, roles: Sequence[str]) -> T
 
 
 def _missing(message: str) -> SchemaError:
-    # A table of somebody else's is missing when a trigger or a rule of theirs wants it.
+    # A trigger or a rule of another application can need a table of its own that is missing.
     ours = _OURS.search(message)
     return SchemaMissing(NO_SCHEMA) if ours else SchemaError(f"PostgreSQL: {message}")
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether nobody listens there, at any address of the host."""
+    """Return whether no address of the host accepts connections."""
     if isinstance(error, ConnectionRefusedError):
         return True
-    # Of a name with several addresses, as localhost with ::1, asyncio tells all in one error.
+    # For a name with several addresses, such as localhost with ::1, asyncio raises one error.
     codes = _CODES.findall(str(error)) if type(error) is OSError and error.errno is None else []
     return bool(codes) and all(int(code) == errno.ECONNREFUSED for code in codes)
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether the connection is of no further use after this error."""
-    # Another host of the DSN may take writes by now where this one refuses them.
+    """Return whether the connection is unusable after this error."""
+    # Another host of the DSN may accept writes now if this one refuses them.
     gone = (*_GONE, *_DOWN, TimeoutError, asyncio.TimeoutError)
     return isinstance(error, gone) and not _unencodable(error)
 
@@ -180,28 +180,28 @@ def _is_bad_value(error: BaseException) -> bool:
 
 
 def _unencodable(error: BaseException) -> bool:
-    # asyncpg refuses a Python value, such as a lone surrogate, before anything is sent.
+    # asyncpg refuses a Python value, such as a lone surrogate, before sending anything.
     return isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
 
 
 def first_line(error: BaseException) -> str:
-    """The error's message without DETAIL and HINT, and without the value that it is about."""
+    """Return the error's message without DETAIL and HINT, and without the quoted value."""
     text = getattr(error, "message", None) or str(error) or type(error).__name__
     return _ARGUMENT.sub(r"\1 ", str(text)).splitlines()[0].rstrip(".")
 
 
 def _broken_constraint(error: BaseException) -> str | None:
-    """As asyncpg, or psycopg and psycopg2, tell it."""
+    """As asyncpg, or psycopg and psycopg2, provide it."""
     said = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
     name: str | None = getattr(said, "constraint_name", None)
     return name
 
 
 class refusals:  # noqa: N801 - as translated, and for the same reason no generator
-    """Raise what the enqueueing functions have refused as an error of taskd.
+    """Raise refusals of the enqueue functions as errors of taskd.
 
     Raises:
-        KeyHeld, QueueFull: whatever driver or framework has told of it.
+        KeyHeld, QueueFull: whatever driver or framework raised.
     """
 
     __slots__ = ()
@@ -218,8 +218,8 @@ class refusals:  # noqa: N801 - as translated, and for the same reason no genera
 
 
 def _refusal(error: BaseException) -> KeyHeld | QueueFull | None:
-    """What the enqueueing functions have refused, whatever driver or framework tells of it."""
-    # SQLAlchemy and Django wrap what the driver has raised.
+    """Return the refusal of an enqueue function, whatever driver or framework raised it."""
+    # SQLAlchemy and Django wrap the error of the driver.
     inner: BaseException | None = error
     while inner is not None:
         kind = REFUSALS.get(_broken_constraint(inner) or "")
@@ -233,16 +233,18 @@ def _needs(roles: Sequence[str]) -> str:
     if not roles:
         return "Grant it, or use another role."
     wanted = " or ".join(f"taskd_{role}" for role in roles)
-    return f"This needs a member of {wanted}, as `taskd db roles` makes them, or the owner."
+    return (
+        f"This needs a member of {wanted} (made by `taskd db roles`), or the owner of the schema."
+    )
 
 
 class translated:  # noqa: N801 - a context manager, named as suppress and closing are
     """Raise taskd's errors in place of the driver's.
 
-    A class and no generator: that took 4 us of every statement.
+    A class, as a generator would add microseconds to every statement.
 
     Args:
-        roles: whose members may run the statement that runs inside.
+        roles: roles whose members are allowed to run the statement inside.
     """
 
     __slots__ = ("_roles",)
@@ -257,7 +259,7 @@ class translated:  # noqa: N801 - a context manager, named as suppress and closi
         if not isinstance(error, Exception):
             return
         if isinstance(error, asyncpg.PostgresError):
-            # It quotes rows, and a traceback would print it.
+            # The original error quotes rows, and a traceback would print it.
             error.detail = None
         ours = translate(error, self._roles)
         if ours is not None and ours is not error:

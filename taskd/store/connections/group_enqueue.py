@@ -1,13 +1,14 @@
 """Group enqueue: jobs that coroutines of one loop enqueue at the same time share a transaction.
 
-As a server has commits share a flush. Ten coroutines that enqueue one job each, again and again,
-each in a transaction of its own, came to 0.60 of plain inserts on two cores, and so to 0.98
-(`python -m tests.bench enqueue --peers plain`, 3 runs).
+A server lets concurrent commits share a flush in the same way. Without it, ten coroutines that
+enqueue single jobs reach about 0.6 of the rate of plain inserts, with it nearly the same rate
+(`python -m tests.bench enqueue --peers plain`).
 
-A job goes out at once while fewer than two statements are under way, or more where a commit takes
-long. Else it waits until one of them has ended, for 2 ms at most while a connection is free, and
-goes with all that wait for its queue by then. Each of them is written or refused as if it had gone
-alone: when the server refuses a statement nothing of it was written, and its halves are tried.
+A job is sent at once while fewer than two statements are running, or more where a commit is slow.
+Otherwise it waits until a statement has ended, or for at most 2 ms while a connection is free, and
+is sent with all jobs of its queue that wait by then. Each job is written or refused as if it had
+been sent alone: when the server refuses a statement, nothing of it was written, and its halves are
+tried.
 """
 
 from __future__ import annotations
@@ -23,22 +24,19 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued
 from taskd.errors import EnqueueError
 
-# With one, each job would wait for a flush that is half done; with ten nobody would meet.
+# With one, each job would wait for a flush in progress; with ten, no two jobs would share one.
 ABREAST = 2
-# But while a statement waits, for a slow flush or for a server far away, two cores have time for
-# others, and the server has their commits share a flush. So much of a statement's time is work, and
-# one may be under way for each such part of it. Ten coroutines came with commits of 2.5 ms to 3,605
-# jobs per second by two abreast and to 3,658 by ten (medians of four); with commits of 0.3 ms to
-# 15,017 by two and to 8,734 by ten.
+# While a statement waits for a slow flush or for a distant server, the CPU is free for others. This
+# share of a statement's time is work; another statement can run for each such share.
 WORK_S = 0.0002
-# The shortest of the last statements says how long one takes that waits for no others; it is
-# forgotten by so much with each.
+# The shortest of the last statements is taken as the time without waiting; it grows by this factor
+# with each statement, so that an old one is forgotten.
 FORGETS = 1.02
-# Where the server is far away, others' statements take long: nobody waits longer for them.
+# The longest wait for other statements, also where the server is distant.
 WAIT_S = 0.002
 JOBS_MAX = 1000
 CHARACTERS_MAX = 8 * 1024 * 1024
-# Who is cancelled waits so long for a statement that has his job.
+# How long a cancelled caller waits for the statement with its job.
 CANCEL_S = 1.0
 
 Insert = Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]]
@@ -46,7 +44,7 @@ Insert = Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]]
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """A job that waits, and who waits for its id."""
+    """A waiting job, and the future of its id."""
 
     job: NewJob
     receipt: asyncio.Future[Enqueued]
@@ -54,7 +52,7 @@ class _Taken:
 
     def end(self, how: Enqueued | Exception) -> None:
         if self.receipt.done():
-            return  # who waited was cancelled
+            return  # the caller was cancelled
         if isinstance(how, Exception):
             self.receipt.set_exception(how)
         else:
@@ -62,11 +60,11 @@ class _Taken:
 
 
 class Group:
-    """Of one pool of connections, and so of one event loop.
+    """Groups the jobs of one pool of connections, and so of one event loop.
 
     Args:
-        insert: writes jobs in one statement; their ids, in the order of the jobs.
-        statements_max: how many can be under way, by the connections there are.
+        insert: inserts jobs in one statement and returns their ids.
+        statements_max: how many statements can run at a time, given the number of connections.
     """
 
     def __init__(self, insert: Insert, statements_max: int) -> None:
@@ -79,23 +77,23 @@ class Group:
         self._statements: set[asyncio.Task[None]] = set()
 
     def begin(self) -> float | None:
-        """Begin a statement for one job, if its turn is now: when, for ended(). Else None."""
+        """Start a statement for one job if it can run now; return its start time, or None."""
         if self._under_way >= ABREAST and self._under_way >= self._abreast():
             return None
         self._under_way += 1
         return time.monotonic()
 
     def _abreast(self) -> int:
-        """How many single statements may be under way."""
+        """Return how many single statements can run at a time."""
         if self._shortest_s == math.inf:
-            return ABREAST  # nothing has been measured yet
+            return ABREAST  # nothing is measured yet
         return int(min(self._shortest_s / WORK_S, self._statements_max))
 
     def ended(self, began: float | None = None) -> None:
-        """A statement has ended: those that wait go out.
+        """Note that a statement has ended: waiting jobs are sent.
 
         Args:
-            began: what begin() said of it; None: it was for several jobs.
+            began: result of begin(); None: the statement had several jobs.
         """
         self._under_way -= 1
         if began is not None:
@@ -104,11 +102,11 @@ class Group:
             self._go()
 
     async def enqueue(self, job: NewJob) -> Enqueued:
-        """Write a job with others, when its turn comes; its id.
+        """Enqueue a job together with others; return its id.
 
         Raises:
-            EnqueueError: it was refused, and not written.
-            StoreUnavailable: as for a statement of its own: it may have been written.
+            EnqueueError: the job was refused, and not written.
+            StoreUnavailable: as for a statement of its own: the job may have been written.
         """
         taken = _Taken(job, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(job.queue, []).append(taken)
@@ -117,17 +115,17 @@ class Group:
         try:
             return await taken.receipt
         except asyncio.CancelledError:
-            # Who goes on from here may count on its not being written any more.
+            # A caller that continues here can rely on the job not being written any more.
             if taken.statement is not None:
                 await asyncio.wait({taken.statement}, timeout=CANCEL_S)
             raise
 
     def _waited(self) -> None:
         if self._under_way < self._statements_max:
-            self._go()  # else with the next that ends, and with whoever has come by then
+            self._go()  # otherwise the next statement that ends sends it
 
     def _go(self) -> None:
-        """Send off all that wait, a statement for each queue: one that is slow holds up its own."""
+        """Send all waiting jobs, one statement per queue: a slow queue delays only its own jobs."""
         if self._goes is not None:
             self._goes.cancel()
             self._goes = None
@@ -146,7 +144,7 @@ class Group:
         self.ended()
 
     async def _write(self, batch: list[_Taken]) -> None:
-        """Have each job written or refused; a refused one is found by halving."""
+        """Insert jobs; if the statement is refused, halve it until the refused job is found."""
         try:
             told = await self._insert([each.job for each in batch])
         except EnqueueError as error:
@@ -169,14 +167,14 @@ class Group:
 
 
 def _own(error: Exception) -> Exception:
-    """An error for one of several who hear of it: each adds to its traceback."""
+    """Return a copy of the error for each caller, as each adds to the traceback."""
     mine = copy.copy(error)
     mine.__cause__ = error
     return mine
 
 
 def _batches(waiting: list[_Taken]) -> list[list[_Taken]]:
-    """In the order of their coming, each no larger than a statement may be."""
+    """Yield jobs in their order, in batches that fit into a statement."""
     batches: list[list[_Taken]] = []
     characters = 0
     for each in waiting:

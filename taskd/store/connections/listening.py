@@ -1,12 +1,11 @@
-"""Channels: what tells of new jobs, all heard by one connection of the process.
+"""LISTEN: one connection of the process receives the notifications of all queues.
 
-The connection is dedicated: outside of everything else, and never in a transaction, in which it
-would hear nothing and hold up the queue of all notifications. It is one for all queues, not one for
-each: PostgreSQL wakes every listening session of a database for each NOTIFY, whatever its channel,
-and each begins a transaction to look. With 50 queues of one job per second and as many connections
-this alone came to 1,700 transactions per second.
+The connection is dedicated and never in a transaction: in one it would receive nothing, and would
+hold up the server's queue of all notifications. There is one for all queues, not one per queue:
+PostgreSQL wakes every listening session of a database for each NOTIFY, whatever its channel, and
+each then begins a transaction to look.
 
-A half-open connection reports nothing, so it is probed, with a limit on the answer's time.
+A half-open connection reports nothing, so it is probed, with a time limit for the answer.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import translated
 
 PROBE_TIMEOUT_S = 5.0
-# Those of queues begin with it and go on with an underscore.
+# Channels of queues begin with this and an underscore.
 ALL_WORKERS = "taskd"
 
 
 class Pooled(StoreUnavailable):
-    """Through a pooler LISTEN is accepted and nothing is ever heard."""
+    """Through a pooler LISTEN succeeds, but no notification ever arrives."""
 
 
 class Listening:
     """A listening connection.
 
     Args:
-        channels: names, and what is called with the payload of each notification there. A NOTIFY
-            is a hint that anybody can forge.
-        lost: called once when the connection ends by itself.
+        channels: names, and functions that are called with the payload of each notification. A
+            NOTIFY
+        is a hint that any user can forge.
+        lost: called once if the connection ends by itself.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class Listening:
         self._connection: Any = None
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of channels."""
         return len(self._channels)
 
     async def open(self) -> None:
         """Connect and LISTEN.
 
         Raises:
-            Pooled: a pooler stands between.
-            StoreUnavailable: not now.
+            Pooled: the connection leads through a pooler.
+            StoreUnavailable: not possible now.
         """
         self._connection = connection = await self._database.connect("listen")
         if self._database.pooled:
-            raise Pooled("nothing can be listened to through a pooler")
+            raise Pooled("notifications do not pass through a pooler")
         connection.add_termination_listener(lambda _connection: self._lost())
-        # asyncpg says LISTEN for each channel that it does not know yet, in two round trips, one
-        # channel after the other. What it knows is private, and a test watches it.
+        # asyncpg sends LISTEN for each new channel, one after another, in two round trips each. Its
+        # list of known channels is private, and a test watches it.
         known: dict[str, set[Any]] = getattr(connection, "_listeners", {})
         with translated():
             for channel in self._channels:
@@ -73,7 +73,7 @@ class Listening:
             await connection.execute("; ".join(f'LISTEN "{channel}"' for channel in self._channels))
 
     async def probe(self) -> None:
-        """Make sure that the connection answers and still listens.
+        """Check that the connection answers and still listens.
 
         Raises:
             StoreUnavailable: it does not.
@@ -85,7 +85,7 @@ class Listening:
             raise StoreUnavailable(f"the connection no longer listens to {min(missing)}")
 
     def drop(self) -> None:
-        """Throw the connection away at once."""
+        """Drop the connection at once."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -95,12 +95,12 @@ class Listening:
 
 
 class Channels(Listening):
-    """The channels of queues, one each, and the one of all workers.
+    """The channels of queues, one each, and the channel of all workers.
 
     Args:
         heard: called with the queue for each notification, without its payload.
         called: called with the payload of each notification on the channel of all workers.
-        lost: called once when the connection ends by itself.
+        lost: called once if the connection ends by itself.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Channels(Listening):
         super().__init__(database, {**channels, ALL_WORKERS: called}, lost)
 
     def __len__(self) -> int:
-        """How many queues have one."""
+        """Return how many queues have a channel."""
         return super().__len__() - 1
 
 

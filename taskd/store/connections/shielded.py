@@ -1,6 +1,6 @@
-"""A statement that is awaited to its end, whatever happens to the task of its caller.
+"""Await a statement to its end, even if the caller's task is cancelled.
 
-What asyncio has for this, a task of its own behind a shield, takes four more turns of the loop.
+asyncio's own way, a task behind a shield, takes four more turns of the loop.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class _Until:
-    """What the caller's task waits for: a future that cannot be cancelled from there.
+    """What the caller's task awaits: a future that the task cannot cancel.
 
-    It has what a task asks of anything that is awaited: `_asyncio_future_blocking`, the loop, a
-    callback, and `cancel()`.
+    It has what a task needs of an awaited object: `_asyncio_future_blocking`, the loop, a callback,
+    and `cancel()`.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_future")
@@ -36,19 +36,18 @@ class _Until:
         self._future.add_done_callback(call, context=context)
 
     def cancel(self, msg: object = None) -> bool:
-        # No: the task then notes that it is cancelled, and raises that when the future is done.
+        # Refuse: the task then remembers the cancellation, and raises it when the future is done.
         return False
 
 
 @coroutine
 def to_its_end(work: Coroutine[Any, Any, T]) -> Generator[Any, None, T]:
-    """Run a coroutine in the caller's task; what it returns.
+    """Run a coroutine in the caller's task; return its result.
 
-    It must not ask which task it runs in: no asyncio.timeout(), no task group.
+    The coroutine must not depend on the current task: no asyncio.timeout(), no task group.
 
     Raises:
-        asyncio.CancelledError: the caller was cancelled meanwhile, and the coroutine has ended,
-            somehow.
+        asyncio.CancelledError: the caller was cancelled meanwhile, and the coroutine has ended.
     """
     cancelled: asyncio.CancelledError | None = None
     try:
@@ -58,7 +57,7 @@ def to_its_end(work: Coroutine[Any, Any, T]) -> Generator[Any, None, T]:
                 if future is None:  # asyncio.sleep(0)
                     yield
                 else:
-                    # As a task does, which reads from this that the future is being awaited.
+                    # As a task does; this tells the future that it is being awaited.
                     future._asyncio_future_blocking = False  # noqa: SLF001
                     yield _Until(future)
             except asyncio.CancelledError as error:

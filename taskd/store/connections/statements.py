@@ -1,8 +1,8 @@
-"""Reads sql/queries/*.sql into Statements, checked when they are loaded.
+"""Read sql/queries/*.sql into Statements, and check them.
 
-The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature:
-the text says `$1, $2, $3`, so it runs in psql as it stands; `-- moves: a -> b` says which states
-it changes, and `-- roles: worker, admin` whose members may run it (sql/roles.sql).
+The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature.
+The text says `$1, $2, $3`, so it runs in psql as it stands. `-- moves: a -> b` says which states it
+changes, and `-- roles: worker, admin` whose members are allowed to run it (sql/roles.sql).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Statement:
     Attributes:
         parameters: names in the order of `$1, $2, ...`.
         types: their PostgreSQL types, in the same order.
-        moves: pairs of states as written; `-` stands for "not there before".
-        roles: of sql/roles.sql, without their prefix, whose members may run it; as its owner may.
+        moves: pairs of states as written; `-` stands for "no row".
+        roles: roles of sql/roles.sql, without their prefix, whose members can run it; the owner
+            can.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Statement:
 
 
 def sql_root() -> Path:
-    """The sql/ folder: inside the installed package, or beside it in a checkout."""
+    """Return the sql/ folder: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).parents[2]
     installed = package / "sql"
     return installed if installed.is_dir() else package.parent / "sql"
@@ -48,10 +49,10 @@ def sql_root() -> Path:
 
 @cache
 def load() -> dict[str, Statement]:
-    """All statements by name.
+    """Return all statements by name.
 
     Raises:
-        ValueError: a header, a parameter or a name is wrong; this is a mistake of ours.
+        ValueError: a header, a parameter or a name is wrong; this is a bug in taskd.
     """
     found: dict[str, Statement] = {}
     for path in sorted((sql_root() / "queries").iterdir(), key=lambda each: each.name):
@@ -64,7 +65,7 @@ def load() -> dict[str, Statement]:
 
 
 def statement(name: str) -> Statement:
-    """The statement of that name.
+    """Return the statement of that name.
 
     Raises:
         KeyError: there is none.
@@ -99,7 +100,7 @@ def _statement(file: str, header: re.Match[str], lines: list[str]) -> Statement:
                 moves.append((before, after))
         else:
             body.append(line)
-    # Prose that stands between two statements belongs to the next one.
+    # A comment between two statements belongs to the next one.
     while body and (not body[-1].strip() or body[-1].startswith("--")):
         body.pop()
     text = "\n".join(body).strip().removesuffix(";")
@@ -114,4 +115,4 @@ class Fetches(Protocol):
     """Runs a named statement: a Lane, or a caller's connection in `store.connections`."""
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        """The rows of the statement."""
+        """Return the rows of the statement."""

@@ -1,4 +1,4 @@
-"""Transactions by their ids: what became of one whose COMMIT was not answered."""
+"""Look up whether a transaction committed, after its COMMIT got no answer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from taskd.store.connections.statements import Fetches
 
 
 async def own_xid(on: Fetches) -> str:
-    """The id of the transaction that is open, which has one from now on."""
+    """Return the id of the open transaction, which gets one by this call."""
     xid: str = (await on.fetch("draw_xid"))[0][0]
     return xid
 
 
 async def fate(on: Fetches, xid: str) -> str | None:
-    """`committed`, `aborted`, `in progress`; None: nobody knows any more."""
+    """Return `committed`, `aborted`, `in progress`; None: the server no longer knows."""
     try:
         found: str | None = (await on.fetch("transaction_status", xid))[0][0]
     except ValueRefused:
-        return "aborted"  # of the future: the server that answers has never heard of it
+        return "aborted"  # an id of the future: this server never had the transaction
     return found

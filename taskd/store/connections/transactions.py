@@ -1,7 +1,7 @@
-"""Connections for handlers with transaction=: each is lent to one attempt, with a transaction open.
+"""Connections for handlers with transaction=: each is lent to one attempt, in an open transaction.
 
-They are apart from all others, and few: what a handler does on one may take long. They have the
-session that the DSN's user would have: taskd's own search path and time limits are not theirs.
+They are separate from all others, and few: a handler can hold one for long. Their sessions have the
+settings of the DSN's user, without taskd's search path and time limits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from taskd.core.tasks.handler_kind import Isolation
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import is_gone, translated
 
-# PostgreSQL's own limits for the session: a little after the attempt's, which is told first.
+# PostgreSQL's own limits for the session: a little longer than the attempt's, which comes first.
 MARGIN_S = 2.0
 CLEAN_S = 2.0
 CLOSE_S = 2.0
-# Serialization failure, deadlock: the same transaction may succeed the next time.
+# Serialization failure, deadlock: the same transaction can succeed the next time.
 CONFLICTS = frozenset({"40001", "40P01"})
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether it is no fault of the transaction but of others that ran beside it."""
+    """Return whether the cause is a concurrent transaction, and not this one."""
     return getattr(error, "sqlstate", None) in CONFLICTS
 
 
@@ -43,11 +43,11 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has been neither ended nor lost."""
+        """Return whether it is still open."""
         return not self.conn.is_closed() and bool(self.conn.is_in_transaction())
 
     async def commit(self) -> bool:
-        """Commit; False: the answer was lost, and nobody knows whether it has been committed.
+        """Commit; False: the answer was lost, and it is unknown whether it was committed.
 
         Raises:
             Exception: PostgreSQL refused, and has rolled it back.
@@ -66,16 +66,16 @@ class Transaction:
         return True
 
     def roll_back(self) -> None:
-        """Roll back; nobody waits for it, and a connection that takes too long is dropped."""
+        """Roll back in the background; a connection that takes too long is dropped."""
         self._owner.take_back(self)
 
     async def clean(self, *, pooled: bool) -> None:
-        """Roll back what is open, and leave nothing of the session to the next one."""
+        """Roll back what is open, and reset the session for the next attempt."""
         if self.is_open:
             await self._inner.rollback()
         elif not self._ending:
-            self.conn.terminate()  # its handler has ended it, and who knows what else
-        # Through a pooler the session is somebody else's by now.
+            self.conn.terminate()  # the handler has ended it, and may have changed the session
+        # Through a pooler another client has the session by now.
         if not pooled and not self.conn.is_closed():
             await self.conn.reset()
 
@@ -84,7 +84,7 @@ class Transactions:
     """The pool of these connections; belongs to the event loop that uses it.
 
     Args:
-        size: so many transactions at most.
+        size: the most concurrent transactions.
     """
 
     def __init__(self, database: Database, size: int) -> None:
@@ -96,14 +96,10 @@ class Transactions:
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def begin(self, isolation: Isolation, timeout_s: float | None) -> Transaction:
-        """Wait for a place, and begin one that may take `timeout_s` seconds; None: any time.
-
-        Raises:
-            StoreUnavailable, PermissionDenied, ConfigError: there is no connection.
-        """
+        """Wait for a free slot, and begin a transaction of at most `timeout_s` seconds."""
         await self._places.acquire()
         try:
-            # Those that broke while they were idle have begun nothing: the next will do.
+            # A connection that broke while idle has begun nothing: try the next one.
             while self._idle:
                 conn = self._idle.pop()
                 with contextlib.suppress(Exception):
@@ -135,9 +131,9 @@ class Transactions:
         return Transaction(self, conn, inner)
 
     def take_back(self, transaction: Transaction) -> None:
-        """Clean a connection, or drop it; its place is free after that."""
+        """Clean a connection, or drop it; then its slot is free."""
         loop = asyncio.get_running_loop()
-        # Past the loop's task factory: it is no task of the handler that has just ended.
+        # Not through the loop's task factory: it is no task of the handler that has just ended.
         cleaning = asyncio.Task(self._clean(transaction), loop=loop, name="transaction-clean")
         self._cleaning.add(cleaning)
         cleaning.add_done_callback(self._cleaning.discard)
@@ -156,7 +152,7 @@ class Transactions:
         self._places.release()
 
     async def close(self) -> None:
-        """Close them all; transactions that are still open are rolled back."""
+        """Close them all; open transactions are rolled back."""
         if self._cleaning:
             await asyncio.wait(self._cleaning, timeout=CLEAN_S)
         closing = [

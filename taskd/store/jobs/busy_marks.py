@@ -1,4 +1,4 @@
-"""Attendance in the database: marks that tell producers that they need not ring."""
+"""Busy marks in the database: they tell producers that a queue is polled and needs no NOTIFY."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control: changing waiting jobs, finding jobs in bulk, parking, expiring."""
+"""Change waiting jobs, find jobs in bulk, unpark and expire jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ_MAX = 5000
 async def change(
     on: Fetches, ids: Sequence[int], wanted: Change, args: str | None = None
 ) -> dict[int, ChangeOutcome]:
-    """Change those of these jobs that wait; what became of each.
+    """Change those of these jobs that wait; return the outcome of each.
 
     Args:
         args: the JSON text of `args`, or of `update_args`.
@@ -39,15 +39,15 @@ async def change(
 
 
 async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
-    """The tasks of those of these jobs that wait."""
+    """Return the tasks of the waiting ones of these jobs."""
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 
 async def find(on: Fetches, wanted: Filter) -> AsyncIterator[list[int]]:
-    """The ids of the jobs that a filter means, a batch at a time, each in order; some are empty.
+    """Yield the ids of jobs that match a filter, in sorted batches, which can be empty.
 
-    What is enqueued or fails after the beginning is left out. Between two batches nothing is held:
-    whoever acts on a batch must look again at what it finds.
+    Jobs that are enqueued or fail after the start are left out. No lock is held between two
+    batches: a caller that acts on a batch must check its jobs again.
     """
     up_to_id, after, up_to = (await on.fetch("find_bounds", wanted.since_s, wanted.older_than_s))[0]
     live = [state.value for state in wanted.states or LIVE if state in LIVE]
@@ -71,10 +71,10 @@ async def find(on: Fetches, wanted: Filter) -> AsyncIterator[list[int]]:
 
 
 async def unpark(on: Fetches, tasks: Sequence[str], batch: int) -> dict[str, int]:
-    """Bring back jobs that were parked while these tasks were paused; how many, by queue."""
+    """Bring back jobs that were parked while these tasks were paused; return counts by queue."""
     return {row[0]: row[1] for row in await on.fetch("unpark_jobs", list(tasks), batch)}
 
 
 async def expire(on: Fetches, batch: int) -> dict[str, int]:
-    """End waiting jobs whose deadline is over; how many, by task."""
+    """Fail waiting jobs whose deadline has passed; return their number by task."""
     return {row[0]: row[1] for row in await on.fetch("expire_jobs", batch)}

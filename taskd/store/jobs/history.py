@@ -1,7 +1,7 @@
-"""History upkeep: partitions ahead of time, expired partitions dropped. Idempotent.
+"""Upkeep of the history: make partitions ahead, drop expired ones. Every step is idempotent.
 
-Every step runs under a lock_timeout of 50 ms: a reader of the history may hold it up, and then it
-is tried again later, but it never stands in front of an ack.
+Each step runs under a lock_timeout of 50 ms: a reader of the history can delay it, and it is
+retried later. It never makes an ack wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PRUNE_BATCH = 5000
 
 
 async def make_partitions(on: Fetches) -> int:
-    """Make the partitions of the days to come; how many were made.
+    """Make the partitions of the next days; return how many were made.
 
     Raises:
         StoreUnavailable: the history is in use; try again later.
@@ -24,7 +24,7 @@ async def make_partitions(on: Fetches) -> int:
 
 
 async def drop_expired(on: Fetches) -> str | None:
-    """Drop the oldest expired partition; its name, None when none is left to this worker.
+    """Drop the oldest expired partition; return its name, or None if there is none for this worker.
 
     Raises:
         StoreUnavailable: it is in use; try again later.
@@ -36,19 +36,19 @@ async def drop_expired(on: Fetches) -> str | None:
 
 
 async def prune_default(on: Fetches) -> int:
-    """Delete the expired rows that had no partition of their own, in batches; how many there were.
+    """Delete expired rows of the default partition, in batches; return how many.
 
     Raises:
-        StoreUnavailable: not now; try again later.
+        StoreUnavailable: not possible now; try again later.
     """
     return await _prune(on, "prune_default_partition")
 
 
 async def prune_keys(on: Fetches) -> int:
-    """Forget unique keys that nobody holds any more, in batches; how many there were.
+    """Delete expired unique keys, in batches; return how many.
 
     Raises:
-        StoreUnavailable: not now; try again later.
+        StoreUnavailable: not possible now; try again later.
     """
     return await _prune(on, "prune_keys")
 

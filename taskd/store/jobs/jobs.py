@@ -1,7 +1,7 @@
-"""Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry. All plural.
+"""Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry; always in batches.
 
-Every function takes what runs the statement: a `Lane`, or (enqueue, complete) the caller's own
-connection.
+Every function takes the object that runs the statement: a `Lane`, or (enqueue, complete) the
+caller's own connection.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from taskd.store.connections.group_enqueue import Group
 from taskd.store.connections.pool import Pool
 from taskd.store.connections.statements import Fetches
 
-# priority, due time, id: positions in the claim's row, which RETURNING hands out in no order.
+# Positions of priority, due time and id in a claimed row: RETURNING has no order.
 URGENCY = itemgetter(7, 10, 0)
 
 
-# The first and the last of all priorities, and a time before all jobs.
+# The smallest and largest priority, and a time before all jobs.
 PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVER = datetime(1, 1, 1, tzinfo=UTC)
@@ -42,19 +42,19 @@ class Read(NamedTuple):
 
     @classmethod
     def after(cls, job: Job) -> Read:
-        """What comes behind this job."""
+        """Return the part behind this job."""
         # A float of seconds since 1970 is exact to a quarter of a microsecond until 2106.
         due_at = _EPOCH + timedelta(microseconds=round(job.due_at_s * 1e6))
         return cls(job.priority, due_at, job.id)
 
     @classmethod
     def urgent(cls, job: Job) -> Read:
-        """What is more urgent than this job."""
+        """Return the part before this job, which is more urgent."""
         return cls(up_to_priority=job.priority - 1)
 
     @property
     def only_urgent(self) -> bool:
-        """Whether it leaves out what is behind."""
+        """Return whether it has an upper end."""
         return self.up_to_priority < PRIORITY_MAX
 
 
@@ -62,13 +62,13 @@ ALL = Read()
 
 
 class DueIn(NamedTuple):
-    """What next_due says: seconds until something is due; None: there is none.
+    """When next_due says something is due, in seconds; None: nothing is.
 
     Attributes:
         job_s: the next scheduled job.
         suspect_s: the next suspect.
-        gate_s: a look at the limits.
-        limited: the queues that an operator has limited; None: nobody has looked.
+        gate_s: the next check of limits.
+        limited: queues that an operator has limited; None: not read.
     """
 
     job_s: float | None
@@ -78,7 +78,7 @@ class DueIn(NamedTuple):
 
 
 def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
-    """The columns of `enqueue_jobs`; every job's queue is known by now."""
+    """The columns of `enqueue_jobs`; every job has a queue by now."""
     return (
         [job.task for job in jobs],
         [job.queue for job in jobs],
@@ -98,16 +98,16 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
 
 
 def _rare(column: list[Any]) -> list[Any]:
-    """The column of an option that few jobs have; empty when none has it: unnest() fills it up."""
+    """Return the column of an option; empty if no job has it, as unnest() fills it up."""
     return column if column.count(None) < len(column) else []
 
 
 def _once(column: list[Any]) -> list[Any]:
-    """The column of what mostly all jobs of a call have in common: one value, if they do."""
+    """Return the column of a usually common value: one element if all jobs share it."""
     return column[:1] if column.count(column[0]) == len(column) else column
 
 
-# What a job may say beside its task, queue, arguments and priority; most say nothing of it.
+# Options of a job other than task, queue, arguments and priority; most jobs have none.
 _OPTIONS = attrgetter(
     "run_at", "delay_s", "max_attempts", "timeout_s", "deadline", "deadline_s", "args_version",
     "limit", "metadata",
@@ -116,7 +116,7 @@ _NO_OPTIONS = (None,) * 9
 
 
 def _are_usual(jobs: Sequence[NewJob]) -> bool:
-    """Whether they say nothing but their arguments, and are alike in all else."""
+    """Return whether the jobs have only arguments, and are alike in everything else."""
     alike = len({(job.task, job.queue, job.priority) for job in jobs}) == 1
     return alike and all(_OPTIONS(job) == _NO_OPTIONS for job in jobs)
 
@@ -129,7 +129,7 @@ def _option_args(job: NewJob) -> tuple[Any, ...]:
 
 
 def metadata_text(job: NewJob) -> str | None:
-    """What travels with a job, as JSON."""
+    """Return the metadata of a job as JSON."""
     return None if job.metadata is None else msgspec.json.encode(job.metadata).decode()
 
 
@@ -141,20 +141,20 @@ def _float(seconds: float | None) -> float | None:
 async def enqueue(
     on: Fetches, jobs: Sequence[NewJob], *, collected: bool = False
 ) -> list[Enqueued]:
-    """Insert jobs; their ids, or those of the jobs that hold their keys, in the order of the jobs.
+    """Insert jobs; return their ids, or those of the jobs that hold their keys, in order.
 
     Args:
-        collected: they wait for no others; else a single job does, as Group says.
+        collected: do not wait for other jobs; otherwise a single job does, as Group says.
 
     Raises:
-        KeyHeld: another job holds a job's unique key, which is to raise then; nothing was written.
+        KeyHeld: another job holds a key with on_conflict `raise`; nothing was written.
         QueueFull: a queue has no room for them; nothing was written.
     """
     if len(jobs) == 1 and jobs[0].unique is None:
         return [await enqueue_one(on, jobs[0], collected=collected)]
     with refusals():
         if any(job.unique is not None for job in jobs):
-            # Over the client's own connections nothing else is in the transaction.
+            # Over the client's own connections the transaction contains nothing else.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             told = await on.fetch("enqueue_unique_jobs", *columns)
             return [
@@ -171,12 +171,12 @@ async def enqueue(
             tasks, queues, args, priorities, *options = enqueue_args(jobs)
             columns = (_once(tasks), _once(queues), args, _once(priorities), *options)
             ids = (await on.fetch("enqueue_jobs", *columns))[0][0]
-    # Ids are drawn in the order of the arrays, so sorted ids are the jobs' order.
+    # Ids are drawn in the order of the arrays, so sorted ids are in the jobs' order.
     return list(map(Enqueued, sorted(ids)))
 
 
 async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
-    """As enqueue(), of a job that holds no unique key."""
+    """Do as enqueue() does, for a job without a unique key."""
     group = None if collected or not isinstance(on, Pool) else on.group or _make_group(on)
     began = None if group is None else group.begin()
     if group is not None and began is None:
@@ -214,7 +214,7 @@ def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
 async def claim(
     on: Fetches, worker_id: int, queue: str, batch: int, read: Read = ALL, stride: int = 1
 ) -> list[Job]:
-    """Claim up to `batch` queued jobs, most urgent first, of what is to be read.
+    """Claim up to `batch` queued jobs of the given part, the most urgent first.
 
     Their fences grow by `stride`: see Lane.stride.
     """

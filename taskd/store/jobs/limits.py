@@ -1,4 +1,4 @@
-"""Limits in the database: publish, admit, set, clear, list; and limited queues."""
+"""Limits in the database: publish, admit, set, clear, list; and limits of queues."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ROWS_MAX = 1000
 
 
 class Admitted(NamedTuple):
-    """What a look at the gates has brought.
+    """The result of an admission.
 
     Attributes:
-        looked: how many arrivals and openings were looked at.
-        queues: how many jobs were admitted, by queue.
+        looked: number of checked arrivals and openings.
+        queues: number of admitted jobs, by queue.
     """
 
     looked: int
@@ -32,10 +32,10 @@ class Admitted(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """Jobs of a limited queue, most urgent first.
+    """Claimed jobs of a limited queue, the most urgent first.
 
     Attributes:
-        opens_s: seconds until there is a token, when that is what is missing.
+        opens_s: seconds until the next token, if a token is missing.
     """
 
     jobs: list[Job]
@@ -43,14 +43,14 @@ class Claimed(NamedTuple):
 
 
 async def publish(on: Fetches, app: str, registry: Registry) -> None:
-    """Publish the limits of the registry's tasks, and which task has which.
+    """Publish the limits of the registry's tasks, and which task has which limit.
 
     Raises:
         AppError: two tasks give one limit different bounds.
     """
     limits = _limits(app, registry)
     bounds = [limit.bounds for limit in limits.values()]
-    # By its former names a task has the same limit.
+    # A task has the same limit under its former names.
     tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
     await on.fetch(
         "publish_limits",
@@ -72,7 +72,7 @@ def _limits(app: str, registry: Registry) -> dict[str, Limit]:
             if first.bounds != task.limit.bounds:
                 raise AppError(
                     f"app {app!r}: the limit {task.limit_name!r} of the task {task.name} has other "
-                    "bounds than that of another task. Share one Limit, or give it another name."
+                    "bounds than that of another task. Share one Limit, or rename it."
                 )
     return dict(sorted(found.items()))
 
@@ -82,7 +82,7 @@ def _json(value: Any) -> str:
 
 
 async def admit(on: Fetches, batch: int) -> Admitted:
-    """Look at the jobs that came to the gates, and at openings."""
+    """Admit blocked jobs: check new arrivals, and keys whose time to be re-checked has come."""
     looked, queues = (await on.fetch("admit_jobs", batch))[0]
     return Admitted(looked, Counter(queues))
 
@@ -96,12 +96,12 @@ async def claim(on: Fetches, worker_id: int, queue: str, batch: int, stride: int
 
 
 async def count_depths(on: Fetches) -> None:
-    """Count what waits in the queues whose depth has a limit."""
+    """Count the waiting jobs of queues with a depth limit."""
     await on.fetch("count_depths")
 
 
 async def prune_buckets(on: Fetches) -> None:
-    """Forget buckets that are full of tokens."""
+    """Delete buckets that are full of tokens."""
     await on.fetch("prune_buckets")
 
 
@@ -114,10 +114,10 @@ async def set_limit(
     burst: int | None,
     without: Sequence[str],
 ) -> dict[str, Any]:
-    """Change a limit by hand; None leaves a bound as it is, `without` takes it away.
+    """Change a limit by hand; None leaves a bound as it is, `without` removes bounds.
 
     Raises:
-        InvalidJob: it has no rate that the burst could go with, or the burst is too small for it.
+        InvalidJob: a burst is given and there is no rate, or the burst is too small for the rate.
     """
     if rate is not None:
         check_burst(rate, burst)
@@ -128,17 +128,17 @@ async def set_limit(
 
 
 async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Take back what was set by hand; the names of the limits that had something."""
+    """Remove what was set by hand; return the names of the changed limits."""
     return [row[0] for row in await on.fetch("clear_limits", list(names))]
 
 
 async def list_limits(on: Fetches) -> list[dict[str, Any]]:
-    """All limits, with what runs and what is blocked."""
+    """Return all limits, with their running and blocked jobs."""
     return [dict(row) for row in await on.fetch("list_limits", ROWS_MAX)]
 
 
 async def list_keys(on: Fetches, name: str, keys_max: int) -> list[dict[str, Any]]:
-    """The keys of a limit that have jobs, the longest lines first."""
+    """Return the keys of a limit that have jobs, those with the most blocked jobs first."""
     return [dict(row) for row in await on.fetch("list_limit_keys", name, keys_max)]
 
 
@@ -153,24 +153,24 @@ async def limit_queue(
     burst: int | None = None,
     without: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Change what a queue may, as set_limit.
+    """Change the limits of a queue, as set_limit does.
 
     Args:
-        concurrency: attempts of each worker process; without it: as its settings say.
+        concurrency: attempts per worker process; removed: the worker's own setting.
 
     Raises:
-        InvalidJob: it has no rate that the burst could go with.
+        InvalidJob: a burst is given, and there is no rate.
     """
     rows = await on.fetch(
         "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
     )
     if max_depth is not None:
-        # A mark that was written before says that nobody need look for room.
+        # A mark from before this change tells producers that they need not check for room.
         await busy_marks.withdraw(on, name, None)
     return _changed(rows, f"the queue {name}")
 
 
 def _changed(rows: Sequence[Any], what: str) -> dict[str, Any]:
     if not rows:
-        raise InvalidJob(f"{what} has no rate that a burst could go with: give the rate as well")
+        raise InvalidJob(f"{what} has a burst and no rate. Give the rate as well")
     return dict(rows[0])

@@ -1,4 +1,4 @@
-"""The lines of attempts, kept in a table of their own."""
+"""Log lines of attempts, kept in a table of their own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PRUNE_BATCH = 5000
 
 
 class AttemptLines(NamedTuple):
-    """What is kept of an attempt, as `write_logs` takes it.
+    """The stored log of an attempt, as `write_logs` takes it.
 
     Attributes:
-        failed: kept as long as the jobs of its queue that failed, else as those that are done.
-        ended: nothing more will come.
-        first: so many lines stand before those that were left out.
-        lines: JSON array of core.lines.Line.
+        failed: kept as long as failed jobs of its queue, else as long as done ones.
+        ended: no further line will come.
+        first: number of lines before the omitted ones.
+        lines: JSON array of core.jobs.log_lines.Line.
     """
 
     worker_id: int
@@ -35,20 +35,20 @@ class AttemptLines(NamedTuple):
 
 
 async def write(on: Fetches, told: Sequence[AttemptLines]) -> None:
-    """Write the lines of these attempts, in place of what was written of them before."""
+    """Write the lines of these attempts, replacing earlier writes."""
     await on.fetch("write_logs", *map(list, zip(*told, strict=True)))
 
 
 async def forget(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
-    """Forget what was written of these attempts."""
+    """Delete the lines of these attempts."""
     await on.fetch("delete_logs", list(job_ids), list(fences))
 
 
 async def prune(on: Fetches) -> int:
-    """Forget lines whose time is over, in batches; of how many attempts.
+    """Delete expired lines, in batches; return of how many attempts.
 
     Raises:
-        StoreUnavailable: not now; try again later.
+        StoreUnavailable: not possible now; try again later.
     """
     total = 0
     while True:
@@ -59,6 +59,6 @@ async def prune(on: Fetches) -> int:
 
 
 async def of_job(on: Fetches, job_id: int) -> list[dict[str, Any]]:
-    """What is kept of a job's attempts, in their order, each with its lines decoded."""
+    """Return the stored logs of a job's attempts, in order, each with its lines decoded."""
     rows = [dict(row) for row in await on.fetch("job_logs", job_id)]
     return [row | {"lines": msgspec.json.decode(row["lines"])} for row in rows]

@@ -1,4 +1,4 @@
-"""What jobs have to say: how far attempts are, and what became of jobs that are waited for."""
+"""Progress of attempts, and results of jobs that a client waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDED_CHANNEL = "taskd:ended"
 
 
 class Progress(NamedTuple):
-    """The last word of an attempt."""
+    """The last reported progress of an attempt."""
 
     job_id: int
     fence: int
@@ -24,11 +24,11 @@ class Progress(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Where a job is.
+    """The state of a job.
 
     Attributes:
-        awaited: it is live and notifies when it ends.
-        error: JSON of the last attempt that failed.
+        awaited: the job is live and sends a NOTIFY when it ends.
+        error: JSON of the last failed attempt.
         result: JSON of what its handler returned.
     """
 
@@ -41,23 +41,23 @@ class Outcome(NamedTuple):
 
 
 async def tell_progress(on: Fetches, told: Sequence[Progress]) -> None:
-    """Write how far these attempts are."""
+    """Write the progress of these attempts."""
     await on.fetch("write_progress", *map(list, zip(*told, strict=True)))
 
 
 async def forget_progress(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
-    """Forget attempts that have ended."""
+    """Delete the progress of ended attempts."""
     await on.fetch("delete_progress", list(job_ids), list(fences))
 
 
 async def prune_progress(on: Fetches) -> int:
-    """Forget what workers that died have left behind; how many rows."""
+    """Delete the progress that dead workers have left; return how many rows."""
     pruned: int = (await on.fetch("prune_progress"))[0][0]
     return pruned
 
 
 async def await_jobs(on: Fetches, job_ids: Sequence[int]) -> dict[int, Outcome]:
-    """Where these jobs are, and have them notify when they end; unknown ones are missing."""
+    """Return the states of these jobs, and let them notify at their end; unknown ids miss."""
     rows = await on.fetch("await_jobs", list(job_ids))
     return {
         row[0]: Outcome(row[0], JobState(row[1]), bool(row[2]), *tuple(row)[3:]) for row in rows
@@ -67,5 +67,5 @@ async def await_jobs(on: Fetches, job_ids: Sequence[int]) -> dict[int, Outcome]:
 def ended_channel(
     database: Database, heard: Callable[[str], Any], lost: Callable[[], None]
 ) -> Listening:
-    """A connection that hears of the ends of jobs that are waited for: `heard` gets their ids."""
+    """Return a channel that receives the ends of awaited jobs; `heard` is called with their ids."""
     return Listening(database, {ENDED_CHANNEL: heard}, lost)

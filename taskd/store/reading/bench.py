@@ -1,4 +1,4 @@
-"""What `taskd bench` asks the database, and how it takes away what it made."""
+"""What `taskd bench` reads, and how it removes what it made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from taskd.store.connections.statements import Fetches
 
-# No queue of somebody else's is named like this by chance.
+# An ordinary queue does not have such a name.
 NAME = r"^taskd-bench-[0-9]+-[0-9a-f]{6}$"
 
 LIVE_COUNTED_MAX = 10_000
@@ -15,13 +15,13 @@ CLEAR_BATCH = 10_000
 
 
 class Place(NamedTuple):
-    """Where a benchmark would run.
+    """The database of a benchmark.
 
     Attributes:
         postgresql: the server's version.
-        durable: a commit waits for the disk.
-        owner: this user owns the schema, and so may remove whatever a worker leaves.
-        live: how many jobs are live, counted up to LIVE_COUNTED_MAX.
+        durable: whether a commit waits for the disk.
+        owner: whether this user owns the schema, and so can remove what a worker leaves.
+        live: number of live jobs, counted up to LIVE_COUNTED_MAX.
     """
 
     postgresql: str
@@ -31,23 +31,23 @@ class Place(NamedTuple):
 
 
 async def look(on: Fetches) -> Place:
-    """Where a benchmark would run."""
+    """Return the facts about the database."""
     return Place(*(await on.fetch("bench_environment", LIVE_COUNTED_MAX))[0])
 
 
 async def new_name(on: Fetches) -> str:
-    """A name for a benchmark's queue and task; its jobs get higher ids than the one in it."""
+    """Return a name for a benchmark's queue and task; it contains an id below those of its jobs."""
     last_id = (await on.fetch("bench_last_id"))[0][0]
     return f"taskd-bench-{last_id}-{secrets.token_hex(3)}"
 
 
 async def begin(on: Fetches, name: str) -> None:
-    """Make the queue known, so that a later run finds what this one leaves if it is killed."""
+    """Register the queue, so that a later run finds what this one leaves if it is killed."""
     await on.fetch("declare_queues", [name])
 
 
 async def round_trip(on: Fetches) -> None:
-    """Ask, and wait for the answer."""
+    """Send a query and wait for the answer."""
     await on.fetch("bench_round_trip")
 
 
@@ -57,21 +57,21 @@ async def commit(on: Fetches) -> None:
 
 
 async def live(on: Fetches, queue: str) -> int:
-    """How many jobs of a queue are live."""
+    """Return how many jobs of a queue are live."""
     count: int = (await on.fetch("bench_live", queue))[0][0]
     return count
 
 
 async def left(on: Fetches) -> list[str]:
-    """The names of benchmarks that ended before they could clean up."""
+    """Return the names of benchmarks that ended before they could clean up."""
     return [row[0] for row in await on.fetch("bench_left", NAME)]
 
 
 async def clear(on: Fetches, name: str) -> None:
-    """Remove a benchmark's jobs, their history, its worker, and what that published."""
+    """Remove a benchmark's jobs, their history, its worker, and what it published."""
     while (await on.fetch("bench_clear_jobs", name, CLEAR_BATCH))[0][0]:
         pass
-    # A sequence that nobody has drawn from says 1, too.
+    # An unused sequence also says 1.
     after_id: int | None = int(name.split("-")[2]) - 1
     while after_id is not None:
         after_id = (await on.fetch("bench_clear_history", name, after_id, CLEAR_BATCH))[0][0]

@@ -1,4 +1,4 @@
-"""What the dashboard reads: pages of jobs by key, one job, what finished lately."""
+"""What the dashboard reads: pages of jobs by key, single jobs, recently finished jobs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from taskd.store.reading import reports
 Row = dict[str, Any]
 
 PAGE_ROWS = 50
-# Rows that one statement reads on its way to a page, of the live and of the finished jobs each:
-# some 20 ms, and 30 when their arguments are searched.
+# Rows that one statement reads for a page, live and finished jobs each: some 20 ms, and 30 if
+# arguments are searched.
 READ_MAX = 5000
-# Failed and cancelled jobs stand among each other, and among nothing else.
+# Failed and cancelled jobs have an index of their own.
 ENDS_READ_MAX = 500
-# Of each key of a limit.
+# Per key of a limit.
 COUNT_MAX = 1000
 HOLDERS_MAX = 3
 ID_MAX = 2**63 - 1
-# Of each partition of the history: 16 MB, some 60,000 jobs, 120 ms.
+# Blocks per partition of the history: 16 MB, some 60,000 jobs, 120 ms.
 CHART_BLOCKS_MAX = 2048
 
 
 class Key(NamedTuple):
-    """Where a page begins: behind this job, in the order of the ids, or of the ends if `at` is."""
+    """Where a page begins: after this job, in the order of ids, or of end times if `at` is set."""
 
     id: int
     at: datetime | None = None
@@ -40,8 +40,8 @@ class Found(NamedTuple):
     """A page of jobs.
 
     Attributes:
-        next: where the next one begins; None: this is the last.
-        more: whether that has jobs for sure; if not, reading has stopped on the way to them.
+        next: where the next page begins; None: this is the last.
+        more: whether the next page surely has jobs; if not, reading has stopped on the way to them.
     """
 
     jobs: list[Row]
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which jobs a page shows: those of a filter, with a text in their arguments, with a key."""
+    """Which jobs a page shows: a filter, a text in their arguments, a key."""
 
     filter: Filter = field(default_factory=Filter)
     args_text: str | None = None
@@ -59,42 +59,42 @@ class Wanted:
 
     @property
     def states(self) -> list[str] | None:
-        """The states as statements take them."""
+        """Return the states as statements take them."""
         return [state.value for state in self.filter.states] or None
 
     @property
     def searches_args(self) -> bool:
-        """Whether it needs a login that may read arguments."""
+        """Return whether the filter needs a login that can read arguments."""
         return self.args_text is not None or self.unique_key is not None
 
     @property
     def by_end(self) -> bool:
-        """Whether the jobs are in the order of their ends: failed and cancelled ones have one."""
+        """Return whether jobs are sorted by their end, as failed and cancelled jobs can be."""
         states = self.filter.states
         return bool(states) and set(states) <= FINISHED_BADLY and not self.searches_args
 
     @property
     def reads(self) -> int:
-        """How many rows are read on the way: without a filter, no more than are shown."""
+        """Return how many rows are read; without a filter, no more than are shown."""
         asked = self.filter
         if self.searches_args or asked.queue or asked.task or asked.error:
             return READ_MAX
         if self.by_end:
             return ENDS_READ_MAX
-        # Of what is live or finished some state may be rare; all of both need no search.
+        # A single live or finished state can be rare; all states together need no search.
         return READ_MAX if asked.states or asked.since_s else PAGE_ROWS + 1
 
 
 async def reads_args(on: Fetches) -> bool:
-    """Whether the login of this connection may read arguments and results."""
+    """Return whether the login of this connection can read arguments and results."""
     return bool((await on.fetch("web_rights"))[0][0])
 
 
 async def find_jobs(on: Fetches, wanted: Wanted, key: Key | None = None) -> Found:
-    """A page of jobs, the newest first.
+    """Return a page of jobs, newest first.
 
     Raises:
-        PermissionDenied: the login may not read arguments, and they are searched.
+        PermissionDenied: the search is in arguments, which the login cannot read.
     """
     key = key or Key(ID_MAX)
     asked = wanted.filter
@@ -123,10 +123,10 @@ def _page(rows: list[Row], by_end: bool) -> Found:
 
 
 async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
-    """Everything about one job, its JSON decoded; None when nobody knows it.
+    """Return everything about one job, its JSON decoded; None if the id is unknown.
 
     Args:
-        reads_args: the login may see arguments and results; without, `args` is missing.
+        reads_args: the login can read arguments and results; if not, `args` is missing.
     """
     for record in await on.fetch("web_job", job_id):
         row = dict(record)
@@ -141,24 +141,24 @@ async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
 async def finished_lately(
     on: Fetches, *, window_s: float, steps: int, queue: str | None = None
 ) -> list[Row]:
-    """What finished lately, in steps; one without a number when nothing did.
+    """Return recently finished jobs, in steps; a row without a step if none finished.
 
-    `since` and `until`, in each row, are the window, which may be shorter than asked for.
+    `since` and `until` in each row are the covered window, which can be shorter than requested.
     """
     rows = await on.fetch("web_finished", queue, window_s, steps, CHART_BLOCKS_MAX)
     return [dict(row) for row in rows]
 
 
 async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
-    """The keys of a limit from `first` on: one more than a page has, which begins the next one.
+    """Return the keys of a limit from `first` on: one more than a page, which begins the next one.
 
-    Each with its counts, of which those above COUNT_MAX are COUNT_MAX + 1, and `holders`: the jobs
-    that have its places, those that run first.
+    Each has its counts, at most COUNT_MAX + 1, and `holders`: the jobs in its slots, running ones
+    first.
     """
     rows = await on.fetch("web_limit_keys", name, first, PAGE_ROWS + 1, COUNT_MAX + 1, HOLDERS_MAX)
     return [dict(row) | {"holders": msgspec.json.decode(row["holders"])} for row in rows]
 
 
 async def watch_jobs(on: Fetches, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
-    """What tells whether a job has changed, by id; those that nobody knows are missing."""
+    """Return a token by id that differs when a job has changed; unknown ids are missing."""
     return {row[0]: tuple(row)[1:] for row in await on.fetch("web_watch", list(ids))}

@@ -1,4 +1,4 @@
-"""What `taskd demo` asks the database."""
+"""What `taskd demo` reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taskd.store.connections.statements import Fetches
 
 
 class LeftJob(NamedTuple):
-    """A live job. `folder` is where the demo wanted its mail; None: it is no job of a demo."""
+    """A live job. `folder` is the demo's folder for its mail; None: it is no job of a demo."""
 
     id: int
     task: str
@@ -17,7 +17,7 @@ class LeftJob(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How jobs ended: counts, seconds, and the Message-IDs of what was sent."""
+    """How jobs ended: counts, seconds, and the Message-IDs of sent mails."""
 
     done: int
     failed: int
@@ -30,16 +30,16 @@ class Outcome(NamedTuple):
 
 
 async def left(on: Fetches, queue: str) -> list[LeftJob]:
-    """The live jobs of a queue, oldest first."""
+    """Return the live jobs of a queue, oldest first."""
     return [LeftJob(*row) for row in await on.fetch("demo_left", queue)]
 
 
 async def live(on: Fetches, ids: Sequence[int]) -> int:
-    """How many of these jobs are live."""
+    """Return how many of these jobs are live."""
     count: int = (await on.fetch("demo_live", list(ids)))[0][0]
     return count
 
 
 async def outcome(on: Fetches, ids: Sequence[int]) -> Outcome:
-    """How these jobs ended, as far as they have."""
+    """Return how these jobs ended, as far as they have."""
     return Outcome(*(await on.fetch("demo_outcome", list(ids)))[0])

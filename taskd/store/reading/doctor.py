@@ -1,4 +1,4 @@
-"""What `taskd doctor` looks at: rows by statement; what is refused hides no other."""
+"""What `taskd doctor` reads: rows by statement; one refused statement does not hide the others."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from taskd.store.connections.statements import Fetches, sql_root, statement
 from taskd.store.schema.migrate import LEDGER
 from taskd.store.schema.migrations import all_migrations
 
-# So many rows are read of a kind, and so many jobs counted.
+# The most rows of a kind, and the most counted jobs.
 BATCH = COUNTED_MAX
-# The first so many of an index, and not all of it sorted, whatever the statistics say.
+# Read the first rows of an index, and do not sort it all, whatever the statistics say.
 PLANS = {
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
@@ -31,11 +31,11 @@ MAY_NOT = "this login may not read it: make it a member of taskd_observer (`task
 
 
 class Looked(NamedTuple):
-    """What was seen.
+    """What was read.
 
     Attributes:
-        rows: by the statement that has fetched them.
-        refused: why another one has not, by its name.
+        rows: by the statement that fetched them.
+        refused: why a statement failed, by its name.
     """
 
     rows: dict[str, list[dict[str, Any]]]
@@ -43,10 +43,10 @@ class Looked(NamedTuple):
 
 
 async def look(on: Fetches, wanted: Sequence[str], *, has_schema: bool = True) -> Looked:
-    """Run the statements that are wanted, one after the other, and for no longer than IN_ALL_S.
+    """Run these statements one after another, within IN_ALL_S.
 
     Args:
-        has_schema: without one, those that read its tables are not tried.
+        has_schema: if not, statements that read its tables are skipped.
     """
     args: Mapping[str, tuple[Any, ...]] = {
         "doctor_server": (),
@@ -76,7 +76,9 @@ async def look(on: Fetches, wanted: Sequence[str], *, has_schema: bool = True) -
     ends = asyncio.get_running_loop().time() + IN_ALL_S
     for name in wanted:
         if over or asyncio.get_running_loop().time() > ends:
-            seen.refused[name] = over or f"no time was left: all of it took {IN_ALL_S:g} s"
+            seen.refused[name] = (
+                over or f"no time was left: all statements together have {IN_ALL_S:g} s"
+            )
             continue
         if not has_schema and OF_SCHEMA.search(statement(name).text):
             if name == "doctor_migrations":
@@ -92,20 +94,22 @@ async def look(on: Fetches, wanted: Sequence[str], *, has_schema: bool = True) -
             seen.refused[name] = f"it took too long. {error}"
         except StoreUnavailable as error:
             over = seen.refused[name] = str(error)
-        except SchemaError as error:  # a table of ours, or one that a rule of somebody's wants
+        except (
+            SchemaError
+        ) as error:  # a table of ours, or one that a rule of another application needs
             seen.refused[name] = f"PostgreSQL: {first_line(error.__cause__ or error)}"
         except TaskdError as error:
             seen.refused[name] = str(error)
-        except asyncpg.PostgresError as error:  # such as a column that somebody has dropped
+        except asyncpg.PostgresError as error:  # such as a column that was dropped
             seen.refused[name] = f"PostgreSQL: {first_line(error)}"
     return seen
 
 
 async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Database, Lane]:
-    """A lane to the database, be it one that takes writes, or none that does.
+    """Yield a lane to the database, to a host that accepts writes or to one that does not.
 
     Args:
-        timeout_s: how long one statement may take.
+        timeout_s: seconds that one statement may take.
 
     Raises:
         StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
@@ -115,7 +119,7 @@ async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Data
     try:
         await lane.open()
     except StoreUnavailable:
-        # A standby, or one that is told to be read-only, has something to say as well.
+        # A standby or a read-only server has findings, too.
         any_of_them = {**connect_args, "target_session_attrs": "any"}
         database = Database(any_of_them, statement_timeout_s=timeout_s)
         lane = Lane(database, "doctor", **PLANS)
@@ -124,10 +128,10 @@ async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Data
 
 
 async def identify(connect_args: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether a pooler stands before a database, and what tells that from others.
+    """Return whether a pooler is in front of a database, and the identity of the database.
 
     Raises:
-        TaskdError: it cannot be reached, or is none of taskd's.
+        TaskdError: it cannot be reached, or has no schema taskd.
     """
     database = Database(connect_args, statement_timeout_s=CONNECT_TIMEOUT_S)
     lane = Lane(database, "doctor")
@@ -147,5 +151,5 @@ def schema_objects() -> dict[str, str]:
 
 
 def grants_text() -> str:
-    """What each role is granted: sql/roles.sql."""
+    """Return the grants of each role, from sql/roles.sql."""
     return (sql_root() / "roles.sql").read_text(encoding="utf-8")

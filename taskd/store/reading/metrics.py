@@ -1,4 +1,4 @@
-"""Metrics: what a scrape reads of the database."""
+"""What a scrape reads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from taskd.store.connections.statements import Fetches
 
-# 2 MB, some 15,000 small jobs: a scrape costs each of many servers a few milliseconds.
+# 2 MB, some 15,000 small jobs: each scrape costs the server a few milliseconds.
 BLOCKS_MAX = 256
-# Of each kind of labels but queues of live jobs.
+# Per kind of label, except queues of live jobs.
 ROWS_MAX = 1000
 
 
@@ -27,5 +27,5 @@ class Value(NamedTuple):
 
 
 async def read(on: Fetches) -> list[Value]:
-    """All numbers of the database."""
+    """Return all numbers of the database."""
     return [Value(*row) for row in await on.fetch("read_metrics", BLOCKS_MAX, ROWS_MAX)]

@@ -1,4 +1,4 @@
-"""Reports: what the command line shows. A row's columns are the keys of the `--json` output."""
+"""Reports for the command line. The columns of a row are the keys of the `--json` output."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from taskd.store.workers import Incarnation
 
 Row = dict[str, Any]
 ROWS_MAX = 1000
-# The workers that an answer about one job names.
+# The most workers in an answer about one job.
 SERVERS_MAX = 20
 PARENTS_MAX = 20
 
 
 class Errors(NamedTuple):
-    """What went wrong, and whether that was all.
+    """Errors, and whether all were read.
 
     Attributes:
-        failed_back_s: seconds since the oldest failed job that was read, when there may be more;
-            None when all were read.
+        failed_back_s: age in seconds of the oldest failed job that was read, if there may be more;
+            None
+        if all were read.
         all_scheduled: whether every scheduled job was read.
     """
 
@@ -45,15 +46,15 @@ async def list_jobs(
     since_s: float | None = None,
     limit: int = 50,
 ) -> list[Row]:
-    """Jobs, newest first; no `states` means all."""
+    """Return jobs, newest first; no `states` means all."""
     return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
 
 
 async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
-    """Everything about one job, its JSON decoded; None when nobody knows it.
+    """Return everything about one job, its JSON decoded; None if the id is unknown.
 
     Args:
-        unredacted: show the arguments that its task hides, too.
+        unredacted: include the arguments that its task hides.
     """
     for row in _rows(await on.fetch("show_job", job_id, unredacted)):
         decoded = {
@@ -67,14 +68,14 @@ async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row
 
 
 def _in_utc(written: str | None) -> str | None:
-    """A time that stands in JSON in the zone of whoever wrote it, as `--json` has all others."""
+    """Return a time inside JSON in the form that `--json` uses for all times."""
     if written is None:
         return None
     return datetime.fromisoformat(written).astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 async def why_job(on: Fetches, job_id: int) -> Facts | None:
-    """What decides whether a job runs; None when nobody knows it."""
+    """Return what decides whether a job runs; None if the id is unknown."""
     for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
         more: Row = {"servers": msgspec.json.decode(row["servers"] or "[]")}
         if row["state"] == JobState.BLOCKED:
@@ -86,45 +87,45 @@ async def why_job(on: Fetches, job_id: int) -> Facts | None:
 
 
 async def job_states(on: Fetches, ids: Sequence[int]) -> dict[int, JobState]:
-    """Where jobs are; those that nobody knows are missing in the answer."""
+    """Return the states of jobs; unknown ids are missing."""
     return {row[0]: JobState(row[1]) for row in await on.fetch("job_states", list(ids))}
 
 
 async def list_queues(on: Fetches) -> list[Row]:
-    """Queues with what waits in them, who serves them, and whether they are paused."""
+    """Return queues with their jobs, their workers, and their pauses."""
     return _rows(await on.fetch("list_queues", ROWS_MAX))
 
 
 async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int | None) -> Row:
-    """Set how long a queue keeps finished jobs (None: as it is); what holds now."""
+    """Set how long a queue keeps finished jobs (None: unchanged); return what applies now."""
     return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
 
 
 async def queues_in_need(on: Fetches) -> dict[str, int]:
-    """Live workers by queue, for each queue that has due jobs and is not paused."""
+    """Return the live workers by queue, for each queue that has due jobs and is not paused."""
     return {row[0]: row[1] for row in await on.fetch("queues_with_due_jobs")}
 
 
 async def count_serving(on: Fetches, queue: str) -> int:
-    """How many live workers serve a queue."""
+    """Return how many live workers serve a queue."""
     count: int = (await on.fetch("count_serving", queue))[0][0]
     return count
 
 
 async def list_workers(on: Fetches, dead_s: float) -> list[Row]:
-    """Workers that live, and those that died within the last `dead_s` seconds."""
+    """Return live workers, and those that died within the last `dead_s` seconds."""
     return _rows(await on.fetch("list_workers", dead_s, ROWS_MAX))
 
 
 async def list_workers_here(on: Fetches, me: Incarnation) -> list[Row]:
-    """Workers with the host, boot and pid namespace of this process, the newest first."""
+    """Return workers with the host, boot and pid namespace of this process, newest first."""
     return _rows(
         await on.fetch("list_workers_here", me.host, me.boot_id, me.pid_namespace, ROWS_MAX)
     )
 
 
 class Names(NamedTuple):
-    """Names that there are, and whether jobs bear the ones that were asked about."""
+    """Existing names, and whether any job has the requested ones."""
 
     queues: list[str]
     tasks: list[str]
@@ -133,12 +134,12 @@ class Names(NamedTuple):
 
 
 async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names:
-    """The queues and tasks that there are."""
+    """Return the existing queues and tasks."""
     return Names(*(await on.fetch("known_names", queue, task, ROWS_MAX))[0])
 
 
 async def list_tasks(on: Fetches) -> list[Row]:
-    """What workers have published, each with the JSON Schema of its arguments."""
+    """Return published tasks, each with the JSON Schema of its arguments."""
     rows = _rows(await on.fetch("list_tasks", ROWS_MAX))
     return [row | {"args_schema": msgspec.json.decode(row["args_schema"])} for row in rows]
 
@@ -151,7 +152,7 @@ async def stats(
     task: str | None = None,
     by_hour: bool = False,
 ) -> list[Row]:
-    """What finished in the last `since_s` seconds, by queue and task."""
+    """Return what finished in the last `since_s` seconds, by queue and task."""
     rows = _rows(await on.fetch("stats", since_s, queue, task, by_hour, ROWS_MAX))
     return [_flat(row, by_hour) for row in rows]
 
@@ -164,10 +165,10 @@ async def stats_errors(
     task: str | None = None,
     read_max: int,
 ) -> Errors:
-    """The last errors of jobs, when they are of the last `since_s` seconds.
+    """Return the last errors of jobs, if they are from the last `since_s` seconds.
 
     Args:
-        read_max: how many failed jobs, and how many scheduled ones, are read at most.
+        read_max: the most failed jobs, and the most scheduled ones, that are read.
     """
     rows = _rows(await on.fetch("stats_errors", since_s, queue, task, read_max))
     return Errors(
@@ -178,7 +179,7 @@ async def stats_errors(
 
 
 def _flat(row: Row, by_hour: bool) -> Row:
-    """A row whose pairs of percentiles have names of their own."""
+    """Return a row whose pairs of percentiles have names of their own."""
     spans = {name: row.pop(name) or (None, None) for name in ("wait_s", "run_s")}
     if not by_hour:
         del row["hour"]

@@ -1,4 +1,4 @@
-"""What taskd/testing/ asks: databases for single tests, and what is in them."""
+"""What taskd.testing reads: databases of single tests, and their jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Databases:
     """Makes and drops databases of a server, over one connection.
 
     Args:
-        database: any database of the server; its user may create others.
+        database: any database of the server; its user must be allowed to create others.
     """
 
     def __init__(self, database: Database) -> None:
@@ -26,11 +26,11 @@ class Databases:
         self._connection: asyncpg.Connection | None = None
 
     async def make(self, name: str, template: str) -> None:
-        """Make a database that is a copy of another one, which nobody may be using."""
+        """Make a database that is a copy of another one, which must have no connections."""
         await self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
 
     async def drop(self, name: str) -> None:
-        """Drop a database, whoever is connected to it."""
+        """Drop a database, even if it has connections."""
         await self._execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     async def close(self) -> None:
@@ -46,16 +46,16 @@ class Databases:
 
 
 async def jobs(on: Fetches) -> list[Row]:
-    """Every job, in the order of ids; arguments, result and error are JSON text."""
+    """Return every job, sorted by id; arguments, result and error are JSON text."""
     return [dict(record) for record in await on.fetch("testing_jobs")]
 
 
 async def due_queues(on: Fetches, tasks: Iterable[str]) -> set[str]:
-    """Queues in which something runs, or could be run now by a worker that knows these tasks."""
+    """Return queues with a running job, or with one that a worker with these tasks can run now."""
     return {row[0] for row in await on.fetch("testing_due", list(tasks))}
 
 
 async def travel(on: Fetches, seconds: float) -> int:
-    """Move all that is to come so much closer to now; how many jobs are live."""
+    """Move all future times closer by this much; return how many jobs are live."""
     moved: int = (await on.fetch("travel", float(seconds)))[0][0]
     return moved

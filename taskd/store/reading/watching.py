@@ -1,4 +1,4 @@
-"""Watching: what `taskd top` and `taskd tail` look at."""
+"""What `taskd top` and `taskd tail` read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from taskd.core.watching.tail import JobRow, Look, PastError, ids_of
 from taskd.core.watching.top import BORN_MAX, Ended, State
 from taskd.store.connections.statements import Fetches
 
-# Rows of one statement, which bounds what an answer takes.
+# Rows per statement, which bounds the time of an answer.
 ROWS_MAX = 1000
-# Workers, queues and running jobs of one look.
+# Workers, queues and running jobs of one poll.
 PARTS_MAX = 200
 ENDED_MAX = 500
 
@@ -21,11 +21,11 @@ _errors = msgspec.json.Decoder(list[PastError], strict=False)
 
 
 async def look(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Look:
-    """Which jobs live and run, and which of the newest have finished.
+    """Return which jobs live and run, and which of the newest have finished.
 
     Args:
-        after_id: finished jobs born after this one; None: after one a little before the newest.
-        missing: and these.
+        after_id: finished jobs with a higher id; None: a little before the newest id.
+        missing: in addition to these ids.
     """
     [row] = await on.fetch("watch_ids", after_id, list(missing))
     live, running, finished = (
@@ -37,7 +37,7 @@ async def look(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Loo
 
 
 async def jobs(on: Fetches, ids: Sequence[int]) -> list[JobRow]:
-    """The rows of these jobs, live or finished; those that nobody knows are missing."""
+    """Return the rows of these jobs, live or finished; unknown ids are missing."""
     found: list[JobRow] = []
     for chunk in _chunks(ids):
         for record in await on.fetch("watch_jobs", chunk):
@@ -50,12 +50,12 @@ async def jobs(on: Fetches, ids: Sequence[int]) -> list[JobRow]:
 async def since(
     on: Fetches, since_s: float, queue: str | None, task: str | None, batch: int
 ) -> list[int]:
-    """The ids of the jobs to which something has happened lately, the latest first."""
+    """Return the ids of jobs with recent events, the latest first."""
     return [row[0] for row in await on.fetch("watch_since", since_s, queue, task, batch)]
 
 
 async def state(on: Fetches, after_id: int | None) -> State:
-    """All that lives, and how many came to each queue after that id."""
+    """Return all live jobs in counts, and how many were enqueued per queue after that id."""
     [row] = await on.fetch("watch_state", after_id, BORN_MAX, PARTS_MAX)
     made: dict[str, Any] = dict(row)
     for part in ("queues", "workers", "running", "limits"):
@@ -65,7 +65,7 @@ async def state(on: Fetches, after_id: int | None) -> State:
 
 
 async def ended(on: Fetches, since_s: float, running: Sequence[int]) -> list[Ended]:
-    """Jobs that ended lately, as far as they are found; `running` were seen running."""
+    """Return recently ended jobs, as far as they are found; `running` were seen running before."""
     rows = await on.fetch("watch_ended", since_s, list(running), ENDED_MAX)
     return [msgspec.convert(dict(row), Ended) for row in rows]
 

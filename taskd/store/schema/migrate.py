@@ -1,8 +1,8 @@
-"""How a migration is applied to a database that is in use; migrations.py says which.
+"""Apply migrations to a database that is in use; migrations.py says which.
 
-One transaction each, with its record, and one runner at a time. For a lock it waits a moment only,
-for whoever comes behind it waits as well, and then tries again. What living workers are too old for
-is not applied before they have ended.
+Each migration runs in one transaction together with its record, and one process migrates at a time.
+A migration waits for a lock only for a moment, because everyone behind it waits as well, and then
+tries again. A migration for which live workers are too old is postponed until they have ended.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from taskd.store.connections.error_translation import first_line, translate
 from taskd.store.schema import migration_history
 
 ADVISORY_LOCK = 0x7461736B64  # "taskd"
-# A lock that is waited for holds up all who come later, so that is how long a job may be held up.
+# A waiting lock request holds up all later ones, so this is the longest delay for a job.
 LOCK_TIMEOUT_MS = 100
 RUNNER_WAIT_S = 120.0
 RETRY_S_MAX = 3.0
-# A migration may take as long as it needs.
+# A migration takes as long as it needs.
 STATEMENT_S = 6 * 3600.0
 
-# It holds the list of what was applied, so it cannot itself be a migration.
+# This table lists the applied migrations, so it cannot itself be a migration.
 LEDGER = """
 CREATE TABLE IF NOT EXISTS taskd.migration (
     number integer PRIMARY KEY,
@@ -49,7 +49,7 @@ class Runner:
 
     Args:
         known: all migrations of this code.
-        lock_wait_s: seconds to try for the locks of a migration, in tries of a tenth of a second.
+        lock_wait_s: seconds to retry for the locks of a migration, a tenth of a second each time.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Runner:
         self._lock_wait_s = lock_wait_s
 
     async def is_missing(self, migration: Migration) -> bool:
-        """Whether it is to be applied.
+        """Return whether the migration must be applied.
 
         Raises:
             SchemaTooNew, SchemaEdited: the database does not fit this code.
@@ -80,13 +80,14 @@ class Runner:
         return bool(missing([migration], found))
 
     async def has_outgrown_nobody(self, migration: Migration, drain: bool, wait_s: float) -> bool:
-        """Whether no living worker is too old for it; waits for them if they are to drain.
+        """Return whether no live worker is too old for it; wait for such workers if they drain.
 
-        False: it has to wait, and this code works without it.
+        False: the migration has to wait, and this code works without it.
 
         Raises:
-            MigrationFailed: there are such workers, and this code needs the migration; or they
-                have not ended in time.
+            MigrationFailed: there are such workers, and this code needs the migration; or they have
+                not
+            ended in time.
         """
         if migration.number == 1:
             return True
@@ -101,9 +102,9 @@ class Runner:
                 events.migration_postponed(migration.number, migration.name, _names(old))
                 return False
             raise MigrationFailed(
-                f"{migration.label} works with code of {migration.works_with:04d} and later, and "
+                f"{migration.label} works with code {migration.works_with:04d} and later, but "
                 f"older workers run: {', '.join(_names(old))}. Nothing was changed. Stop them "
-                "first, or tell them to drain with `taskd db migrate --drain`."
+                "first, or ask them to drain: taskd db migrate --drain."
             )
         async with self._alone(self._connection):
             await migration_history.record(self._on, migration, is_applied=False)
@@ -112,18 +113,18 @@ class Runner:
         while old := await migration_history.outgrown(self._on, migration.works_with):
             if time.monotonic() > deadline:
                 raise MigrationFailed(
-                    f"{migration.label} waits for workers to drain that it is too new for: "
-                    f"{', '.join(_names(old))}. It is announced, and nothing else was changed: run "
+                    f"{migration.label} waits until workers that are too old for it have drained: "
+                    f"{', '.join(_names(old))}. It is announced, and nothing else was changed. Run "
                     "`taskd db migrate --drain` again when they have ended."
                 )
             await asyncio.sleep(0.25)
         return True
 
     async def apply(self, migration: Migration) -> bool:
-        """Apply it; whether nobody else has done so meanwhile.
+        """Apply it; return whether this process did so, and no other one.
 
         Raises:
-            MigrationFailed: it could not be; the message says what is left.
+            MigrationFailed: it could not be applied; the message says what was changed.
         """
         once = self._in_transaction if migration.in_transaction else self._apart
         tries, deadline = 0, time.monotonic() + self._lock_wait_s
@@ -153,7 +154,7 @@ class Runner:
         async with self._alone(connection):
             if not await self.is_missing(migration):
                 return False
-            # All at the beginning, in their order: what waits later would hold these meanwhile.
+            # Take all locks at the start, in order: a later wait would hold the earlier locks.
             for lock in migration.locks:
                 await connection.execute(lock_text(lock))
             await connection.execute(migration.text, timeout=STATEMENT_S)
@@ -162,9 +163,9 @@ class Runner:
         return True
 
     async def _apart(self, migration: Migration) -> bool:
-        """One that cannot run in a transaction: step by step, each of which may be repeated."""
-        # Another connection holds the place of the runner. It is idle in its transaction and so has
-        # no snapshot, which an index that is built concurrently would wait for.
+        """Apply a migration that cannot run in a transaction, by steps that can be repeated."""
+        # Another connection holds the runner's lock. It is idle in its transaction and has no
+        # snapshot, which a concurrent index build would wait for.
         keeper = await self._database.connect("migrate", idle_in_transaction_session_timeout="0")
         try:
             async with self._alone(keeper):
@@ -177,7 +178,7 @@ class Runner:
 
     async def _take_steps(self, migration: Migration) -> None:
         connection = self._connection
-        # These locks hold up no job. What they wait for is the end of older transactions.
+        # These locks delay no job: they wait for the end of older transactions.
         await connection.execute(f"SET lock_timeout = {int(self._lock_wait_s * 1000)}")
         try:
             for step in migration.steps:
@@ -191,24 +192,24 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _alone(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
-        """A transaction, as soon as nobody else migrates.
+        """Begin a transaction, as soon as no other process migrates.
 
         Raises:
-            MigrationFailed: somebody else does so for too long.
+            MigrationFailed: another process migrates for too long.
         """
         deadline, told = time.monotonic() + RUNNER_WAIT_S, False
         while True:
             transaction = connection.transaction()
             await transaction.start()
-            # Held until the commit, and by the transaction: behind a pooler the session is
-            # anybody's. Tried, not waited for: who waits has a snapshot, and would hold up the
-            # index that the other one builds.
+            # The transaction holds it until its commit, as a pooler can give the session to anyone.
+            # It is tried, not waited for: a waiting session has a snapshot, which would delay a
+            # concurrent index build.
             if await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", ADVISORY_LOCK):
                 break
             await transaction.rollback()
             if time.monotonic() > deadline:
                 raise MigrationFailed(
-                    f"another session has held the lock of migrations for {RUNNER_WAIT_S:.0f} s "
+                    f"another session has held the lock for migrations for {RUNNER_WAIT_S:.0f} s "
                     "(in pg_locks: locktype advisory). Nothing was changed; run it again later."
                 )
             if not told:
@@ -216,7 +217,7 @@ class Runner:
                 events.migration_waits()
             await asyncio.sleep(random.uniform(0.1, 0.3))
         try:
-            # It also closes what the last statement has left open, and with that its snapshot.
+            # This also ends the transaction of a failed statement, and its snapshot.
             await connection.execute(
                 f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
             )
@@ -228,7 +229,7 @@ class Runner:
         await transaction.commit()
 
 
-# What these say is the fault of the migration's text, or of the rows that it meets.
+# Such an error comes from the migration's text, or from the rows that it meets.
 _ITS_OWN_FAULTS = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -244,12 +245,12 @@ def _is_its_own_fault(error: asyncpg.PostgresError) -> bool:
 
 
 def lock_text(lock: Lock) -> str:
-    """The statement that takes it."""
+    """Return the statement that takes the lock."""
     return f"LOCK TABLE taskd.{lock.table} IN {lock.mode.upper()} MODE"
 
 
 def drop_text(index: str) -> str:
-    """The statement that drops an index which was made in part."""
+    """Return the statement that drops a partly built index."""
     return f"DROP INDEX CONCURRENTLY {index}"
 
 
@@ -262,17 +263,17 @@ def _not_locked(
 ) -> str:
     who = f" Held by {', '.join(_names(held))}." if held else ""
     count = "1 try" if tries == 1 else f"{tries} tries"
-    what = "Nothing was changed" if migration.in_transaction else "It goes on where it stopped"
+    what = "Nothing was changed" if migration.in_transaction else "It continues where it stopped"
     return (
-        f"{migration.label} got no lock in {count}: {first_line(error)}.{who} {what}: end "
+        f"{migration.label} got no lock in {count}: {first_line(error)}.{who} {what}. End "
         "those transactions, or wait for a quieter time, and run `taskd db migrate` again."
     )
 
 
 def _failed(migration: Migration, error: Exception) -> str:
     what = (
-        "It changed nothing; what came before it is applied"
+        "It changed nothing; the migrations before it are applied"
         if migration.in_transaction
-        else "Its steps before that are done; run again, it goes on from there"
+        else "Its earlier steps are done; another run continues from there"
     )
     return f"{migration.label} failed: {first_line(error)}. {what}."

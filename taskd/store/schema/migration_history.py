@@ -1,4 +1,4 @@
-"""The ledger of migrations, and who is in the way of one."""
+"""The history of migrations, and who blocks a migration."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HOLDERS_MAX = 5
 UNDEFINED_COLUMN = "42703"
 OTHER_LEDGER = (
     "the table taskd.migration has other columns than this taskd gives it: the schema was made "
-    "before the first release, from which nothing leads here, or was changed by hand. Use the "
-    "taskd that has made it. Without jobs that matter, begin anew: DROP SCHEMA taskd CASCADE."
+    "before the first release, from which no migration leads here, or was changed by hand. Use the "
+    "taskd that made it. If no job matters, start over: DROP SCHEMA taskd CASCADE."
 )
 
 
 class OldWorker(NamedTuple):
-    """A living worker whose code is too old for a migration."""
+    """A live worker whose code is too old for a migration."""
 
     id: int
     host: str
@@ -34,7 +34,7 @@ class OldWorker(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A session that holds up a migration."""
+    """A session that blocks a migration."""
 
     pid: int
     username: str
@@ -48,11 +48,11 @@ class Holder(NamedTuple):
 
 
 async def entries(on: Fetches) -> list[Entry]:
-    """What was applied and what is announced, by number.
+    """Return the applied and the announced migrations, by number.
 
     Raises:
         SchemaMissing: there is no schema taskd.
-        SchemaEdited: its ledger is of a taskd before the first release, or was changed by hand.
+        SchemaEdited: its history is of a taskd before the first release, or was changed by hand.
     """
     try:
         return [Entry(*row) for row in await on.fetch("list_migrations")]
@@ -63,7 +63,7 @@ async def entries(on: Fetches) -> list[Entry]:
 
 
 async def record(on: Fetches, migration: Migration, *, is_applied: bool) -> None:
-    """Write down that it was applied, or that it is about to be."""
+    """Record that a migration was applied, or is about to be."""
     await on.fetch(
         "record_migration",
         migration.number,
@@ -75,15 +75,15 @@ async def record(on: Fetches, migration: Migration, *, is_applied: bool) -> None
 
 
 async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
-    """The living workers with code older than that."""
+    """Return the live workers with older code."""
     return [OldWorker(*row) for row in await on.fetch("outgrown_workers", works_with)]
 
 
 async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
-    """Who holds locks on these tables; without tables, who holds an old snapshot."""
+    """Return who holds locks on these tables; without tables, who holds an old snapshot."""
     return [Holder(*row) for row in await on.fetch("lock_holders", list(tables), HOLDERS_MAX)]
 
 
 async def is_invalid(on: Fetches, index: str) -> bool:
-    """Whether that index was made in part only."""
+    """Return whether the index was only partly built."""
     return bool((await on.fetch("is_index_invalid", index))[0][0])

@@ -1,4 +1,4 @@
-"""Migrations: the files of sql/migrations, and whether a database fits them, or shall."""
+"""Migrations: the files of sql/migrations, and whether a database fits them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 
 @cache
 def all_migrations() -> tuple[Migration, ...]:
-    """The migrations that this code brings, in order."""
+    """Return the migrations of this code, in order."""
     found = []
     for path in (sql_root() / "migrations").iterdir():
         match = FILE_NAME.fullmatch(path.name)
@@ -33,16 +33,17 @@ def all_migrations() -> tuple[Migration, ...]:
 
 
 def of_this_code() -> CodeRange:
-    """The schemas that this code was written for."""
+    """Return the schema versions that this code works with."""
     return code_range(all_migrations())
 
 
 async def check(database: Database) -> int:
-    """Make sure that this code works with the schema; the number of its newest migration.
+    """Check that this code works with the schema; return the number of its newest migration.
 
     Raises:
         SchemaMissing, SchemaOutdated, SchemaTooNew, SchemaEdited: it does not; the message says
-            what to do.
+            what to
+        do.
     """
     found = await entries(database)
     if not any(entry.is_applied for entry in found):
@@ -56,8 +57,8 @@ async def check(database: Database) -> int:
 
 
 async def entries(database: Database) -> list[Entry]:
-    """What was applied and what is announced; empty when the schema is missing."""
-    # Whoever asks for the version alone needs no driver.
+    """Return the applied and announced migrations; empty if the schema is missing."""
+    # Imported here, as a check of the version alone needs no driver.
     from taskd.store.connections.database import Lane
 
     lane = Lane(database, "check")
@@ -77,22 +78,8 @@ async def migrate(
     lock_wait_s: float = LOCK_WAIT_S,
     workers_wait_s: float = WORKERS_WAIT_S,
 ) -> list[Migration]:
-    """Apply what is missing; returns it. Safe to repeat, from anywhere, and while jobs run.
-
-    What this code works without waits until no older worker runs; so some may be missing still.
-
-    Args:
-        known: the migrations, if not those of this code.
-        drain: whether workers that are too old for a migration are told to drain, and waited for.
-        lock_wait_s: seconds to try for the locks of a migration, in tries of a tenth of a second.
-        workers_wait_s: seconds to wait for those workers.
-
-    Raises:
-        MigrationFailed: one could not be applied; it changed nothing, or says what is left.
-        SchemaTooNew, SchemaEdited: the database does not fit this code.
-        StoreUnavailable, PermissionDenied: as the server answers.
-    """
-    # It brings structlog along, which commands that only check can do without.
+    """Apply the missing migrations and return them; safe to repeat and to run while jobs run."""
+    # This imports structlog, which commands that only check do not need.
     from taskd.store.schema.migrate import Runner
 
     known = known or all_migrations()

@@ -1,4 +1,4 @@
-"""The SQL that mends what `taskd doctor` finds: sql/repairs.sql, with its values. It is printed."""
+"""The SQL that repairs what `taskd doctor` finds, from sql/repairs.sql. It is only printed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PLACE = re.compile(r'(?<![:\w]):(?:"(\w+)"|\'(\w+)\'|(\w+):(?!:)|(\w+))')
 
 @cache
 def load() -> dict[str, str]:
-    """The texts by their names."""
+    """Return the texts by their names."""
     parts = HEADER.split((sql_root() / "repairs.sql").read_text(encoding="utf-8"))[1:]
     return {name: _bare(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _bare(text: str) -> str:
-    """Without the prose of the next one."""
+    """Without the comment of the next one."""
     lines = text.rstrip().splitlines()
     while lines and (not lines[-1] or lines[-1].startswith("-- ")):
         lines.pop()
@@ -29,7 +29,7 @@ def _bare(text: str) -> str:
 
 
 def render(name: str, args: Mapping[str, Any]) -> str:
-    """The SQL, to be pasted into psql.
+    """Return the SQL, for psql.
 
     Raises:
         KeyError: there is no such text, or no such value.
@@ -47,11 +47,11 @@ def render(name: str, args: Mapping[str, Any]) -> str:
 
 
 def quote_identifier(name: str) -> str:
-    """As format('%I') would, but always in quotes."""
+    """Quote as format('%I') does, but always with quotes."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(text: str) -> str:
-    """As format('%L') would."""
+    """Quote as format('%L') does."""
     quoted = "'" + text.replace("'", "''") + "'"
     return "E" + quoted.replace("\\", "\\\\") if "\\" in text else quoted

@@ -1,4 +1,4 @@
-"""Roles: sql/roles.sql, which makes them, hands the schema over and grants what each needs."""
+"""Roles: run sql/roles.sql, which makes them, gives them the schema and grants their rights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAME = re.compile(rf"\btaskd_({'|'.join(KINDS)})\b")
 
 
 def names(prefix: str = PREFIX_DEFAULT) -> list[str]:
-    """The names of the roles, the owner's first.
+    """Return the names of the roles, the owner first.
 
     Raises:
-        ValueError: a prefix that is not plain lower-case letters, digits and underscores.
+        ValueError: the prefix is not made of lower-case letters, digits and underscores.
     """
     if not PREFIX.fullmatch(prefix):
         raise ValueError(
@@ -31,7 +31,7 @@ def names(prefix: str = PREFIX_DEFAULT) -> list[str]:
 
 
 def script(prefix: str = PREFIX_DEFAULT) -> str:
-    """The SQL that makes the roles and grants; for psql as it stands.
+    """Return the SQL that makes the roles and grants, for psql.
 
     Raises:
         ValueError: as names().
@@ -42,11 +42,11 @@ def script(prefix: str = PREFIX_DEFAULT) -> str:
 
 
 async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
-    """Make the roles that are missing, and grant each what it needs. Safe to repeat.
+    """Make the missing roles, and grant each its rights. Safe to repeat.
 
     Raises:
-        SchemaMissing: there is nothing yet to grant.
-        PermissionDenied: this role may not make roles, or does not own the schema.
+        SchemaMissing: there is no schema yet.
+        PermissionDenied: this role cannot make roles, or does not own the schema.
     """
     if not await entries(database):
         raise SchemaMissing(NO_SCHEMA)
@@ -55,13 +55,13 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
             await connection.execute(script(prefix))
     except PermissionDenied as error:
         raise PermissionDenied(
-            f"{error} Roles are made by a superuser, or by the owner of the schema if it may "
-            "create roles: `taskd db roles --sql` prints what to run."
+            f"{error} A superuser can make roles, or the owner of the schema if it has "
+            "CREATEROLE: `taskd db roles --sql` prints the statements."
         ) from None
 
 
 async def renew(database: Database) -> list[str]:
-    """Grant anew after a migration, if the schema has been handed over to roles; their names."""
+    """Grant again after a migration, if the schema belongs to roles; return their names."""
     lane = Lane(database, "roles")
     try:
         rows = await lane.fetch("find_roles")

@@ -1,4 +1,4 @@
-"""Migrations as one script for psql: for databases whose owner lets no program change them."""
+"""Migrations as one script for psql, for databases that a DBA changes by hand."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SET client_min_messages = 'warning';
 
 
 def script(migrations: Sequence[Migration]) -> str:
-    """The SQL that applies these migrations, in order, and records them.
+    """Return the SQL that applies these migrations in order and records them.
 
-    In one transaction, but for what cannot run in one.
+    It is one transaction, except for steps that cannot run in one.
     """
     parts = [HEAD]
     for in_transaction, group in groupby(migrations, lambda each: each.in_transaction):
@@ -38,7 +38,7 @@ def _in_transaction(migration: Migration) -> str:
 
 
 def _apart(migration: Migration) -> str:
-    # What it waits for is the end of older transactions, and nobody waits for it.
+    # It waits for the end of older transactions, and no job waits for it.
     steps = "".join(_step(each) for each in migration.steps)
     return (
         f"{_title(migration)}SET lock_timeout = 0;\n{steps}"
@@ -57,12 +57,12 @@ def _step(step: Step) -> str:
 
 
 def _title(migration: Migration) -> str:
-    works_with = f"workers of code before {migration.works_with:04d} drain once it is committed"
+    works_with = f"workers with code before {migration.works_with:04d} drain once it is committed"
     return f"-- {migration.label}: {works_with}.\n"
 
 
 def _record(migration: Migration) -> str:
-    # Name and digest come from a file's name and a hash: no quote can be in them.
+    # Name and digest come from a file's name and a hash, so they contain no quote.
     row = (
         f"({migration.number}, '{migration.name}', '{migration.digest}', {migration.works_with}, "
         "clock_timestamp())"

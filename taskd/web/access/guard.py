@@ -1,7 +1,7 @@
-"""What each request to the dashboard passes: where it was sent, who sent it, how it is answered.
+"""What each request to the dashboard passes: checks of host and origin, and security headers.
 
-Pages hold text that strangers have written. Should any of it ever get through the templates, the
-policy below leaves it without effect: no inline script or style, nothing from elsewhere.
+Pages hold text from any producer. If a part of it ever got through the templates, the policy below
+makes it harmless: no inline script or style, and nothing from other sites.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
-    # With same-origin, a form's Origin header arrives; nothing is told to other sites.
+    # With same-origin, browsers send the Origin header with forms, and send no referrer elsewhere.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -33,7 +33,7 @@ READING = ("GET", "HEAD")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Return whether only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -41,12 +41,12 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """The host of `host:port`, in lower case."""
+    """Return the host of `host:port`, in lower case."""
     return (urlsplit(f"//{address}").hostname or "").lower()
 
 
 def port_of(address: str) -> int | None:
-    """The port of `host:port`; None: it has none, or none that could be one."""
+    """Return the port of `host:port`; None if it has none, or an impossible one."""
     try:
         return urlsplit(f"//{address}").port
     except ValueError:
@@ -54,11 +54,11 @@ def port_of(address: str) -> int | None:
 
 
 class Guard:
-    """Middleware: refuses what was not sent to this host, or by another site; adds the headers.
+    """Middleware: refuse requests for other hosts and from other sites; add security headers.
 
     Args:
-        url: where browsers find the dashboard when a proxy stands before it. Addresses always
-            fit: what another site has rebound to this machine is a name.
+        url: the URL of the dashboard for browsers, if a proxy is in front of it. IP addresses are
+        always accepted: DNS rebinding by another site needs a name.
     """
 
     def __init__(self, app: ASGIApp, url: str | None = None) -> None:
@@ -86,7 +86,7 @@ class Guard:
         host = headers.get("host", "")
         if not self._is_ours(host):
             return (
-                "this is not a name of the dashboard. If browsers are to find it under this "
+                "this is not a name of the dashboard. If browsers reach it under this "
                 "name, set TASKD_WEB_URL to it.\n"
             ), 421
         if scope["method"] in READING:
@@ -94,7 +94,7 @@ class Guard:
         site = headers.get("sec-fetch-site", "same-origin")
         origin = headers.get("origin")
         if site != "same-origin" or (origin is not None and not self._is_same(origin, host)):
-            return "a form of another site cannot do this\n", 403
+            return "a form of another site is refused\n", 403
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -109,19 +109,19 @@ class Guard:
         return True
 
     def _is_same(self, origin: str, host: str) -> bool:
-        # The whole origin: cookies do not tell another port of this machine apart.
+        # Compare the whole origin: cookies do not distinguish ports of this machine.
         return origin == self._url or origin.partition("://")[2] == host
 
 
 def check_reach(address: str, *, guarded: bool) -> None:
-    """See that what others can reach asks for a login.
+    """Check that an address which others can reach requires a login.
 
     Raises:
         ConfigError: others reach the address, and there is no password.
     """
     if not guarded and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(
-            f"{address} can be reached from elsewhere, and the dashboard has no password. Set "
+            f"{address} can be reached from other machines, and the dashboard has no password. Set "
             "TASKD_WEB_PASSWORD_FILE (or TASKD_WEB_PASSWORD; `taskd web --hash-password` makes a "
-            "hash for it), or listen to 127.0.0.1"
+            "hash for it), or listen on 127.0.0.1"
         )

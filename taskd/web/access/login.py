@@ -1,4 +1,4 @@
-"""Who may act: passwords, sessions, and how often somebody may guess."""
+"""Logins: passwords, sessions, and limits on failed attempts."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from taskd.web.access.login_limits import network_of
 
 PASSWORD_CHARS_MIN = 8
 PASSWORD_BYTES_MAX = 1024
-# 32 MiB and some 80 ms for each guess.
+# scrypt: 32 MiB and some 80 ms per attempt.
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**15, 8, 1
 SCRYPT_MEMORY_MAX = 64 * 2**20
 HASH = re.compile(r"scrypt:([A-Za-z0-9+/=]{16,64}):([A-Za-z0-9+/=]{40,100})")
 NAMED = re.compile(r"([A-Za-z0-9_.@-]{1,64}):(scrypt:\S+)")
-# Who is not known takes as long as who is.
+# Checked for unknown names, so that they take as long as known ones.
 NOBODY = f"scrypt:{base64.b64encode(bytes(16)).decode()}:{base64.b64encode(bytes(32)).decode()}"
-# Who logs in with the one password.
+# The name of the user of a single password.
 SOMEBODY = "admin"
 
 SESSIONS_MAX = 100
 SESSION_S = 24 * 3600.0
 IDLE_S = 8 * 3600.0
-# From one address; a good one clears them.
+# Failures of one address; a successful login clears them.
 FAILURES_MAX = 5
 FAILURES_S = 60.0
-# From all of them: then only those from which somebody has logged in before are heard.
+# Failures of all addresses: above this, only addresses with an earlier login are checked.
 FAILURES_IN_ALL_MAX = 50
 ADDRESSES_MAX = 1000
-# Guesses that are hashed or wait for it, from all addresses.
+# Attempts of all addresses that are being hashed or wait for it.
 GUESSES_MAX = 8
 
 
 def hashed(password: str, salt: bytes | None = None) -> str:
-    """The hash of a password, for the settings."""
+    """Return the hash of a password, for the settings."""
     salt = salt or secrets.token_bytes(16)
     key = hashlib.scrypt(
         password.encode()[: PASSWORD_BYTES_MAX + 1],
@@ -67,7 +67,7 @@ def _is_right(password: str, known: str) -> bool:
 
 
 def read_passwords(settings: Settings) -> dict[str, str]:
-    """Passwords or their hashes by name, `admin` for the one without; empty: nobody may act.
+    """Return passwords or hashes by user name, `admin` if none is given; empty: no logins.
 
     Raises:
         ConfigError: the file cannot be read, or a password is too short.
@@ -87,8 +87,8 @@ def read_passwords(settings: Settings) -> dict[str, str]:
         return _checked({match[1]: match[2] for match in named if match}, source)
     if len(lines) > 1:
         raise ConfigError(
-            f"{source}: write one password, or one line `name:scrypt:...` for each who may log in; "
-            "`taskd web --hash-password` makes them"
+            f"{source}: write one password, or one line `name:scrypt:...` per user; "
+            "`taskd web --hash-password` makes these lines"
         )
     return _checked({SOMEBODY: given.strip()}, source)
 
@@ -96,14 +96,14 @@ def read_passwords(settings: Settings) -> dict[str, str]:
 def _checked(passwords: dict[str, str], source: str) -> dict[str, str]:
     for known in passwords.values():
         if known.startswith("scrypt:") and not HASH.fullmatch(known):
-            raise ConfigError(f"{source}: the hash is none of `taskd web --hash-password`")
+            raise ConfigError(f"{source}: this is not a hash made by `taskd web --hash-password`")
         if len(known) < PASSWORD_CHARS_MIN:
             raise ConfigError(f"{source}: use at least {PASSWORD_CHARS_MIN} characters")
     return passwords
 
 
 class TooMany(Exception):
-    """Too many guesses; `wait_s` until the next may be made."""
+    """Too many failed logins; `wait_s`: seconds until the next attempt is allowed."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many attempts; wait {wait_s:.0f} s")
@@ -111,10 +111,10 @@ class TooMany(Exception):
 
 
 class Logins:
-    """Checks passwords, a bounded number of times.
+    """Check passwords, a limited number of times.
 
-    Who guesses from one address waits alone. Who guesses from many makes strangers wait, and nobody
-    whose address somebody has logged in from since the process started.
+    Failures from one address delay only that address. Failures from many addresses delay all
+    addresses from which no one has logged in since the process started.
     """
 
     def __init__(self, passwords: Mapping[str, str]) -> None:
@@ -127,14 +127,14 @@ class Logins:
 
     @property
     def names_needed(self) -> bool:
-        """Whether a name must be given, too."""
+        """Return whether a name is required."""
         return set(self._passwords) != {SOMEBODY}
 
     async def check(self, name: str, password: str, address: str) -> str | None:
-        """Who it is; None: wrong.
+        """Return the user's name; None: the password is wrong.
 
         Raises:
-            TooMany: this address, or all of them, have guessed too often.
+            TooMany: this address, or all together, have failed too often.
         """
         network = network_of(address)
         failures = self._recent(network)
@@ -143,7 +143,7 @@ class Logins:
             _limit(self._in_all, FAILURES_IN_ALL_MAX)
         if self._waiting >= GUESSES_MAX:
             raise TooMany(1.0)
-        # Counted before it is checked, or several at once would be checked as the first.
+        # Count it before the check: otherwise parallel attempts would all be checked.
         now = time.monotonic()
         failures.append(now)
         self._in_all.append(now)
@@ -172,7 +172,7 @@ class Logins:
 
 
 def _limit(failures: Sequence[float], most: int) -> None:
-    """Raise TooMany, while the earliest of so many failures is younger than FAILURES_S."""
+    """Raise TooMany while the oldest of this many failures is younger than FAILURES_S."""
     left_s = failures[0] + FAILURES_S - time.monotonic() if len(failures) >= most else 0.0
     if left_s > 0:
         raise TooMany(max(1.0, left_s))
@@ -187,11 +187,11 @@ def _remember(kept: OrderedDict[str, Any], key: str, value: Any) -> None:
 
 @dataclass(slots=True)
 class Session:
-    """Somebody who has logged in.
+    """A logged-in user.
 
     Attributes:
-        csrf: what each form that changes something must bring.
-        notes: what to tell on the next page.
+        csrf: token that each form which changes something must send.
+        notes: messages for the next page.
     """
 
     who: str
@@ -202,13 +202,13 @@ class Session:
 
 
 class Sessions:
-    """Those who have logged in, in memory: a restart logs everybody out."""
+    """The sessions, in memory: a restart logs everyone out."""
 
     def __init__(self) -> None:
         self._by_digest: OrderedDict[bytes, Session] = OrderedDict()
 
     def begin(self, who: str) -> tuple[str, Session]:
-        """A new session and its token; of too many, the one that idled longest ends."""
+        """Make a session and return its token; if there are too many, the most idle one ends."""
         token, session = secrets.token_urlsafe(32), Session(who)
         self._by_digest[_digest(token)] = session
         while len(self._by_digest) > SESSIONS_MAX:
@@ -216,10 +216,10 @@ class Sessions:
         return token, session
 
     def find(self, token: str | None, *, looks: bool = False) -> Session | None:
-        """The session of this token, unless it is over.
+        """Return the session of this token, unless it has expired.
 
         Args:
-            looks: a page that is open asks, and not somebody who does something.
+            looks: the request comes from an open page, not from an action of the user.
         """
         key = _digest(token or "")
         session = self._by_digest.get(key)
@@ -240,6 +240,6 @@ class Sessions:
 
 
 def _digest(token: str) -> bytes:
-    # The tokens themselves are nowhere, so that a dump of the memory is no key; and looking one up
-    # tells nothing about others by the time it takes.
+    # Only hashes of tokens are kept: a memory dump contains no token, and the time of a look-up
+    # reveals nothing about others.
     return hashlib.sha256(token.encode()).digest()

@@ -1,4 +1,4 @@
-"""Who guesses passwords: from which address, and in how many lines of the log."""
+"""Failed logins: their addresses, and their log lines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from taskd import events
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Refusals that have a line each in the log; the others of the same minute have one together.
+# Refusals per minute with a log line of their own; one line counts the others.
 LINES_MAX = 10
 LINES_S = 60.0
 
 
 def network_of(address: str) -> str:
-    """What one guesser has of addresses: an IPv4 address, or 64 bits of IPv6."""
+    """Return the part of an address that one user has: an IPv4 address, or 64 bits of IPv6."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -30,10 +30,10 @@ def network_of(address: str) -> str:
 
 
 def client_of(peer: str, forwarded: str, proxies: Sequence[IPNetwork]) -> str:
-    """The address of who asks: the last that no proxy of ours has.
+    """Return the client's address: the last one in the chain that is not one of our proxies.
 
     Args:
-        forwarded: the header X-Forwarded-For; only what proxies of ours have written is believed.
+        forwarded: the header X-Forwarded-For; only entries of configured proxies are trusted.
     """
     client = peer
     for each in [*reversed(forwarded.split(",")), ""]:
@@ -49,7 +49,7 @@ def client_of(peer: str, forwarded: str, proxies: Sequence[IPNetwork]) -> str:
 
 
 class Refusals:
-    """Tells of logins that were refused, in a bounded number of lines: strangers make them."""
+    """Log refused logins, in a limited number of lines, as any client can cause them."""
 
     def __init__(self) -> None:
         self._since = float("-inf")
@@ -59,7 +59,7 @@ class Refusals:
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, who: str, address: str, why: str) -> None:
-        """Somebody was refused."""
+        """Log one refusal."""
         now = time.monotonic()
         if self._timer is None and now - self._since >= LINES_S:
             self._since, self._told = now, 0
@@ -73,7 +73,7 @@ class Refusals:
             self._timer = asyncio.get_running_loop().call_later(left_s, self.tell_rest)
 
     def tell_rest(self) -> None:
-        """Tell of those that have no line of their own, by the last of them."""
+        """Log the refusals without a line of their own, with the data of the last one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

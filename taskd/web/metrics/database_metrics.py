@@ -1,4 +1,4 @@
-"""What the database says, read at most once in a few seconds and never waited for for long."""
+"""Metrics from the database: read at most once in some seconds, with a limited wait."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from taskd.store.connections.database import Database, Lane
 from taskd.store.reading import metrics
 from taskd.store.reading.metrics import Value
 
-# Two servers that scrape one worker ask the database once.
+# Two servers that scrape one worker share one read.
 CACHE_S = 5.0
 WAIT_S = 2.0
 
 
 class Reading(NamedTuple):
-    """What was read.
+    """The result of a read.
 
     Attributes:
-        values: none, when the database did not answer in time.
-        took_s: how long the statement took.
+        values: empty, if the database did not answer in time.
+        took_s: duration of the statement.
     """
 
     up: bool
@@ -33,7 +33,7 @@ NOTHING = Reading(up=False, values=[], took_s=0.0)
 
 
 class Figures:
-    """Reads, with a connection of its own."""
+    """Read the metrics over a connection of its own."""
 
     def __init__(self, database: Database) -> None:
         self._lane = Lane(database, "metrics", statement_timeout=str(int(WAIT_S * 1000)))
@@ -42,12 +42,12 @@ class Figures:
         self._until = 0.0
 
     async def read(self) -> Reading:
-        """The numbers, not older than CACHE_S; whoever asks meanwhile waits for the same."""
+        """Return values that are at most CACHE_S old; concurrent callers share one read."""
         if time.monotonic() < self._until:
             return self._last
         if self._read is None:
             self._read = asyncio.create_task(self._read_now(), name="figures")
-        # A statement that takes longer goes on, and the next scrape finds what it has read.
+        # A slower statement goes on, and the next scrape gets its result.
         await asyncio.wait({self._read}, timeout=WAIT_S)
         return self._last if time.monotonic() < self._until else NOTHING
 
@@ -66,5 +66,5 @@ class Figures:
         return self._last
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._lane.close()

@@ -1,7 +1,7 @@
-"""/metrics: what the processes have counted, and what the database says, in Prometheus' format.
+"""/metrics: counters of the processes and values from the database, in Prometheus' format.
 
-Everything is made of plain numbers at the scrape. prometheus-client writes the format; its own
-counters, which lock at each change, are not used.
+Each scrape formats plain numbers. prometheus-client writes the format; its own counters, which lock
+at each change, are not used.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from taskd.worker.observing.loop_monitor import LAG_BOUNDS_S
 from taskd.worker.status import WorkerStatus
 
 Snapshots = Callable[[], Awaitable[Sequence[WorkerStatus]]]
-# Scrapes that are answered at a time; more than two servers have no use for them.
+# Scrapes that are answered at a time: enough for two Prometheus servers.
 SCRAPES_MAX = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Told as 0 before it happens for the first time, or no alert could see it grow from there.
+# Exposed as 0 before they first happen: otherwise an alert cannot see the first increase.
 OUTCOMES_FROM_START = ("retried", "failed")
 EVENTS_FROM_START = ("schedule.failed", "schedule.stalled", "workers.buried", "loop.blocked")
 SOURCES = ("ring", "scout", "time")
@@ -51,12 +51,12 @@ STATES = ("blocked", "scheduled", "queued", "running")
 
 
 def metrics_route(snapshots: Snapshots, figures: Figures, thread: Executor) -> Route:
-    """The route of /metrics; with `?database=off` the database is not asked.
+    """Return the route of /metrics; with `?database=off` the database is not read.
 
     Args:
-        snapshots: asks the processes.
-        figures: asks the database.
-        thread: where the text is written, one scrape after the other: the loop belongs to handlers.
+        snapshots: reads the counters of the processes.
+        figures: reads the database.
+        thread: formats the text, one scrape at a time: the event loop belongs to handlers.
     """
 
     async def metrics(request: Request) -> Response:
@@ -74,7 +74,7 @@ async def _nothing() -> None:
 
 
 def write(snapshots: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
-    """All metrics as text."""
+    """Return all metrics as text."""
     page = Page()
     for each in snapshots:
         _process(page, each)
@@ -85,17 +85,17 @@ def write(snapshots: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
 
 
 class Page:
-    """The families of one scrape, each made when its first sample comes; a custom collector."""
+    """The metric families of one scrape, each made with its first sample; a custom collector."""
 
     def __init__(self) -> None:
         self._families: dict[str, Metric] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """All of them, in the order of the vocabulary."""
+        """Yield all families, in the order of the vocabulary."""
         return [self._families[name] for name in METRICS if name in self._families]
 
     def add(self, name: str, value: float, *labels: str) -> None:
-        """One sample of a counter or a gauge."""
+        """Add one sample of a counter or a gauge."""
         family = self._family(name)
         assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
         family.add_metric(labels, value)
@@ -108,7 +108,7 @@ class Page:
         total: float,
         *labels: str,
     ) -> None:
-        """One histogram: `counts` has one more than `bounds`."""
+        """Add one histogram: `counts` has one more entry than `bounds`."""
         family = self._family(name)
         assert isinstance(family, HistogramMetricFamily)
         upto = list(accumulate(counts))
@@ -167,7 +167,7 @@ def _process(page: Page, told: WorkerStatus) -> None:
 
 
 def _now(page: Page, told: WorkerStatus) -> None:
-    """How a process is at this moment."""
+    """Add the present state of a process."""
     me = str(told.process)
     for metric, by_queue in {
         "taskd_attempts_running": told.running,
@@ -196,7 +196,7 @@ def _database(page: Page, reading: Reading) -> None:
 
 
 def _zeros(values: Sequence[Value]) -> Iterable[Value]:
-    """What is 0 is said so: a graph shall come down, and a missing line is no line."""
+    """Zeros are exposed as well: a missing sample does not draw a line down to 0."""
     jobs = {(each.first, each.second) for each in values if each.metric == "jobs"}
     waiting = {each.first for each in values if each.metric == "oldest_due_seconds"}
     queues = {each.first for each in values if each.metric == "queue_workers"}
@@ -211,5 +211,5 @@ def _zeros(values: Sequence[Value]) -> Iterable[Value]:
 def _histogram(
     page: Page, name: str, bounds: Sequence[float], found: Sequence[float], *labels: str
 ) -> None:
-    """One that keeps its sum behind its counts (counters.py)."""
+    """Add a histogram that keeps its sum after its counts (counters.py)."""
     page.add_histogram(name, bounds, found[:-1], found[-1], *labels)

@@ -1,4 +1,4 @@
-"""The Grafana dashboard: rows of panels, each a title, a unit and what it draws."""
+"""The Grafana dashboard: rows of panels, each with a title, a unit and expressions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT = 8, 8
 PER_ROW = 24 // WIDTH
-# What the variables of the dashboard choose.
+# Filters by the variables of the dashboard.
 CHOSEN = 'job=~"$job",instance=~"$instance"'
 QUEUES = 'queue=~"$queue"'
 
 
 class Panel(NamedTuple):
-    """One picture.
+    """One panel.
 
     Attributes:
-        unit: as Grafana calls it: s, short, ops, percentunit.
+        unit: Grafana's name: s, short, ops, percentunit.
         draws: pairs of an expression and the legend of its lines.
     """
 
@@ -116,7 +116,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         _panel(
-            "Running, and how many may",
+            "Running attempts, and slots",
             "short",
             (_all("sum", "taskd_attempts_running", "queue", QUEUES), "{{queue}}"),
             (_all("sum", "taskd_attempts_limit", "queue", QUEUES), "{{queue}} limit"),
@@ -136,7 +136,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (_all("sum", "taskd_process_stuck", "instance"), "{{instance}} stuck"),
         ),
         _panel(
-            "Oldest beat, shortest lease",
+            "Oldest lease renewal, shortest lease",
             "s",
             (_max("taskd_worker_beat_age_seconds"), "oldest beat"),
             (_all("min", "taskd_lease_left_seconds", "instance"), "{{instance}} lease left"),
@@ -150,7 +150,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         _panel(
-            "Jobs taken back, given back, expired",
+            "Jobs rescued, reconciled, expired",
             "ops",
             (_rate("taskd_rescued_jobs_total"), "rescued"),
             (_rate("taskd_reconciled_jobs_total"), "reconciled"),
@@ -173,7 +173,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (f"topk(10, {_max('taskd_schedule_late_seconds', 'schedule')})", "{{schedule}}"),
         ),
         _panel(
-            "Claimed and not begun",
+            "Claimed and not started",
             "short",
             (_all("sum", "taskd_jobs_buffered", "queue", QUEUES), "{{queue}}"),
         ),
@@ -182,7 +182,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Database": (
         _panel(
-            "Answers scrapes",
+            "Database answers scrapes",
             "short",
             (_all("min", "taskd_database_up", "instance"), "{{instance}}"),
         ),
@@ -211,7 +211,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (_max("taskd_database_connections"), "taken"),
             (_max("taskd_database_connections_max"), "allowed"),
         ),
-        _panel("Queue of NOTIFY", "percentunit", (_max("taskd_notify_queue_used_ratio"), "used")),
+        _panel(
+            "Notification queue of the server",
+            "percentunit",
+            (_max("taskd_notify_queue_used_ratio"), "used"),
+        ),
         _panel(
             "Cost of a scrape",
             "s",
@@ -222,7 +226,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """What Grafana imports."""
+    """Return the dashboard for Grafana's import."""
     return {
         "title": "taskd",
         "uid": "taskd",
@@ -260,7 +264,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
 
 
 def _panels() -> Iterator[dict[str, Any]]:
-    """Row by row, from the top."""
+    """Place the panels row by row, from the top."""
     number, top = 0, 0
     for title, panels in ROWS.items():
         number += 1

@@ -1,6 +1,6 @@
-"""What somebody who is logged in may do: by the same functions of the store as the command line.
+"""What a logged-in user can do, with the same functions of the store as the command line.
 
-Each action is an event with who did it, and ends on a page that says what came of it.
+Each action logs an event with the user's name, and ends on a page that shows the result.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from taskd.web.access.login import Session
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
 from taskd.web.pages.views import wanted_of
 
-# Of one click; the next one goes on.
+# The most jobs per click; a further click continues.
 BULK_JOBS_MAX = 10_000
 PAUSE_S_MAX = 365 * 86400.0
 JOB_ACTIONS = ("retry", "cancel")
 
 
 async def retry_job(board: Dashboard, request: Request) -> Response:
-    """Bring one job back."""
+    """Retry one job."""
     session, _ = await board.acting(request)
     job_id = job_id_of(request)
     back = await jobs.retry(board.on, [job_id])
@@ -45,7 +45,7 @@ async def retry_job(board: Dashboard, request: Request) -> Response:
 
 
 async def cancel_job(board: Dashboard, request: Request) -> Response:
-    """End one job that waits, or ask the worker of one that runs."""
+    """Cancel a waiting job, or ask the worker of a running one to stop it."""
     session, form = await board.acting(request)
     job_id = job_id_of(request)
     ended = await jobs.cancel(board.on, [job_id], reason_of(form, session))
@@ -67,19 +67,19 @@ async def _told_of_job(
 
 
 async def _left(board: Dashboard, job_id: int, action: str) -> str:
-    """Why a job was left as it is."""
+    """Return why a job was left as it is."""
     state = (await reports.job_states(board.on, [job_id])).get(job_id)
     if state is None:
         return f"no job has the id {job_id}"
     if action == "cancel":
         return f"job {job_id} is {state} already: only live jobs can be cancelled"
     if state in FINISHED_BADLY:
-        return f"job {job_id} stays {state}: below it says why it cannot come back"
+        return f"job {job_id} stays {state}: its page says below why it cannot be retried"
     return f"job {job_id} is {state}: only failed and cancelled jobs can be retried"
 
 
 class Bulk(NamedTuple):
-    """An action on all jobs that a filter means."""
+    """An action on all jobs that match a filter."""
 
     action: str
     wanted: Filter
@@ -87,12 +87,12 @@ class Bulk(NamedTuple):
 
 
 async def preview(board: Dashboard, request: Request) -> Response:
-    """How many jobs an action in bulk would mean, and which, before it is done."""
+    """Show how many jobs, and which, a bulk action would change, before it runs."""
     if board.looking(request) is None:
-        raise Refused("nobody may act here, as no password is set: see TASKD_WEB_PASSWORD")
+        raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
     action = request.query_params.get("action", "")
     asked = _bulk(action, wanted_of(request.query_params), None)
-    found, sample = await bulk.look(board.on, asked.wanted, BULK_JOBS_MAX)
+    found, sample = await bulk.preview(board.on, asked.wanted, BULK_JOBS_MAX)
     rows = [await reports.show_job(board.on, job_id) for job_id in sample]
     return board.page(
         request,
@@ -107,7 +107,7 @@ async def preview(board: Dashboard, request: Request) -> Response:
 
 
 async def act_in_bulk(board: Dashboard, request: Request) -> Response:
-    """Retry or cancel all jobs of a filter that were there when the preview was made."""
+    """Retry or cancel all jobs of a filter that existed when the preview was made."""
     session, form = await board.acting(request)
     fields = {name: values[0] for name, values in form.items()} | {"state": form.get("state", [])}
     try:
@@ -121,27 +121,27 @@ async def act_in_bulk(board: Dashboard, request: Request) -> Response:
         async for ids in bulk.batches(board.on, asked.wanted, BULK_JOBS_MAX):
             done += sorted(await do(board.on, ids))
     finally:
-        # What was done was done, also when the rest could not be.
+        # Batches before the error are committed, so they are reported.
         said = ", ".join(f"{name}={value}" for name, value in asked.fields.items() if value)
         events.action_taken(f"jobs.{asked.action}", session.who, said, len(done), done)
         board.live.forget()
     verb = "retried" if asked.action == "retry" else "cancelled, or asked to stop"
-    more = "; there may be more: do it again" if len(done) >= BULK_JOBS_MAX else ""
+    more = "; there may be more: repeat the action" if len(done) >= BULK_JOBS_MAX else ""
     session.notes.append(f"{count(len(done), 'job')} {verb}{more}")
     return RedirectResponse("/jobs", 303)
 
 
 def _bulk(action: str, asked: tuple[Any, dict[str, Any]], older_s: float | None) -> Bulk:
-    """The filter, in the states in which this can be done."""
+    """Return the filter, limited to the states in which this action is possible."""
     wanted, fields = asked
     if action not in JOB_ACTIONS:
         raise Refused("jobs can be retried or cancelled")
     if wanted.searches_args:
-        raise Refused("a search in arguments or keys shows jobs; it cannot act on them in bulk")
+        raise Refused("a search in arguments or keys only shows jobs; bulk actions cannot use it")
     able = FINISHED_BADLY if action == "retry" else LIVE
     states = tuple(state for state in wanted.filter.states or sorted(able) if state in able)
     if not states:
-        raise Refused(f"none of the jobs shown can be {_done(action)}: choose other states")
+        raise Refused(f"none of the listed jobs can be {_done(action)}: choose other states")
     given = wanted.filter
     filter_ = Filter(given.queue, given.task, states, given.error, older_s, given.since_s)
     return Bulk(action, filter_, fields | {"state": [state.value for state in states]})
@@ -161,16 +161,16 @@ def _cancel(reason: str, wanted: Filter) -> bulk.Act:
 
 
 async def pause_queue(board: Dashboard, request: Request) -> Response:
-    """Let no worker claim from a queue, for a time or until it is resumed."""
+    """Pause a queue, for a time or until it is resumed."""
     session, form = await board.acting(request)
     name, for_s = check_queue(request.path_params["name"]), _duration(one(form, "for"))
     await queues.pause(board.on, [name], for_s, _cut(one(form, "reason")) or None)
-    said = f"paused for {span(for_s)}" if for_s else "paused until somebody resumes it"
+    said = f"paused for {span(for_s)}" if for_s else "paused until resumed"
     return _told_of_queue(board, session, name, "pause", said)
 
 
 async def resume_queue(board: Dashboard, request: Request) -> Response:
-    """Let workers claim from a queue again."""
+    """Resume a queue."""
     session, _ = await board.acting(request)
     name = check_queue(request.path_params["name"])
     said = "resumed" if await queues.resume(board.on, [name]) else "not paused"
@@ -187,7 +187,7 @@ def _told_of_queue(
 
 
 async def run_schedule(board: Dashboard, request: Request) -> Response:
-    """Make the jobs of a schedule now, beside its ticks."""
+    """Make the jobs of a schedule now, in addition to its ticks."""
     session, form = await board.acting(request)
     name = one(form, "name")
     ids = await schedules.run(board.on, name)
@@ -199,17 +199,17 @@ async def run_schedule(board: Dashboard, request: Request) -> Response:
 
 
 async def pause_schedule(board: Dashboard, request: Request) -> Response:
-    """Fire no ticks until it is resumed."""
+    """Pause a schedule until it is resumed."""
     session, form = await board.acting(request)
     name = one(form, "name")
     if not await schedules.pause(board.on, [name], None, f"by {session.who}"):
         raise ScheduleNotFound(f"there is no schedule {name[:200]!r}")
-    said = "paused until somebody resumes it"
+    said = "paused until resumed"
     return _told_of_schedule(board, session, name, "pause", said)
 
 
 async def resume_schedule(board: Dashboard, request: Request) -> Response:
-    """Fire again, from the next tick to come."""
+    """Resume a schedule, from its next tick on."""
     session, form = await board.acting(request)
     name = one(form, "name")
     said = "resumed" if await schedules.resume(board.on, [name]) else "not paused"
@@ -231,7 +231,7 @@ def _told_of_schedule(
 
 
 def reason_of(form: Mapping[str, list[str]], session: Session) -> str:
-    """What is kept with a cancelled job: who, and what they said."""
+    """Return the reason that is kept with a cancelled job: the user's name, and their text."""
     said = one(form, "reason")
     return _cut(f"cancelled by {session.who}" + (f": {said}" if said else ""))
 
@@ -248,5 +248,5 @@ def _duration(written: str) -> float | None:
     except ValueError as error:
         raise Refused(str(error)) from None
     if not 0 < seconds <= PAUSE_S_MAX:
-        raise Refused("write a time above zero, and below a year: 30m, 2h, 1d")
+        raise Refused("the time must be above zero and below a year: 30m, 2h, 1d")
     return seconds

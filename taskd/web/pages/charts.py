@@ -1,4 +1,4 @@
-"""Charts as shapes: what a template draws as SVG, in a box that may be stretched."""
+"""Charts as shapes, which a template draws as SVG in a box of any width."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskd.core.humanize import span
 Row = dict[str, Any]
 WIDTH, HEIGHT = 600.0, 120.0
 GAP = 1.5
-# Spans that people read easily, for the top of an axis.
+# Durations that are easy to read, for the top of an axis.
 SPANS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300),
     *(600, 1200, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800),
@@ -22,11 +22,11 @@ SPANS_S = (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a step's bar.
+    """A segment of a bar.
 
     Attributes:
         kind: `done`, `failed` or `cancelled`.
-        told: what it says when it is pointed at.
+        told: its tooltip.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line through the steps, with holes where nothing finished."""
+    """A line through the steps, with gaps where no job finished."""
 
     kind: str
     path: str
@@ -48,13 +48,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What finished lately: how much, and how long it took.
+    """Recently finished jobs: how many, and how long they took.
 
     Attributes:
-        bars_top, lines_top: what the upper edges mean.
-        window_s: how far back it goes; `asked_s`: how far it was to go.
+        bars_top, lines_top: values at the upper edges.
+        window_s: the covered time; `asked_s`: the requested time.
         marks: moments below the axis, from the left to the right edge.
-        latest: p50 and p95 of the wait and the run over the last steps, None without any.
+        latest: p50 and p95 of wait and run over the last steps; None without any.
     """
 
     since: datetime
@@ -76,17 +76,17 @@ class Chart:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing finished."""
+        """Return whether no job finished."""
         return not (self.done or self.failed or self.cancelled)
 
     @property
     def shortened(self) -> bool:
-        """Whether so much finished that it goes less far back than it was to."""
+        """Return whether the chart covers less than the requested time: too many jobs finished."""
         return self.window_s < self.asked_s * 0.98
 
 
 def chart(rows: Sequence[Row], steps: int, asked_s: float) -> Chart:
-    """The chart of these steps, as store/web.finished_lately tells them."""
+    """Return the chart of these steps, as store/reading/dashboard.finished_lately returns them."""
     since, until = rows[0]["since"], rows[0]["until"]
     window_s = max((until - since).total_seconds(), 0.001)
     by_step = {row["step"]: row for row in rows if row["step"] is not None}
@@ -111,7 +111,7 @@ def chart(rows: Sequence[Row], steps: int, asked_s: float) -> Chart:
         lines=lines,
         lines_top=span(lines_top),
         marks=[since + timedelta(seconds=window_s * part / 4) for part in range(5)],
-        told=f"{told or 'nothing finished'} in {span(window_s)}",
+        told=f"{told or 'no job finished'} in {span(window_s)}",
         latest=_latest(by_step),
     )
 
@@ -129,10 +129,10 @@ def _bars(
         at = (since + timedelta(seconds=step * step_s)).strftime("%H:%M:%S")
         parts = ", ".join(f"{row[kind]:,} {kind}" for kind in KINDS if row[kind])
         told, y = f"{at} UTC, {span(step_s)}: {parts}", HEIGHT
-        # Failures stand at the bottom, where one can compare them.
+        # Failures are at the bottom, where they are easy to compare.
         for kind in ("failed", "cancelled", "done"):
             if row[kind]:
-                # What is there is seen, however little it is beside the rest.
+                # A non-zero value is always visible, however small.
                 height = max(row[kind] / top * HEIGHT, 1.5)
                 y -= height
                 box = (round(step * width + GAP / 2, 2), round(y, 2), round(width - GAP, 2))
@@ -170,7 +170,7 @@ def _line(
 
 
 def _latest(by_step: dict[int, Row]) -> dict[str, float | None]:
-    """The medians of the steps' own figures over the last quarter of those that have some."""
+    """Return the medians of the steps' figures over the last quarter of those that have any."""
     found: dict[str, float | None] = {}
     for name in ("wait_s", "run_s"):
         told = [row[name] for _, row in sorted(by_step.items()) if row[name]]
@@ -183,7 +183,7 @@ def _latest(by_step: dict[int, Row]) -> dict[str, float | None]:
 
 
 def _round_up(number: int) -> int:
-    """The next of 1, 2, 5, 10, 20, 50 ...: a top that people can halve."""
+    """Return the next of 1, 2, 5, 10, 20, 50 ...: a top that is easy to halve."""
     if number <= 1:
         return 1
     size = int(10 ** int(math.log10(number)))

@@ -1,4 +1,4 @@
-"""The dashboard: its way to the database, who is logged in, and what is the same on every page."""
+"""The dashboard: its database connections, its logged-in users, and what all pages share."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from taskd.web.pages.render import render
 CONNECTIONS_MAX = 4
 RIGHTS_S = 60.0
 FIELDS_MAX = 50
-# A browser asks for a password again after a day in any case (login.SESSION_S).
+# A browser asks for the password again after a day at the latest (login.SESSION_S).
 COOKIE_S = 24 * 3600
 
 
 class Refused(TaskdError):
-    """What a browser has asked for makes no sense; the message says why."""
+    """The request makes no sense; the message says why."""
 
 
 class NotThere(Refused):
@@ -54,19 +54,20 @@ class NotThere(Refused):
 
 
 class LoginNeeded(Exception):
-    """Nobody is logged in, and this is not for everybody."""
+    """The page requires a login, and the user is not logged in."""
 
 
 class Dashboard:
     """What all pages share.
 
     Args:
-        database: with a limit for each statement; a page that takes longer says so.
+        database: with a time limit per statement; a page that takes longer says so.
 
     Attributes:
-        on: where statements run; connects when somebody looks, and lets go five minutes later.
-        live: what there is now, read once for all.
-        guarded: whether a login is needed, to look and to act; without one nobody can act.
+        on: runs statements; connects at the first view, and disconnects five minutes after the
+            last.
+        live: current data, read once for all viewers.
+        guarded: whether viewing and acting require a login; without a password no one can act.
 
     Raises:
         ConfigError: the password is too short, or its file cannot be read.
@@ -86,53 +87,53 @@ class Dashboard:
         self._reads_args: tuple[float, bool] | None = None
 
     async def close(self) -> None:
-        """Send everybody away and close the connections."""
+        """End all streams and close the connections."""
         self.refusals.tell_rest()
         await self.live.close()
         await self.on.close()
 
     async def reads_args(self) -> bool:
-        """Whether the login in the database may read arguments; asked once a minute."""
+        """Return whether the database login may read arguments; checked once a minute."""
         known = self._reads_args
         if known is None or known[0] < time.monotonic() - RIGHTS_S:
             known = self._reads_args = (time.monotonic(), await dashboard.reads_args(self.on))
         return known[1]
 
-    # Who it is.
+    # The user.
 
     def is_secure(self, request: Request) -> bool:
-        """Whether the browser speaks TLS, to us or to the proxy before us."""
+        """Return whether the browser uses TLS, to this process or to its proxy."""
         return request.url.scheme == "https" or (self.url or "").startswith("https:")
 
     def address(self, request: Request) -> str:
-        """Where the browser is, as the proxies say that are named in the settings."""
+        """Return the browser's address, as the proxies in the settings report it."""
         peer = request.client.host if request.client else "?"
         forwarded = ",".join(request.headers.getlist("x-forwarded-for"))
         return client_of(peer, forwarded, self._proxies)
 
     def cookie_name(self, request: Request) -> str:
-        """With TLS a name that no other host of the domain may set.
+        """Return the cookie's name; with TLS one that no other host of the domain can set.
 
-        Browsers send cookies to all ports of a host, so the name has the port by which the browser
-        knows this dashboard: another one beside it has cookies of its own.
+        Browsers send cookies to all ports of a host, so the name contains the port under which the
+        browser knows this dashboard: another dashboard on this host has its own cookies.
         """
         name = "__Host-taskd" if self.is_secure(request) else "taskd"
         port = port_of(request.headers.get("host", ""))
         return name if port is None else f"{name}-{port}"
 
     def token(self, request: Request) -> str | None:
-        """What the browser has of its session."""
+        """Return the browser's session token."""
         return request.cookies.get(self.cookie_name(request))
 
     def session(self, request: Request) -> Session | None:
-        """Who is logged in."""
+        """Return the session of the logged-in user."""
         return self.sessions.find(self.token(request)) if self.guarded else None
 
     def looking(self, request: Request) -> Session | None:
-        """Who looks; None: anybody, as anybody may.
+        """Return the viewing user; None if viewing requires no login.
 
         Raises:
-            LoginNeeded: somebody must log in first.
+            LoginNeeded: the user must log in first.
         """
         session = self.session(request)
         if self.guarded and session is None:
@@ -140,24 +141,24 @@ class Dashboard:
         return session
 
     async def acting(self, request: Request) -> tuple[Session, Mapping[str, list[str]]]:
-        """Who acts, and the fields of the form.
+        """Return the acting user, and the fields of the form.
 
         Raises:
-            LoginNeeded: nobody is logged in.
-            Refused: there is no password, so nobody may act; or the form is none of ours.
+            LoginNeeded: the user is not logged in.
+            Refused: there is no password, so no one can act; or the form is not one of ours.
         """
         if not self.guarded:
-            raise Refused("nobody may act here, as no password is set: see TASKD_WEB_PASSWORD")
+            raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
         session = self.session(request)
         if session is None:
             raise LoginNeeded
         form = await form_of(request)
         if not hmac.compare_digest(one(form, "csrf").encode(), session.csrf.encode()):
-            raise Refused("this form is of an earlier login: go back, load the page anew")
+            raise Refused("this form belongs to an earlier login: go back and reload the page")
         return session, form
 
     def log_in(self, request: Request, who: str, to: str) -> Response:
-        """Begin a session; on to where somebody wanted to go."""
+        """Start a session; redirect to the page that required the login."""
         token, _ = self.sessions.begin(who)
         answer = RedirectResponse(to, 303)
         answer.set_cookie(
@@ -167,18 +168,18 @@ class Dashboard:
             path="/",
             secure=self.is_secure(request),
             httponly=True,
-            # Who follows a link of an alert from elsewhere is still logged in; what changes
-            # something is a form, and brings a token of its own.
+            # Lax: a user who follows a link from an alert stays logged in. Changes need a form,
+            # which brings a token of its own.
             samesite="lax",
         )
         return answer
 
-    # What is answered.
+    # Responses.
 
     def page(
         self, request: Request, template: str, /, status: int = 200, **values: Any
     ) -> HTMLResponse:
-        """A page of the template."""
+        """Return a page of the template."""
         session = self.session(request)
         notes = []
         if session is not None:
@@ -195,7 +196,7 @@ class Dashboard:
         return HTMLResponse(render(template, **(common | values)), status)
 
     def sorry(self, request: Request, error: Exception) -> Response:
-        """The page for what went wrong: what, why, and what to do."""
+        """Return the page of an error: what happened, why, and what to do."""
         if isinstance(error, LoginNeeded):
             here = f"{request.url.path}?{request.url.query}".removesuffix("?")
             to = quote(here) if request.method == "GET" else "/"
@@ -216,45 +217,45 @@ class Dashboard:
         said = str(error)
         match error:
             case HTTPException():
-                return error.status_code, "That cannot be done", error.detail, ""
+                return error.status_code, "This is not possible", error.detail, ""
             case NotThere():
                 return 404, "Not found", said, ""
             case Refused() | EnqueueError() | InvalidTransition():
-                return 400, "That cannot be done", said, ""
+                return 400, "This is not possible", said, ""
             case JobNotFound() | WorkflowNotFound() | ScheduleNotFound() | LimitNotFound():
                 return 404, "Not found", said, ""
             case PermissionDenied():
                 advice = (
-                    "The dashboard's own login in PostgreSQL has no right to it. To look it needs "
-                    "taskd_observer, to act taskd_admin (`taskd db roles`)."
+                    "The dashboard's login in PostgreSQL has no right to it. Viewing needs "
+                    "taskd_observer, acting needs taskd_admin (`taskd db roles`)."
                 )
                 return 403, "Not permitted", said, advice
             case HeldUp() | Silence():
                 limit = span(self.statement_timeout_s)
                 advice = (
-                    f"One statement may take {limit}, so that a page never weighs on the queue. "
-                    "Narrow the filter, or ask again when the database has less to do."
+                    f"A statement is limited to {limit}, so that no page slows down the queue. "
+                    "Narrow the filter, or try again when the database is less busy."
                 )
                 return 503, "That took too long", said, advice
             case StoreUnavailable():
-                advice = "Workers wait for it too, and go on by themselves. Load the page again."
+                advice = "Workers wait for it as well, and go on by themselves. Reload the page."
                 return 503, "PostgreSQL does not answer", said, advice
             case SchemaError():
                 return 503, "The schema does not fit", said, "Run `taskd db check`."
             case TaskdError():
-                return 400, "That did not work", said, ""
-        return 500, "A mistake in taskd", "The log of this process says more.", ""
+                return 400, "This did not work", said, ""
+        return 500, "A bug in taskd", "The log of this process has the details.", ""
 
 
 async def form_of(request: Request) -> dict[str, list[str]]:
-    """The fields of a form.
+    """Return the fields of a form.
 
     Raises:
-        Refused: it is none that a browser sends.
+        Refused: no browser sends such a form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise Refused("a form comes as application/x-www-form-urlencoded")
+        raise Refused("send the form as application/x-www-form-urlencoded")
     try:
         written = (await request.body()).decode()
         return parse_qs(written, errors="strict", max_num_fields=FIELDS_MAX)
@@ -263,12 +264,12 @@ async def form_of(request: Request) -> dict[str, list[str]]:
 
 
 def one(form: Mapping[str, list[str]], name: str) -> str:
-    """One field; nothing when it is not there."""
+    """Return one field; an empty text if it is missing."""
     return form.get(name, [""])[0].strip()
 
 
 def number_of(written: str) -> int:
-    """An id.
+    """Return an id.
 
     Raises:
         JobNotFound: no job can have it.
@@ -280,5 +281,5 @@ def number_of(written: str) -> int:
 
 
 def job_id_of(request: Request) -> int:
-    """The id in the path."""
+    """Return the id in the path."""
     return number_of(request.path_params["id"])

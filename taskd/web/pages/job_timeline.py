@@ -1,4 +1,4 @@
-"""What happened to a job, in the order of time."""
+"""The events of a job, in chronological order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from taskd.core.jobs.job import FINISHED, JobState
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened, or will.
+    """Something that happened, or will happen.
 
     Attributes:
-        kind: a state, or `plain`; it gives the colour.
-        after_s: seconds since what stands before it; None of the first.
-        took_s: how long it went on, of an attempt.
-        note: what was said.
+        kind: a state, or `plain`; it selects the colour.
+        after_s: seconds since the event before it; None for the first.
+        took_s: duration of an attempt.
+        note: a message.
     """
 
     at: datetime | None
@@ -29,9 +29,9 @@ class Moment:
 
 
 def timeline(job: dict[str, Any]) -> list[Moment]:
-    """From its birth to its end, or to what comes next.
+    """Return the events from the enqueueing to the end, or to the next attempt.
 
-    Of many attempts the row keeps the first and the last ones; what is missing is said.
+    Of many attempts the row keeps the first and the last ones; a note says which are missing.
     """
     told = [Moment(job["enqueued_at"], "plain", _birth(job))]
     kept = job["errors"] or []
@@ -69,7 +69,7 @@ def _attempt(error: dict[str, Any]) -> Moment:
 
 def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:
     began, ended = job["started_at"], job["finished_at"]
-    # The end of a failed job is that of its last attempt, unless something else has ended it.
+    # A failed job ends with its last attempt, unless something else has ended it.
     tried = kept and kept[-1].get("attempt") == job["attempt"]
     moments = []
     if began is not None and not tried:

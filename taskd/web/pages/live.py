@@ -1,7 +1,7 @@
-"""What the pages show of now: read once for all who look, at most every two seconds.
+"""Live data of the pages: read once for all viewers, at most every two seconds.
 
-Nobody looks: nothing is read. A statement that takes longer is asked less often, so that looking
-never takes more than a twentieth of one connection.
+Without viewers, nothing is read. A slow statement runs less often: viewing takes at most a
+twentieth of one connection's time.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ CHART_S, CHART_STEPS = 3600.0, 60
 ERRORS_S, ERRORS_READ_MAX = 86400.0, 2000
 DEAD_S = 3600.0
 QUEUE_CHARTS_MAX = 50
-# Who follows at a time (routes.py).
+# The most concurrent streams (routes.py).
 VIEWERS_MAX = 50
-# Parts of pages that are told anew, each by its template.
+# Parts of pages that are sent again when they change, each with its template.
 PARTS = ("alerts", "tiles", "charts", "queues", "failing")
-# A proxy takes a stream on which nothing comes for dead.
+# Sent on a quiet stream: proxies close a stream on which nothing comes.
 KEEP_ALIVE_S = 15.0
 
 
 class Board(NamedTuple):
-    """The queues as they are, the chart of the last hour, and what fails.
+    """The queues now, the chart of the last hour, and recent failures.
 
     Attributes:
-        number: grows with each reading.
+        number: grows with each read.
     """
 
     number: int
@@ -53,23 +53,23 @@ class Board(NamedTuple):
     errors: list[ErrorGroup]
 
     def total(self, column: str) -> int:
-        """The sum over all queues."""
+        """Return the sum over all queues."""
         return sum(row[column] for row in self.queues)
 
     @property
     def oldest_due_s(self) -> float | None:
-        """How long the oldest due job has waited; those of paused queues do not count."""
+        """Return how long the oldest due job has waited, without paused queues."""
         ages = [row["oldest_due_s"] for row in self.queues if not row["paused"]]
         return max((age for age in ages if age is not None), default=None)
 
     @property
     def live_workers(self) -> int:
-        """How many workers are there and work."""
+        """Return how many workers are alive, and how many of them work."""
         return sum(row["state"] in ("live", "late") for row in self.workers)
 
     @property
     def unserved(self) -> list[Row]:
-        """Queues with due jobs that no live worker serves."""
+        """Return the queues with due jobs and without a live worker."""
         return [
             row
             for row in self.queues
@@ -79,7 +79,7 @@ class Board(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """Something that was read, when, and how long it took."""
+    """A result, when it was read, and how long that took."""
 
     value: Any = None
     read_at: float = float("-inf")
@@ -91,7 +91,7 @@ class _Kept:
 
 @dataclass(eq=False, slots=True)
 class _Viewer:
-    """Somebody who looks: what was last made for them, which job they watch, and how it was."""
+    """A viewer: the parts last sent to it, the job that it watches, and that job's last state."""
 
     job_id: int | None
     stage: str | None = None
@@ -103,7 +103,7 @@ class _Viewer:
 
 
 class Live:
-    """Reads for all who look, and tells them."""
+    """Read for all viewers, and notify them."""
 
     def __init__(self, on: Fetches) -> None:
         self._on = on
@@ -118,9 +118,9 @@ class Live:
         self._made_of = 0
 
     async def board(self) -> Board:
-        """What there is now, at most as old as it takes to be shared."""
+        """Return current data, at most as old as the share interval."""
         async with self._reading:
-            # One after the other: each takes a connection.
+            # One after another: each takes a connection.
             if not self._chart.is_fresh(CHART_EVERY_S):
                 await _read(self._chart, self._read_chart)
             if not self._now.is_fresh(EVERY_S):
@@ -129,14 +129,14 @@ class Live:
             return Board(self._number, *self._now.value, *self._chart.value)
 
     async def queue_names(self) -> list[str]:
-        """The queues that there were when somebody looked last: for hints, which may be old."""
+        """Return the queues of the last read: a hint that can be outdated."""
         if self._now.value is None:
             await self.board()
         queues, _ = self._now.value
         return [row["queue"] for row in queues]
 
     async def queue_chart(self, queue: str) -> Chart:
-        """What finished lately in one queue; kept for a while, of so many queues."""
+        """Return recently finished jobs of one queue; cached for a limited number of queues."""
         kept = self._queue_charts.setdefault(queue, _Kept())
         self._queue_charts.move_to_end(queue)
         while len(self._queue_charts) > QUEUE_CHARTS_MAX:
@@ -155,7 +155,7 @@ class Live:
         return found
 
     def parts(self, board: Board, names: Sequence[str]) -> dict[str, str]:
-        """The HTML of parts of pages; made once for all who look."""
+        """Return the HTML of parts of pages; rendered once for all viewers."""
         if self._made_of != board.number:
             self._made, self._made_of = {}, board.number
         for name in names:
@@ -164,7 +164,7 @@ class Live:
         return {name: self._made[name] for name in names}
 
     def forget(self) -> None:
-        """Somebody has changed something: the next who looks reads anew."""
+        """Note that a user has changed something: the next viewer gets a fresh read."""
         self._now.read_at = float("-inf")
 
     async def _read_now(self) -> tuple[list[Row], list[Row]]:
@@ -177,17 +177,17 @@ class Live:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody may follow any more."""
+        """Return whether no further viewer is accepted."""
         return self._closed
 
     async def follow(
         self, job_id: int | None, stage: str | None = None
     ) -> AsyncIterator[_Viewer | None]:
-        """What is new, again and again; None: nothing, for a while.
+        """Yield changed parts without end; None: nothing has changed for a while.
 
         Args:
-            job_id: a job whose changes are told, too.
-            stage: where its page shows it, as stage_of() says; it may have gone on since.
+            job_id: a job whose changes are sent as well.
+            stage: its state as its page shows it, from stage_of(); it may have changed since.
         """
         viewer = _Viewer(job_id, stage)
         self._viewers.add(viewer)
@@ -209,13 +209,13 @@ class Live:
             self._viewers.discard(viewer)
 
     def end(self) -> None:
-        """Send everybody away; nobody may follow any more."""
+        """End all streams, and accept no further viewer."""
         self._closed = True
         for viewer in self._viewers:
             viewer.news.set()
 
     async def close(self) -> None:
-        """Send everybody away, and read nothing more."""
+        """End all streams, and read nothing more."""
         self.end()
         if self._looking is not None:
             self._looking.cancel()
@@ -223,9 +223,10 @@ class Live:
                 await self._looking
 
     async def _look(self) -> None:
-        """Read as long as somebody looks."""
+        """Read as long as there are viewers."""
         while self._viewers:
-            # Read only when it is shown: after a failure nothing is told as if it were new.
+            # Marked as read only after it was rendered: after a failure, old data is not sent as
+            # new.
             error, board = None, None
             try:
                 board = await self.board()
@@ -234,14 +235,14 @@ class Live:
                 error = str(problem)
             except Exception as problem:  # noqa: BLE001 - or all would look at what never changes
                 events.request_failed("GET", "/live", problem)
-                error = "the log of this process says more"
+                error = "the log of this process has the details"
             for viewer in self._viewers:
                 viewer.board, viewer.error = board, error
                 viewer.news.set()
             await asyncio.sleep(max(EVERY_S, REST * self._now.took_s))
 
     async def _compare(self) -> None:
-        """See which of the watched jobs are not as they were."""
+        """Find the watched jobs that have changed."""
         watched = {viewer.job_id for viewer in self._viewers if viewer.job_id is not None}
         states = await dashboard.watch_jobs(self._on, sorted(watched)) if watched else {}
         for viewer in self._viewers:
@@ -256,7 +257,7 @@ class Live:
 
 
 def stage_of(*known: object) -> str:
-    """The state, attempt and fence of a job in a word; nothing for one that is gone."""
+    """Return state, attempt and fence of a job in one word; an empty one if the job is gone."""
     return ".".join(map(str, known))
 
 

@@ -1,4 +1,4 @@
-"""From rows to HTML: the templates, and how they write times, numbers and strangers' texts."""
+"""From rows to HTML: the templates, and their filters for times, numbers and untrusted text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskd.core.humanize import UNIT_S, count, printable, rate_text, span
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
-# Of one text in a line, of one whole text; the command line shows all of it.
+# The longest text in a line, and the longest text in all; the command line shows everything.
 LINE_CHARS_MAX = 200
 TEXT_CHARS_MAX = 20_000
 LOG_CHARS_MAX = 2000
@@ -30,7 +30,7 @@ TIME = re.compile(
 
 @cache
 def environment() -> Environment:
-    """The templates; whatever is put into one is escaped."""
+    """Return the templates; they escape every value."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -47,18 +47,18 @@ def environment() -> Environment:
 
 
 def render(template: str, /, **values: Any) -> str:
-    """The HTML of a template."""
+    """Return the HTML of a template."""
     return environment().get_template(template).render(values)
 
 
 def line(value: object, chars_max: int = LINE_CHARS_MAX) -> str:
-    """A stranger's text in one line: nothing in it ends it, turns it round or is too long."""
+    """Return untrusted text as one line, of limited length, without control characters."""
     said = printable(" ".join(str(value)[: chars_max * 4].split()))
     return said if len(said) <= chars_max else said[: chars_max - 1] + "…"
 
 
 def text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """A stranger's text with its lines; what is too long is cut, and says so."""
+    """Return untrusted text with its lines; the rest of a long text is cut, with a note."""
     said = str(value)
     more = len(said) - chars_max
     shown = printable(said[:chars_max].replace("\r\n", "\n"))
@@ -66,16 +66,16 @@ def text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 
 def json_text(value: object) -> str:
-    """A value as JSON, for people."""
+    """Return a value as JSON, for people."""
     written = msgspec.json.encode(value, enc_hook=str)
     return text(msgspec.json.format(written, indent=2).decode())
 
 
 def log_lines(log: Mapping[str, Any]) -> str:
-    """What an attempt has logged, a line for each, with its time for `timed`."""
+    """Return the log of an attempt, a line for each entry; for `timed` with its time."""
     told = [_log_line(each) for each in log["lines"]]
     if log["left_out"]:
-        told.insert(log["first"], f"[{count(log['left_out'], 'line')} left out]")
+        told.insert(log["first"], f"[{count(log['left_out'], 'line')} omitted]")
     return "\n".join(told)
 
 
@@ -90,18 +90,18 @@ def _log_line(each: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """`12,345`; nothing for None."""
+    """Return `12,345`; an empty text for None."""
     return "" if value is None else f"{value:,}"
 
 
 def pace(per_s: float) -> str:
-    """`13.9/s`, `4.2/m`, `0/s`: three digits, in the unit that has some before the point."""
+    """Return `13.9/s`, `4.2/m`, `0/s`: three digits, in the unit with digits before the point."""
     unit, size = next((pair for pair in UNIT_S.items() if per_s * pair[1] >= 1), ("h", 3600.0))
     return f"{per_s * size:.3g}/{unit}" if per_s else "0/s"
 
 
 def share(part: float, whole: float) -> str:
-    """`31 %`; `<1 %` for what is little and not nothing."""
+    """Return `31 %`; `<1 %` for a small share that is not zero."""
     if not whole:
         return ""
     percent = 100 * part / whole
@@ -109,7 +109,7 @@ def share(part: float, whole: float) -> str:
 
 
 def moment(value: datetime | None, *, seconds: bool = True) -> Markup:
-    """A point in time in UTC; the script of the pages shows it in the zone of the reader."""
+    """Return a point in time in UTC; the script of the pages shows it in the reader's time zone."""
     if value is None:
         return Markup()
     utc = value.astimezone(UTC)
@@ -119,12 +119,12 @@ def moment(value: datetime | None, *, seconds: bool = True) -> Markup:
 
 
 def timed(said: str) -> Markup:
-    """A text in which each point in time is shown in the zone of the reader, as everywhere."""
+    """Return a text in which the script shows each point in time in the reader's time zone."""
     parts, end = [], 0
     for found in TIME.finditer(said):
         try:
             at = _moment_ms(found[0]) if found[1] else moment(datetime.fromisoformat(found[0]))
-        except ValueError:  # it looks like one, in a stranger's text
+        except ValueError:  # an impossible time in untrusted text
             continue
         parts += [escape(said[end : found.start()]), at]
         end = found.end()
@@ -132,19 +132,19 @@ def timed(said: str) -> Markup:
 
 
 def _moment_ms(written: str) -> Markup:
-    """A point in time to the millisecond, as logs have it."""
+    """Return a point in time with milliseconds, as in logs."""
     iso = datetime.fromisoformat(written).astimezone(UTC).isoformat(timespec="milliseconds")[:23]
     shown = Markup('<time datetime="{}Z" data-ms>{} UTC</time>')
     return shown.format(iso, iso.replace("T", " "))
 
 
 def path(value: object) -> str:
-    """A name as one part of a path."""
+    """Return a name as one part of a path."""
     return quote(str(value), safe="")
 
 
 def query(base: str, values: Mapping[str, Any]) -> str:
-    """A path with a query, without what is empty."""
+    """Return a path with a query, without empty parameters."""
     pairs = [
         (key, each)
         for key, given in values.items()
@@ -156,6 +156,6 @@ def query(base: str, values: Mapping[str, Any]) -> str:
 
 @cache
 def static(name: str) -> str:
-    """The address of a static file, which changes with its content."""
+    """Return the URL of a static file, which changes with its content."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
     return f"/static/{name}?v={digest}"

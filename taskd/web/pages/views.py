@@ -1,4 +1,4 @@
-"""The pages that show: each reads, decides nothing, and fills a template."""
+"""The pages that show: each reads data, decides nothing, and fills a template."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Row = dict[str, Any]
 WORKFLOWS_MAX = 50
 DEAD_S = 7 * 86400.0
 TEXT_CHARS_MAX = 200
-# What the menu of the jobs page offers.
+# The choices in the menu of the jobs page.
 SINCE = ("5m", "15m", "1h", "6h", "24h", "7d")
 
 
 async def overview(board: Dashboard, request: Request) -> Response:
-    """Where a day begins, and a night."""
+    """The overview: queues, the last hour, and failures."""
     return board.page(request, "overview.html", board=await board.live.board())
 
 
@@ -57,12 +57,12 @@ async def queue(board: Dashboard, request: Request) -> Response:
 
 
 async def jobs(board: Dashboard, request: Request) -> Response:
-    """Jobs by what they are, a page at a time."""
+    """Jobs that match a filter, a page at a time."""
     given = request.query_params
     job_id = given.get("q", "").strip().lstrip("#")
     if job_id:
         if not job_id.isdecimal():
-            raise Refused(f"{job_id[:50]!r} is no id of a job: ids are whole numbers")
+            raise Refused(f"{job_id[:50]!r} is not the id of a job: ids are whole numbers")
         return RedirectResponse(f"/jobs/{number_of(job_id)}", 303)
     wanted, filters = wanted_of(given)
     key = _key(given)
@@ -84,10 +84,10 @@ async def jobs(board: Dashboard, request: Request) -> Response:
 
 
 def wanted_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.Wanted, Row]:
-    """What the fields of the form ask for, and those that are filled.
+    """Return the filter of the form, and the fields that are filled.
 
     Raises:
-        Refused: a field holds what it cannot.
+        Refused: a field has an impossible value.
     """
     states = given.getlist("state") if isinstance(given, QueryParams) else given.get("state", [])
     filters: Row = {
@@ -122,7 +122,7 @@ def _key(given: QueryParams) -> dashboard.Key | None:
     try:
         at = datetime.fromisoformat(given["at"]) if "at" in given else None
     except ValueError:
-        raise Refused("this is no page of the jobs") from None
+        raise Refused("this is not a page of the jobs") from None
     return dashboard.Key(number_of(given["before"]), at)
 
 
@@ -131,14 +131,14 @@ def _of_key(key: dashboard.Key) -> Row:
 
 
 async def job(board: Dashboard, request: Request) -> Response:
-    """The whole story of one job."""
+    """All about one job."""
     job_id = job_id_of(request)
     reads_args = await board.reads_args()
     row = await dashboard.find_job(board.on, job_id, reads_args=reads_args)
     facts = await reports.why_job(board.on, job_id)
     if row is None or facts is None:
         raise JobNotFound(
-            f"no job has the id {job_id}: it never was, or its time in the history is over"
+            f"no job has the id {job_id}: it was never enqueued, or its queue keeps it no longer"
         )
     parts = None
     if row["workflow_id"] is not None:
@@ -153,7 +153,7 @@ async def job(board: Dashboard, request: Request) -> Response:
         timeline=timeline(row),
         graph=parts,
         reads_args=reads_args,
-        # Lines may hold what arguments do, so they are for the same eyes.
+        # Log lines can contain arguments, so they need the same right.
         logs=await logs.of_job(board.on, job_id) if reads_args else [],
         watch=job_id if row["state"] not in FINISHED else None,
         stage=stage_of(row["state"], row["attempt"], row["fence"]),
@@ -179,21 +179,21 @@ async def workflow_list(board: Dashboard, request: Request) -> Response:
 
 
 async def workflow_of(board: Dashboard, workflow_id: int) -> Row:
-    """One workflow.
+    """Return one workflow.
 
     Raises:
-        WorkflowNotFound: nobody knows it.
+        WorkflowNotFound: no workflow has this id.
     """
     found = await workflows.find(board.on, workflow_id)
     if found is None:
         raise WorkflowNotFound(
-            f"no workflow has the id {workflow_id}: never started, or none of its jobs is kept"
+            f"no workflow has the id {workflow_id}: it never started, or none of its jobs is kept"
         )
     return found
 
 
 async def workflow(board: Dashboard, request: Request) -> Response:
-    """One workflow: its graph, and how its parts stand."""
+    """One workflow: its graph, and the states of its parts."""
     found = await workflow_of(board, job_id_of(request))
     rows = await workflows.parts(board.on, found["id"], PARTS_MAX + 1)
     parts = with_stages(rows, found["stages"])
@@ -217,7 +217,7 @@ async def schedule_list(board: Dashboard, request: Request) -> Response:
 
 
 async def worker_list(board: Dashboard, request: Request) -> Response:
-    """Workers that live, and those that ended of late."""
+    """Live workers, and those that ended recently."""
     rows = await reports.list_workers(board.on, DEAD_S)
     live = [row for row in rows if row["state"] != "dead"]
     dead = [row for row in rows if row["state"] == "dead"]
@@ -225,13 +225,13 @@ async def worker_list(board: Dashboard, request: Request) -> Response:
 
 
 async def limit_list(board: Dashboard, request: Request) -> Response:
-    """All limits: what they allow, what has their places, and what waits for one."""
+    """All limits: their bounds, the jobs in their slots, and the blocked jobs."""
     rows = await limits.list_limits(board.on)
     return board.page(request, "limits.html", rows=rows, follow=True)
 
 
 async def limit(board: Dashboard, request: Request) -> Response:
-    """One limit, and its keys a page at a time: who holds its places, and how many wait."""
+    """One limit, with its keys a page at a time: their slots, and their blocked jobs."""
     name = request.path_params["name"]
     rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
     if not rows:

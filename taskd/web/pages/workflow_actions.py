@@ -1,4 +1,4 @@
-"""Cancelling a workflow and bringing it back, as `taskd workflows` does, with a look before."""
+"""Cancel and retry a workflow, as `taskd workflows` does, with a preview."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ STATES = {"cancel": LIVE, "retry": FINISHED_BADLY}
 
 
 async def preview_cancel(board: Dashboard, request: Request) -> Response:
-    """What would be cancelled."""
+    """Show what a cancel would change."""
     return await _preview(board, request, "cancel")
 
 
 async def preview_retry(board: Dashboard, request: Request) -> Response:
-    """What would be brought back."""
+    """Show what a retry would change."""
     return await _preview(board, request, "retry")
 
 
 async def _preview(board: Dashboard, request: Request, action: str) -> Response:
     if board.looking(request) is None:
-        raise Refused("nobody may act here, as no password is set: see TASKD_WEB_PASSWORD")
+        raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
     row = await workflow_of(board, job_id_of(request))
     find = workflows.jobs_to_cancel if action == "cancel" else workflows.jobs_to_retry
     ids = await find(board.on, row["id"])
@@ -50,26 +50,26 @@ async def _preview(board: Dashboard, request: Request, action: str) -> Response:
 
 
 async def cancel(board: Dashboard, request: Request) -> Response:
-    """End what waits, ask the workers of what runs; no further stage begins."""
+    """Cancel waiting jobs, ask running ones to stop; no further stage starts."""
     session, form = await board.acting(request)
     row = await workflow_of(board, job_id_of(request))
     moved = await bulk.cancel_workflow(board.on, row["id"], reason_of(form, session), BULK_JOBS_MAX)
     ids = sorted(moved or ())
     asked = list((moved or {}).values()).count(JobState.RUNNING)
     said = (
-        f"{count(len(ids) - asked, 'job')} cancelled, {count(asked, 'running one')} asked to stop"
+        f"{count(len(ids) - asked, 'job')} cancelled, {count(asked, 'running job')} asked to stop"
     )
     return _told(board, request, "cancel", ids, said)
 
 
 async def retry(board: Dashboard, request: Request) -> Response:
-    """Bring failed and cancelled jobs back; what is done stays done."""
+    """Retry failed and cancelled jobs; done jobs stay done."""
     await board.acting(request)
     row = await workflow_of(board, job_id_of(request))
     back, refused = await bulk.retry_workflow(board.on, row["id"], BULK_JOBS_MAX)
     said = f"{count(len(back), 'job')} retried"
     if refused:
-        said += f"; {count(len(refused), 'job')} cannot come back: see job {refused[0]}"
+        said += f"; {count(len(refused), 'job')} cannot be retried: see job {refused[0]}"
     return _told(board, request, "retry", back, said)
 
 
@@ -80,7 +80,7 @@ def _told(board: Dashboard, request: Request, action: str, ids: list[int], said:
     events.action_taken(
         f"workflows.{action}", session.who, f"workflow {workflow_id}", len(ids), ids
     )
-    more = "; there may be more: do it again" if len(ids) >= BULK_JOBS_MAX else ""
+    more = "; there may be more: repeat the action" if len(ids) >= BULK_JOBS_MAX else ""
     session.notes.append(f"workflow {workflow_id}: {said}{more}")
     board.live.forget()
     return RedirectResponse(f"/workflows/{workflow_id}", 303)

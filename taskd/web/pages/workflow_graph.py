@@ -1,4 +1,4 @@
-"""The graph of a workflow as boxes in columns: each part right of all those that it waits for."""
+"""The graph of a workflow as boxes in columns: each part to the right of what it waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from taskd.core.workflows.tree import STATES, told
 
-# The size of a box, and the room between two.
+# The size of a box, and the gap between two.
 WIDTH, HEIGHT, RIGHT, BELOW = 172, 46, 44, 16
 PARTS_MAX = 200
 EDGES_MAX = 2000
@@ -16,7 +16,7 @@ EDGES_MAX = 2000
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of the workflow; `state` is the one that matters most of those of its jobs."""
+    """A part of the workflow; `state` is the most important one of its jobs' states."""
 
     name: str
     state: str
@@ -29,7 +29,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The boxes, the paths of the lines between them, and the size of it all."""
+    """The boxes, the paths of the lines between them, and the total size."""
 
     boxes: list[Box]
     edges: list[str]
@@ -39,7 +39,7 @@ class Graph:
 
 
 def graph(parts: Sequence[Mapping[str, Any]]) -> Graph:
-    """The graph of these parts, which come behind those that they wait for."""
+    """Return the graph of these parts; each comes after those that it waits for."""
     shown = parts[:PARTS_MAX]
     column: dict[str, int] = {}
     for part in shown:
@@ -54,7 +54,7 @@ def graph(parts: Sequence[Mapping[str, Any]]) -> Graph:
         rows[place] = row + 1
         x, y = place * (WIDTH + RIGHT), row * (HEIGHT + BELOW)
         states = part["states"]
-        # In the order in which a reader wants to know; what has not begun has none.
+        # From the most to the least important state; a part that has not started has none.
         state = next((each for each in STATES if states.get(each)), "planned")
         jobs = sum(states.values())
         boxes[name] = Box(name, state, told(states), jobs, part["first_id"], x, y)

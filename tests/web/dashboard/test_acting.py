@@ -78,7 +78,7 @@ async def test_who_knows_the_password_is_in_and_goes_on(serve, told):
     async with site.browser() as browser:
         wrong = await browser.log_in("wrong horse")
         assert wrong.status_code == 403
-        assert "That is not it" in wrong.text
+        assert "Wrong password" in wrong.text
         answer = await browser.post("/login?next=/jobs", data={"password": PASSWORD})
         assert answer.headers["location"] == "/jobs"
         cookie = answer.headers["set-cookie"].lower()
@@ -214,7 +214,7 @@ async def test_a_form_that_is_too_large_is_told_so(serve, guarded):
     for path in ("/jobs/1/cancel", "/login"):
         answer = await guarded.post(path, data=large)
         assert answer.status_code == 413, path
-        assert f"a request may have {BODY_BYTES_MAX} bytes" in answer.text
+        assert f"a request is limited to {BODY_BYTES_MAX} bytes" in answer.text
         assert "<!doctype html>" in answer.text
     answer = await guarded.get("/jobs/1/cancel")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
@@ -363,7 +363,7 @@ async def test_a_workflow_is_cancelled_and_brought_back_with_a_look_at_it_before
     answer = await guarded.act(f"{path}/cancel", reason="wrong month")
     assert answer.headers["location"] == path
     page = (await guarded.get(path)).text
-    assert "5 jobs cancelled, 1 running one asked to stop" in page
+    assert "5 jobs cancelled, 1 running job asked to stop" in page
     reasons = await sql.fetch("SELECT DISTINCT reason FROM taskd.job_history")
     assert "cancelled by admin: wrong month" in {row["reason"] for row in reasons}
     assert "Retry 5 jobs of" in (await guarded.get(f"{path}/retry")).text

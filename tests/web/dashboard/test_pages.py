@@ -102,7 +102,7 @@ async def test_a_job_shows_what_its_attempts_have_logged(serve, anybody, logins,
     )  # fmt: skip
     text = await ok(anybody, f"/jobs/{job_id}")
     assert "15:33:46.974 UTC</time> info    &lt;script&gt;" in text
-    assert re.search(r"\[5 lines left out\]\n<time [^>]*>2026-11-22 15:33:47.100 UTC<", text)
+    assert re.search(r"\[5 lines omitted\]\n<time [^>]*>2026-11-22 15:33:47.100 UTC<", text)
     assert "error   b n=1\nTraceback: here" in text
     site = await serve("correct horse", as_=logins.dsn("observer"))
     async with site.browser() as browser:
@@ -126,7 +126,7 @@ async def test_what_is_not_there_is_not_found(anybody):
         "/jobs?q=abc",
         "/jobs?queue=A",
     ):
-        assert "cannot be done" in await ok(anybody, path, 400), path
+        assert "not possible" in await ok(anybody, path, 400), path
     for odd in ("error=%00", "args=%00", "error=%ff", "before=5&at=2026-01-01", "before=x"):
         assert (await anybody.get(f"/jobs?{odd}")).status_code in (200, 400, 404), odd
     for odd in ("since=9999999999999d", "state=failed&since=9999999999999d", "key=%00"):
@@ -241,7 +241,7 @@ async def test_jobs_are_found_by_error_arguments_and_key(anybody, sql):
 
 async def test_what_a_task_redacts_is_not_searched(anybody, sql):
     await scene.live(sql)
-    assert "None so far" in await ok(anybody, "/jobs?args=hunter2") or "No job is like that" in (
+    assert "No match so far" in await ok(anybody, "/jobs?args=hunter2") or "No job matches" in (
         await ok(anybody, "/jobs?args=hunter2")
     )
     assert 'class="go"' in await ok(anybody, "/jobs?args=4711")
@@ -260,7 +260,7 @@ async def test_a_search_reads_so_much_and_says_how_to_go_on(anybody, sql, monkey
         looks += 1
         if 'href="/jobs/3"' in text:
             break
-        assert "None so far" in text
+        assert "No match so far" in text
         path = re.search(r'rel="next" href="([^"]+)"', text)[1].replace("&amp;", "&")
     assert looks == 4
 
@@ -294,7 +294,7 @@ async def test_a_statement_that_takes_too_long_is_a_page_that_says_so(serve, sql
             await sql.execute("LOCK TABLE taskd.job IN ACCESS EXCLUSIVE MODE")
             text = await ok(browser, "/jobs/1", 503)
         assert "That took too long" in text
-        assert "One statement may take 500ms" in text
+        assert "A statement is limited to 500ms" in text
         await ok(browser, "/")
 
 

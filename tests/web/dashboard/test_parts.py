@@ -44,7 +44,7 @@ def test_an_empty_chart_is_empty():
     [nothing] = rows((None, 0, 0, None))
     made = chart([nothing], 60, 3600)
     assert made.empty
-    assert made.told == "nothing finished in 1h"
+    assert made.told == "no job finished in 1h"
 
 
 def test_a_part_stands_right_of_what_it_waits_for():

@@ -1,0 +1,212 @@
+"""Where a client's connections come from: one pool per event loop, opened at first use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+from taskd import config
+from taskd.client.background_loop import BackgroundLoop
+from taskd.client.database_location import Target, open_target
+from taskd.client.enqueueing import BuiltIns, no_built_ins
+from taskd.client.results import ResultWaiter
+from taskd.config import Settings
+from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
+from taskd.store.connections.database import Database
+from taskd.store.connections.pool import Pool
+from taskd.store.connections.statements import Fetches
+
+T = TypeVar("T")
+
+
+class ClientConnections:
+    """The connections of a client, with an event loop and without one.
+
+    Args:
+        dsn: the PostgreSQL to use. Without `settings`, nothing else is read from anywhere.
+        settings: all settings. With neither, `config.load()` reads files and the environment.
+        pool_max: connections per event loop.
+        built_ins: returns tasks that a job without a queue may name although no worker has
+            published them.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        settings: Settings | None = None,
+        pool_max: int = 10,
+        built_ins: BuiltIns = no_built_ins,
+    ) -> None:
+        if dsn is not None:
+            settings = replace(settings or Settings(), dsn=dsn, dsn_file=None)
+        self._settings = settings
+        self._pool_max = pool_max
+        self._built_ins = built_ins
+        self._target: Target | None = None
+        self._begin()
+        _clients.add(self)
+
+    def _begin(self) -> None:
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._closers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self._waiters: dict[asyncio.AbstractEventLoop, ResultWaiter] = {}
+        self._background: BackgroundLoop | None = None
+        self._background_lock = threading.Lock()
+
+    def _leave_to_parent(self) -> None:
+        # This attribute only keeps the objects alive: their destructors would act on sockets and
+        # on an epoll set that the parent process still uses.
+        self._inherited = (self._pools, self._closers, self._waiters, self._background)
+        self._begin()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect now, so that a wrong setting shows here.
+
+        Raises:
+            ConfigError: there is no usable DSN.
+            StoreUnavailable: the database does not answer.
+            PermissionDenied: the database refuses this user.
+        """
+        await (await self._pool()).open()
+
+    async def close(self) -> None:
+        """Close the connections of this event loop and of the sync methods.
+
+        The connections of another event loop are closed when that loop ends. The client can be
+        used again after this.
+        """
+        loop = asyncio.get_running_loop()
+        if loop in self._closers:
+            await self._closers[loop].aclose()
+        if self._background is None:
+            self.close_sync()
+        else:
+            await asyncio.to_thread(self.close_sync)  # it waits for the thread
+
+    def close_sync(self) -> None:
+        """Do the same for code without an event loop: end the background thread."""
+        with self._background_lock:
+            background, self._background = self._background, None
+        if background is not None:
+            background.stop()
+        target, self._target = self._target, None
+        if target is not None:
+            target.close()
+
+    async def using(
+        self, work: Callable[[Fetches, BuiltIns], Awaitable[T]], conn: object = None
+    ) -> T:
+        """Run `work` over `conn`, or over a connection of this client; return its result."""
+        return await work(await self._on(conn), self._built_ins)
+
+    def using_sync(
+        self, work: Callable[[Fetches, BuiltIns], Coroutine[Any, Any, T]], conn: object = None
+    ) -> T:
+        """Do the same for code without an event loop; `conn` is a blocking connection.
+
+        Raises:
+            RuntimeError: called in an event loop without `conn`: it would block the loop.
+        """
+        if conn is not None:
+            return finished(work(fetches_sync(conn), self._built_ins))
+        self._refuse_in_loop("the method without _sync")
+        return self._in_background(self.using(work))
+
+    async def _on(self, conn: object) -> Fetches:
+        return await self._pool() if conn is None else fetches(conn)
+
+    async def _pool(self) -> Pool:
+        """Return the pool of the running loop."""
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            target = await self._opened()
+            pool = self._pools.get(loop)
+        if pool is None:
+            self._drop_closed_loops()
+            pool = self._pools[loop] = Pool(target.database, size_max=self._pool_max)
+            self._waiters[loop] = ResultWaiter(pool, self._listen_database(target))
+            self._closers[loop] = closer = self._close_with(loop)
+            await anext(closer)
+        return pool
+
+    def _drop_closed_loops(self) -> None:
+        # Only loops that were closed without closing their async generators are still here.
+        for loop in [loop for loop in self._pools if loop.is_closed()]:
+            del self._pools[loop], self._closers[loop], self._waiters[loop]
+
+    async def _close_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        # An event loop announces its end to no one. But asyncio.run, uvloop and pytest close the
+        # async generators that were started on the loop first, so this generator closes the pool.
+        try:
+            yield
+        finally:
+            self._closers.pop(loop, None)
+            waiter = self._waiters.pop(loop, None)
+            if waiter is not None:
+                await waiter.close()
+            pool = self._pools.pop(loop, None)
+            if pool is not None:
+                await pool.close()
+
+    async def _opened(self) -> Target:
+        if self._target is not None:
+            return self._target
+        target = await open_target(self._settings or config.load().settings)
+        # The embedded server takes a moment to start: another loop may have been faster.
+        kept = self._target or target
+        if kept is not target:
+            target.close()
+        self._target = kept
+        return kept
+
+    def _listen_database(self, target: Target) -> Database:
+        """Return the database to LISTEN on: the server itself where the DSN leads to a pooler."""
+        direct = self._settings and self._settings.listen_dsn
+        return Database({"dsn": direct}) if direct else target.database
+
+    def _refuse_in_loop(self, instead: str) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise RuntimeError(
+            "this call would block the event loop that is running here. "
+            f"Await {instead} instead, or pass your own connection as conn"
+        )
+
+    def _in_background(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        with self._background_lock:
+            if self._background is None:
+                self._background = BackgroundLoop()
+            background = self._background
+        return background.run(coroutine)
+
+
+# A forked child shares its parent's sockets, but not the loops and threads that use them.
+_clients: weakref.WeakSet[ClientConnections] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._leave_to_parent()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

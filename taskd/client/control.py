@@ -1,0 +1,138 @@
+"""Change what was enqueued: cancel, retry and change jobs; pause and limit queues and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Unpack
+
+from taskd.client import job_changes
+from taskd.client.connections import ClientConnections
+from taskd.client.schedules import Schedules
+from taskd.core.jobs.failure import clean_reason
+from taskd.core.jobs.job import JobState, check_queue
+from taskd.core.jobs.job_changes import Change, ChangeOutcome, Changes
+from taskd.core.jobs.limit import CONCURRENCY_MAX
+from taskd.core.validation import above_zero, check_int
+from taskd.store import queues as stored_queues
+from taskd.store import tasks as stored_tasks
+from taskd.store.jobs import jobs as stored_jobs
+from taskd.store.jobs import limits as stored_limits
+
+
+class ClientControl(ClientConnections):
+    """The methods of a client that change jobs, queues, tasks and schedules."""
+
+    async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
+        """Cancel waiting jobs and ask running ones to stop; return the state of each by id.
+
+        `cancelled`: the job was waiting. `running`: its handler learns of the request at once, or
+        within two seconds, and the reason is kept. Finished and unknown jobs are not in the answer.
+        Jobs of a workflow that cannot run without a cancelled job are cancelled with it.
+        """
+        return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
+
+    async def retry(
+        self,
+        ids: Iterable[int],
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+    ) -> list[int]:
+        """Put failed and cancelled jobs back into their queues; return the ids of these jobs.
+
+        Jobs that were cancelled because of one of them come back as well, and wait for it again.
+
+        Args:
+            ids: of the jobs.
+            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
+            delay_s: not before that many seconds from now.
+
+        Raises:
+            InvalidJob: the time is outside its limits.
+        """
+        change = Change(run_at=run_at, delay_s=delay_s)
+        return await stored_jobs.retry(await self._pool(), list(ids), change.run_at, change.delay_s)
+
+    async def change(
+        self, ids: Iterable[int], **changes: Unpack[Changes]
+    ) -> dict[int, ChangeOutcome]:
+        """Change waiting jobs; return for each id: changed, running, finished or unknown.
+
+        Args:
+            ids: of the jobs; running ones are left as they are.
+            changes: new values, as Change describes them.
+
+        Raises:
+            InvalidJob: a value is outside its limits, or no new value is given.
+            InvalidArgs: arguments do not fit a job's published task; nothing was changed.
+        """
+        return await job_changes.change(await self._pool(), list(ids), Change(**changes))
+
+    async def pause_tasks(
+        self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""
+    ) -> list[str]:
+        """Stop starting jobs of these tasks; return the paused names, former names included.
+
+        Running jobs go on. A task that no worker has published cannot be paused, and is missing
+        in the answer.
+
+        Args:
+            tasks: names.
+            for_s: seconds until the tasks resume by themselves; None: until resume_tasks().
+            reason: `taskd why` and the dashboard show it.
+
+        Raises:
+            InvalidJob: `for_s` is not above zero.
+        """
+        return await stored_tasks.pause(
+            await self._pool(), list(tasks), above_zero(for_s), clean_reason(reason) or None
+        )
+
+    async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
+        """Start jobs of these tasks again; return the names of the tasks that were paused."""
+        return await stored_tasks.resume(await self._pool(), list(tasks))
+
+    async def limit(self, queue: str, concurrency: int | None) -> None:
+        """Set how many attempts each worker process runs of a queue; None: as its settings say.
+
+        Raises:
+            InvalidJob: the number is not within 1 to 10,000, or the queue's name is not valid.
+        """
+        if concurrency is not None:
+            check_int("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        await stored_limits.limit_queue(
+            await self._pool(),
+            check_queue(queue),
+            concurrency=concurrency,
+            without=["concurrency"] if concurrency is None else [],
+        )
+
+    async def pause(
+        self, queues: Iterable[str], for_s: float | None = None, reason: str = ""
+    ) -> list[str]:
+        """Stop workers from claiming jobs of these queues; return their names.
+
+        Running jobs go on.
+
+        Args:
+            queues: names; a queue that does not exist yet is paused as well.
+            for_s: seconds until the queues resume by themselves; None: until resume().
+            reason: `taskd why` and the dashboard show it.
+
+        Raises:
+            InvalidJob: a name is no queue name, or `for_s` is not above zero.
+        """
+        names = [check_queue(name) for name in queues]
+        return await stored_queues.pause(
+            await self._pool(), names, above_zero(for_s), clean_reason(reason) or None
+        )
+
+    async def resume(self, queues: Iterable[str]) -> list[str]:
+        """Let workers claim from these queues again; return the names that were paused."""
+        return await stored_queues.resume(await self._pool(), [check_queue(q) for q in queues])
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the database, to list and to change."""
+        return Schedules(self._pool)
