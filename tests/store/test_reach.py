@@ -62,7 +62,7 @@ async def refused(dsn: str, **more: str) -> TaskdError:
 
 @pytest.fixture
 async def port() -> AsyncIterator[Callable[[Answer], Awaitable[int]]]:
-    """Starts servers that are none of PostgreSQL's; their ports."""
+    """Start servers that are not PostgreSQL; return their ports."""
     servers: list[asyncio.Server] = []
 
     async def start(answer: Answer) -> int:
