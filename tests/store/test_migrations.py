@@ -158,7 +158,7 @@ async def test_an_index_that_was_left_invalid_is_made_again(
     await transaction.start()
     await old.fetch("SELECT FROM taskd.job")
     writer = await connect()
-    with pytest.raises(MigrationFailed, match=f"pid {old.get_server_pid()} .*It goes on where"):
+    with pytest.raises(MigrationFailed, match=f"pid {old.get_server_pid()} .*It continues where"):
         await migrations.migrate(database, known(newer), lock_wait_s=0.3)
     assert await sql.fetchval(VALID) is False
     # Jobs are enqueued and end meanwhile.
@@ -281,7 +281,7 @@ async def test_a_database_of_a_build_before_the_first_release_is_recognized(
 ) -> None:
     await sql.execute("ALTER TABLE taskd.migration DROP COLUMN works_with")
     for refuse in (migrations.check, migrations.migrate):
-        with pytest.raises(SchemaEdited, match=r"before the first release.*begin anew"):
+        with pytest.raises(SchemaEdited, match=r"before the first release"):
             await refuse(database)
 
 

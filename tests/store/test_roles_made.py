@@ -19,7 +19,7 @@ from tests.logins import Logins, as_user
 
 async def test_a_refused_statement_says_which_role_may_run_it(logins: Logins) -> None:
     lane = Lane(Database({"dsn": logins.dsn("producer")}), "worker")
-    with pytest.raises(PermissionDenied, match="taskd_worker, as `taskd db roles` makes them"):
+    with pytest.raises(PermissionDenied, match=r"taskd_worker \(made by `taskd db roles`"):
         await jobs.promote(lane, 1)
     with pytest.raises(PermissionDenied, match="taskd_observer or taskd_admin"):
         await lane.fetch("list_jobs", None, None, None, None, 1)
