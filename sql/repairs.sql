@@ -1,8 +1,8 @@
--- What mends the faults that `taskd doctor` finds. It prints these and runs none of them.
+-- Repairs of the faults that `taskd doctor` finds. The doctor prints them, and runs none.
 --
--- Each begins with `-- mend: name`. Values stand as psql has its variables: `:"x"` is an identifier, `:'x'` a text,
--- `:x` a number, and `:x:` SQL that is put in as it stands. What needs no transaction around it is one statement;
--- whatever waits for locks says for how long.
+-- Each begins with `-- repair: name`. Values are written like variables of psql: `:"x"` is an identifier, `:'x'` a text, `:x` a
+-- number, and `:x:` SQL that is inserted as it is. A repair that needs no transaction is a single statement; one that waits for
+-- locks sets a limit for the wait.
 
 -- repair: end_session
 SELECT pg_terminate_backend(:pid);
@@ -41,7 +41,7 @@ ALTER ROLE :"login" RESET :setting:;
 -- repair: reset_login_in_database
 ALTER ROLE :"login" IN DATABASE :"database" RESET :setting:;
 
--- The same for default_transaction_read_only, which would refuse its own end.
+-- The same for default_transaction_read_only, which would refuse its own reset.
 
 -- repair: let_database_write
 SET default_transaction_read_only = off;
@@ -76,7 +76,7 @@ REVOKE :"role" FROM :"login";
 -- repair: make
 :text:
 
--- Functions come before what they speak of.
+-- Functions are created before the tables that they use.
 
 -- repair: make_function
 SET check_function_bodies = off;
@@ -122,8 +122,8 @@ ALTER TABLE taskd.:"table" RESET (:text:);
 -- repair: make_partitions
 SELECT taskd.make_history_partitions(3);
 
--- Acks wait for as long as this takes: rows go from the default partition to partitions of their days, which are
--- made as taskd.make_history_partitions() makes them. What has expired is not kept.
+-- Acks wait while this runs: it moves rows from the default partition to partitions of their days, which it creates as
+-- taskd.make_history_partitions() does. Expired rows are deleted.
 
 -- repair: empty_default
 BEGIN;
@@ -163,7 +163,7 @@ WHERE j.workflow_id IS NOT NULL AND j.waits_for IS NOT NULL AND j.state = 'block
                   WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted);
 
 -- repair: unblock_aimless
--- Workers queue them within seconds.
+-- Workers promote them within seconds.
 UPDATE taskd.job SET state = 'scheduled' WHERE state = 'blocked' AND waits_for IS NULL AND limit_name IS NULL;
 
 -- repair: prune_keys

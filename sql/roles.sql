@@ -1,25 +1,25 @@
--- Roles: who may do what. `taskd db roles` runs this, `taskd db roles --sql` prints it.
+-- Roles: what each group of logins may do. `taskd db roles` runs this script, `taskd db roles --sql` prints it.
 --
--- Five roles that nobody logs in as; a login gets its rights as a member: GRANT taskd_worker TO my_worker;
+-- Five roles that cannot log in. A login gets the rights of a role as its member: GRANT taskd_worker TO my_worker;
 --
---   taskd_owner     owns the schema and all in it. Whoever migrates is a member, and nobody else.
---   taskd_producer  enqueues, and reads what workers have published about their tasks.
---   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules and declares those of its app. What its
---                   handlers enqueue needs taskd_producer.
+--   taskd_owner     owns the schema and everything in it. Only logins that migrate are members.
+--   taskd_producer  enqueues jobs, and reads what workers have published about their tasks.
+--   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules and declares those of its app. Handlers that
+--                   enqueue jobs need taskd_producer as well.
 --   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
---   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; keeps and
---                   limits queues; sets limits; makes, changes, pauses, runs and deletes schedules.
+--   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the retention
+--                   and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules.
 --
--- May be run again at any time, and must be after a migration (`taskd db migrate` does it by itself): all is
--- taken from the four and granted anew in one transaction, so nobody notices. Roles belong to the whole
--- server, grants to this database. The first time it needs a superuser, or a role that may create roles and
--- has made the schema; later a member of taskd_owner will do.
+-- The script can be run again at any time, and must be after a migration (`taskd db migrate` does so itself): in one
+-- transaction it revokes all rights of the four roles and grants them again, so no session notices. Roles belong to the whole
+-- server, grants to this database. The first run needs a superuser, or a role that may create roles and has created the schema;
+-- later runs need a member of taskd_owner.
 
 BEGIN;
 SET LOCAL lock_timeout = '2s';
 SET LOCAL search_path = pg_catalog;
 
--- One at a time: two that change the same grants would fail.
+-- One run at a time: two that change the same grants would fail.
 LOCK TABLE taskd.migration IN SHARE ROW EXCLUSIVE MODE;
 
 DO $$
@@ -31,16 +31,15 @@ BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
         END IF;
     END LOOP;
-    -- To hand something over one must be able to be who gets it. Superusers always are.
+    -- A user who changes an owner must be a member of the new owner. Superusers always are.
     IF NOT pg_has_role('taskd_owner', 'USAGE') THEN
         EXECUTE format('GRANT taskd_owner TO %I', current_user);
     END IF;
 END
 $$;
 
--- What still belongs to whoever migrated is handed over, so that the functions that run with their
--- owner's rights run with those of a role that has none beyond this schema. What is handed over already
--- is not locked again.
+-- Objects that still belong to the login that migrated are handed over to taskd_owner, so that functions with the owner's rights
+-- have no rights beyond this schema. Objects that were handed over before are not locked again.
 DO $$
 DECLARE
     change text;
@@ -70,15 +69,16 @@ BEGIN
 END
 $$;
 
--- From nothing: a right that is no longer needed does not stay. On a table this takes those on its columns, too.
+-- Start from nothing, so that rights that are no longer needed do not stay. REVOKE on a table includes its columns.
 REVOKE ALL ON ALL TABLES IN SCHEMA taskd FROM taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 REVOKE ALL ON SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT USAGE ON SCHEMA taskd TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
--- Each checks at its start that the schema fits its code.
+-- Every program checks at its start that the schema fits its code.
 GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
--- Workflows: producers make them, workers move them on, by functions alone; a handler may read what those before it returned.
+-- Workflows: producers create them and workers advance them, through functions only. A handler can read the results of the jobs
+-- before it.
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
@@ -96,10 +96,10 @@ GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;
 GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 
--- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no other: a row's id, fence,
--- worker, attempts and crashes are what their defaults say. `state` is among them, but the constraint of
--- the table leaves those that wait only. (One that they block for nothing is theirs, and the doctor tells of it.)
--- What they may read tells which ids there are, and in which queues.
+-- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no others: id, fence, worker, attempts and
+-- crashes keep their defaults. They can write `state`, but taskd.job_is_valid() accepts only the states of waiting jobs. (A job
+-- that a producer blocks without a reason is its own, and the doctor reports it.) The columns that they can read tell which ids
+-- exist, in which queues.
 GRANT INSERT (
     queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
     metadata
@@ -127,11 +127,12 @@ GRANT EXECUTE ON FUNCTION
     taskd.args_are_valid(jsonb, text[], text[]), taskd.checked_queue_name(text)
     TO taskd_producer;
 
--- Asked of each row of a job that is written (the index job_is_valid).
+-- Evaluated for each row that is written (the index job_is_valid).
 GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
     TO taskd_producer, taskd_worker, taskd_admin;
 
--- Whatever makes a job due rings, which reads who serves and who attends the queue; only workers say that they do.
+-- A statement that makes a job due notifies workers, and reads for that who serves the queue and its busy mark; only workers set
+-- busy marks.
 GRANT EXECUTE ON FUNCTION taskd.notify_workers(text) TO taskd_producer, taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
@@ -141,8 +142,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.set_busy_mark(text, bigint, double precision, boolean), taskd.turn_enqueue_checks_off() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, taskd_admin;
 
--- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), nor make one.
--- Of the history they read what tells the fate of an ack, and can only add to it; DDL is done by functions.
+-- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), and cannot insert one.
+-- They read the columns of the history that check_acks needs, and can only insert into it; functions execute the DDL.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
 GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, errors)
     ON taskd.job TO taskd_worker;
@@ -154,7 +155,7 @@ GRANT SELECT,
       UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule, published_at,
               limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
--- To lock a row before it is deleted, PostgreSQL wants the right to change some column of it.
+-- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
 GRANT SELECT, INSERT, DELETE, UPDATE (beat_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
@@ -163,14 +164,14 @@ GRANT EXECUTE ON FUNCTION
     taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;
 
--- Whatever ends a job or gives it back admits the next ones of its limit, by functions that lock and count.
+-- A statement that ends or releases a job admits the next jobs of its limit, by functions that lock and count.
 GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.admit_due(bigint), taskd.take_queue_slots(text, bigint),
     taskd.claim_limited(bigint, text, bigint, bigint), taskd.return_tokens(text, bigint), taskd.count_depths()
     TO taskd_worker;
--- They publish limits, but set none by hand.
+-- Workers publish limits, but set none by hand.
 GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, declared),
     UPDATE (concurrency, concurrency_in_all, rate, burst, app, declared)
     ON taskd.job_limit TO taskd_worker;
@@ -178,12 +179,12 @@ GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
--- The one job that they do make: that of a newer version, when the job that it has followed ends.
+-- The one job that workers insert: the follower with a newer version, when its predecessor ends.
 GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker, taskd_admin;
 
--- Schedules are written by a function; workers and admins pause and delete them. A worker's jobs come from them with the
--- arguments that stand there, or from a query with the rights of the user who has set it: the worker's own, as nobody
--- else's is fired by it. An admin who is no worker sets no query, or it would run with the workers' rights.
+-- A function writes schedules; workers and admins pause and delete them. Jobs of schedules get the arguments that are stored
+-- there, or those from a query with the rights of the user who has set it. That user is the worker's own, because a worker fires
+-- no other queries. An admin who is no worker cannot set a query, which would run with the workers' rights.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
@@ -202,8 +203,8 @@ GRANT SELECT (
     paused_until, pause_reason
 ) ON taskd.schedule TO taskd_observer;
 
--- Observers see neither arguments nor results nor unique keys, which may be personal. The errors of attempts they see: whoever
--- watches must see what fails. A handler should therefore not put personal data into its exceptions.
+-- Observers see no arguments, results and unique keys, which may be personal. They see the errors of attempts, because they must
+-- see what fails; a handler should therefore not put personal data into its exceptions.
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, gate, priority, attempt,
     max_attempts, args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node,
@@ -221,35 +222,35 @@ GRANT SELECT (
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
--- When keys are over, and of nobody's which: whether somebody forgets them.
+-- When keys expire, and not which keys: to see whether upkeep deletes them.
 GRANT SELECT (until) ON taskd.job_key TO taskd_observer;
--- And whether finished jobs found no partition.
+-- And whether finished jobs were written to the default partition.
 GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
 
--- What finished lately is counted by a function: partitions are read from their ends, which takes their names.
+-- A function counts recently finished jobs, because it reads partitions by their names.
 GRANT EXECUTE ON FUNCTION taskd.finished_recently(text, double precision, integer, integer) TO taskd_observer, taskd_admin;
 
--- How far attempts are, which the worker tells, whoever watches sees.
+-- Workers write the progress of attempts, observers see it.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
 GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
 
--- What handlers log may be as personal as arguments are.
+-- Log lines of handlers may be as personal as arguments.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
 GRANT SELECT ON taskd.job_log TO taskd_admin;
 
--- What a job has returned may be personal: a producer may ask for the results of its jobs, and so of all others, when
--- its login is granted this function by itself (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO shop).
+-- Results of jobs may be personal. A login of a producer can read the results of its jobs, and of all others, if it is granted
+-- this function in addition (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO shop).
 GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO taskd_admin;
 
--- Admins: cancelling moves a job to the history, retrying moves it back, as it is. To lock a row of the
--- history for that, PostgreSQL wants the right to change some column of it: the reason.
+-- Admins: a cancellation moves a job to the history, a retry moves it back unchanged. To lock a row of the history for that,
+-- PostgreSQL requires the right to update one of its columns: the reason.
 GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
 GRANT UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint) TO taskd_observer, taskd_admin;
--- Waiting jobs are changed by a function that changes no others.
+-- A function changes waiting jobs, and no others.
 GRANT EXECUTE ON FUNCTION
     taskd.redacted(text, jsonb),
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
@@ -258,7 +259,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON taskd.bucket TO taskd_admin;
 GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
--- A queue that shall keep its jobs for another time gets the partitions for it at once.
+-- A queue with a new retention gets the partitions for it at once.
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,

@@ -769,7 +769,6 @@ BEGIN
 END
 $$;
 
-
 -- Note that enqueues need checks. Triggers do so, so that no row gets into their tables without it.
 -- Called by: the schema.
 CREATE FUNCTION taskd.turn_enqueue_checks_on() RETURNS trigger

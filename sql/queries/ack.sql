@@ -1,22 +1,21 @@
--- Acknowledging: write what became of attempts, in batches, one round trip each.
+-- Acks: write the outcomes of attempts, in batches, one round trip each.
 --
--- The guard of every statement here is (id, worker_id, fence, state = 'running'): a worker that
--- lost its lease and whose job was taken over matches no row and changes nothing. What a
--- statement does not match, check_acks explains. Ids come sorted, so that two batches lock rows in one order
--- (unordered batches deadlocked 116 times in 240; ordered ones never).
+-- Every statement here guards its rows by (id, worker_id, fence, state = 'running'): if a worker has lost its lease and
+-- another one has taken the job over, no row matches and nothing changes. check_acks says why an ack matched no row. Ids come
+-- sorted, so that two batches lock rows in the same order; unordered batches deadlock.
+--
+-- Locks of limits come last, in every statement that ends jobs: the holder of such a lock waits for no job.
 
--- Plain successes, the hot path. `width_bucket` finds a row's place in the sorted ids by binary search, and so its
--- fence, without a join: 4.8 us per job where a join to unnest() took 7.3, and no plan to go wrong.
--- `IS NOT DISTINCT FROM` keeps the planner off the index job_running (see the migration). Rows are locked as they
--- are found, so they must be found along job_pkey: a bitmap scan goes by place in the table, and deadlocked
--- with cancels (7 runs of 8). The acks' connection has it switched off. How long queues keep what is done is looked
--- up once for the batch, and only of those that keep it for another time than a week: a probe of the
--- queue's row for each job took 1 us of 10. A job of a newer version that came meanwhile begins with the end of this one,
--- and the next jobs of its limit are admitted (limits.sql); both look when all rows are gone. Whoever waits for its
--- end (results.sql) has marked the row. Of a job that is part of a workflow more is looked at (workflows.sql). The
--- few of which there is more to do are picked once: a look at all rows for each of these questions took 0.2 to 0.7 us
--- more per job, of 12 to 13.
--- The limits come last, here and below: who has their locks waits for no job any more.
+-- Completions without a result, the hot path. `width_bucket` finds the position of a row in the sorted ids by binary search,
+-- and with it the fence, without a join, which would be slower and could get a bad plan. `IS NOT DISTINCT FROM` keeps the
+-- planner from the index job_running (see the schema). Rows are locked in the order in which they are found, so they must be
+-- found along job_pkey: a bitmap scan goes by their place in the table, and deadlocks with cancels. Therefore the connection
+-- of the acks has bitmap scans switched off. The retention is read once for the batch, and only of queues with another one
+-- than the default: a probe of the queue for each job took 1 us of 10.
+--
+-- The few jobs that need more than the move to the history are selected once (`more`). A job of a newer version that came
+-- meanwhile is enqueued, dependants are unblocked (workflows.sql), clients that wait for the outcome are notified
+-- (results.sql), and the next jobs of the limit are admitted (limits.sql), all after the rows are gone.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -51,31 +50,31 @@ WITH keep AS MATERIALIZED (
     SELECT id, task, unique_key, follower, workflow_id, awaited, limit_name, limit_key
     FROM ended
     WHERE follower IS NOT NULL OR workflow_id IS NOT NULL OR awaited OR limit_name IS NOT NULL
-), followed AS (
+), followers AS (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM more WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM more WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), told AS (
+), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM more WHERE awaited
-), opened AS (
+), freed AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM more
-    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
-SELECT count(*) AS written, (SELECT count(*) FROM followed) AS followed, (SELECT count(*) FROM unblocked) AS unblocked,
-       (SELECT count(*) FROM told) AS told, (SELECT count(*) FROM opened) AS opened
+SELECT count(*) AS written, (SELECT count(*) FROM followers) AS followers, (SELECT count(*) FROM unblocked) AS unblocked,
+       (SELECT count(*) FROM announced) AS announced, (SELECT count(*) FROM freed) AS freed
 FROM ended;
 
--- Everything but a plain success. `states` says where a job goes; what moves is decided from the rows as
--- they were when locked: a job that somebody asked to cancel meanwhile does not run again, a
--- suspect goes back to the slow lane and never to the hot index. `refunds`: the attempt does not
--- count; `parked`: its task is paused (control.sql). An interrupt is refunded ten times; after that a job longer than every stop ends visibly.
--- The arrays are looked up by place, as above: joined to unnest() they were scanned once for every
--- running row (500 results of 30 KB among 2,100 running rows: 14.6 s; like this 0.2 s).
--- `nexts`: which stage of its pipeline a handler has named, or that it ends there. What follows from that, or from the
--- result alone, is asked before anything moves: a stage that there is not, or that does not take this result, fails the
--- job, so that the run can go on from here when that was mended.
+-- Outcomes other than a completion without a result. `states` says where a job goes. The move is decided from the rows as
+-- they were when locked: a job whose cancellation was requested meanwhile does not run again, and a suspect goes back to
+-- quarantine, never to the index of the claims. `refunds`: the attempt does not count; `parked`: the task is paused
+-- (control.sql). An interrupt is refunded ten times; after that a job that is longer than every stop fails visibly. The
+-- arrays are read by position, as in ack_done: joined to unnest() they were scanned once for every running row.
+--
+-- `nexts`: the next stage of the pipeline that a handler has named, or that the pipeline ends. It is checked before any row
+-- is moved. A stage that does not exist, or does not accept this result, fails the job, so that the run can go on from here
+-- after a fix.
 
 -- name: ack_outcomes(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
@@ -151,7 +150,7 @@ WITH held AS MATERIALIZED (
                         CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END) AS seconds
     ) AS keep
     WHERE keep.seconds > 0
-), back AS (
+), returned AS (
     UPDATE taskd.job AS job
     SET state = held.state::taskd.job_state,
         run_at = CASE WHEN held.delay_s > 0 THEN clock_timestamp() + make_interval(secs => least(held.delay_s, 31536000))
@@ -164,34 +163,33 @@ WITH held AS MATERIALIZED (
     FROM held
     WHERE job.id = held.id AND held.state IN ('blocked', 'scheduled', 'queued')
     RETURNING job.queue::text, job.limit_name, job.limit_key
-), rung AS (
-    SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM back) AS q
-), followed AS (
+), notified AS (
+    SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM returned) AS q
+), followers AS (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), advanced AS (
+), next_stages AS (
     SELECT taskd.enqueue_next_stage(id, workflow_id, step || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END)
     FROM ended
     WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
-), told AS (
+), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
-), opened AS (
+), freed AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (
-        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM back
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM returned
     ) AS gone
     WHERE limit_name IS NOT NULL
-      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) + (SELECT count(*) FROM advanced) >= 0
+      AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) + (SELECT count(*) FROM next_stages) >= 0
     HAVING count(*) > 0
 )
 SELECT held.id, held.state
-FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
-     (SELECT count(*) FROM opened) AS o;
+FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers) AS f,
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM next_stages) AS a, (SELECT count(*) FROM announced) AS t,
+     (SELECT count(*) FROM freed) AS o;
 
--- Which of these rows, or of jobs that wait for them, somebody else's transaction has locked: their acks must wait, the
--- others need not.
+-- Which of these rows another transaction has locked, or whose dependants: their acks must wait, the others need not.
 
 -- name: locked_jobs(ids bigint[])
 -- roles: worker
@@ -206,11 +204,11 @@ JOIN free ON free.id = job.id
 WHERE job.workflow_id IS NOT NULL
 HAVING count(*) > 0;
 
--- What became of acks that matched no row, or whose reply was lost: `running`: still mine, send
--- it again; `acked`: written before; `absent`: written before, and the queue keeps no
--- history; `lost`: somebody else has taken the job over. Rescue keeps the fence, so that what
--- tells it from an ack is the error that it leaves behind, of the same claim: two claims of a worker may commit after
--- its burial, and the outcome of the second one count. People may have moved the job on since.
+-- The status of acks that matched no row, or whose reply was lost: `running`: the worker still holds the job, and sends the
+-- ack again; `acked`: it was written before; `absent`: it was written before, and the queue keeps no history; `lost`: another
+-- worker has taken the job over. A rescue keeps the fence; what tells it from an ack is the error that it adds, with the
+-- start of the same claim, because two claims of a worker may commit after it was declared dead, and the outcome of the
+-- second one counts. People may have moved the job since.
 
 -- name: check_acks(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -222,7 +220,7 @@ SELECT ack.id,
                 AND (job.last_error ->> 'started')::timestamptz = job.started_at THEN 'lost'
            WHEN job.state = 'running' THEN 'running'
            ELSE 'acked'
-       END AS fate
+       END AS status
 FROM unnest($2::bigint[], $3::bigint[]) AS ack (id, fence)
 LEFT JOIN LATERAL (
     SELECT id, worker_id, fence, state, started_at, errors -> -1 AS last_error
@@ -233,9 +231,9 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) AS job ON true;
 
--- Completing inside the handler's own transaction: its effects and the completion commit
--- together, or neither does. No row returned: the lease was lost, and the caller must roll back. `next` as above; a
--- stage that does not take the result is an error here, for the handler's work must not be kept without it.
+-- Complete a job inside of the handler's own transaction: its effects and the completion commit together, or not at all. If
+-- no row is returned, the lease was lost, and the caller must roll back. `next` is as in ack_outcomes, but a stage that does
+-- not accept the result raises an error here, so that the handler's work is not kept without it.
 
 -- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text)
 -- roles: worker
@@ -262,11 +260,11 @@ WITH ended AS (
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_done_s, 604800) > 0 OR ended.workflow_id IS NOT NULL
-), followed AS (
+), followers AS (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), advanced AS (
+), next_stages AS (
     SELECT taskd.enqueue_next_stage(
                id, workflow_id,
                taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb)
@@ -274,7 +272,7 @@ WITH ended AS (
            )
     FROM ended
     WHERE (workflow_id IS NOT NULL OR $5 IS NOT NULL) AND (SELECT count(*) FROM unblocked) >= 0
-), told AS (
+), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
     -- The limit is not locked: this is the handler's own transaction, which may stay open for long.
@@ -284,6 +282,6 @@ WITH ended AS (
     SELECT taskd.notify('taskd_' || queue, '') FROM ended WHERE limit_name IS NOT NULL
 )
 SELECT id
-FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u,
-     (SELECT count(*) FROM advanced) AS a, (SELECT count(*) FROM told) AS t,
+FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u,
+     (SELECT count(*) FROM next_stages) AS a, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;

@@ -1,9 +1,9 @@
--- Benchmarks: what `taskd bench` looks at first, two transactions that it measures as they are, and how it takes
--- away what it made. Everything it makes bears the name of its queue, which is also that of its task:
--- `taskd-bench-<the last id that was drawn before it>-<random>`, so that the name leads to its history.
+-- Benchmarks: what `taskd bench` reads first, two transactions that it measures as they are, and how it removes what it
+-- created. Everything bears the name of its queue, which is also the name of its task: `taskd-bench-<the last id that was
+-- drawn before it>-<random>`, so that the name leads to its history.
 
--- Where it would run. Whoever may delete the names that a worker publishes is the owner of the schema, and can do
--- all the rest. Live jobs are counted up to a limit: enough to say that there are some.
+-- Where the benchmark would run. A login that may delete the names that a worker publishes is the owner of the schema, and
+-- can do all the rest. Live jobs are counted up to a limit, which is enough to say that there are some.
 
 -- name: bench_environment(live_max bigint)
 -- roles: producer, worker, observer, admin
@@ -12,15 +12,15 @@ SELECT current_setting('server_version') AS postgresql,
        has_table_privilege('taskd.queue', 'DELETE') AS owner,
        (SELECT count(*) FROM (SELECT id FROM taskd.job LIMIT $1) AS counted) AS live;
 
--- The way there and back.
+-- One round trip.
 
 -- name: bench_round_trip()
 -- roles: producer, worker, observer, admin
 SELECT 1 AS answer;
 
--- The smallest transaction whose commit waits for the disk: a message in the write-ahead log that nobody
--- reads. It needs no table and no right, and leaves nothing behind. A transaction that only draws an xid would not
--- do: it has written no log before its commit record, so PostgreSQL does not wait for that to be flushed.
+-- The smallest transaction whose commit waits for the disk: a message in the write-ahead log that nobody reads. It needs no
+-- table and no right, and leaves nothing behind. A transaction that only draws an xid has written no log before its commit
+-- record, so PostgreSQL does not wait for that to be flushed.
 
 -- name: bench_commit()
 -- roles: producer, worker, observer, admin
@@ -34,8 +34,8 @@ SELECT count(*) AS live FROM taskd.job WHERE queue = $1;
 -- roles: owner
 SELECT last_value AS last_id FROM taskd.job_id_seq;
 
--- Queues of runs that ended before they could clean up: nobody has enqueued there for a minute, and no live
--- worker serves them. A run that still goes on does one or the other.
+-- Queues of runs that ended before they could clean up: nobody has enqueued there for a minute, and no live worker serves
+-- them. A run that still goes on does one or the other.
 
 -- name: bench_left(pattern text)
 -- roles: worker, observer, admin
@@ -52,29 +52,29 @@ WHERE queue.name ~ $1
   )
 ORDER BY 1;
 
--- These jobs are nobody's work, so they leave without a trace.
+-- These jobs are nobody's work, so they leave no history.
 
 -- name: bench_clear_jobs(queue text, batch bigint)
 -- roles: worker, admin
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM taskd.job
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM taskd.job WHERE queue = $1 LIMIT $2 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )
-SELECT count(*) AS cleared FROM gone;
+SELECT count(*) AS cleared FROM deleted;
 
--- In the order of ids, which every partition has an index for: no other column leads to the rows of a queue, and
--- the history may be long.
+-- In the order of ids, because every partition has an index on the id: no other column leads to the rows of a queue, and the
+-- history may be long.
 
 -- name: bench_clear_history(queue text, after_id bigint, batch bigint)
 -- roles: admin
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM taskd.job_history
     WHERE queue = $1
       AND id = ANY (ARRAY(SELECT id FROM taskd.job_history WHERE id > $2 AND queue = $1 ORDER BY id LIMIT $3))
     RETURNING id
 )
-SELECT max(id) AS last_id FROM gone;
+SELECT max(id) AS last_id FROM deleted;
 
 -- name: bench_clear_workers(queue text)
 -- roles: worker

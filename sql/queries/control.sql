@@ -1,10 +1,10 @@
--- Control: operators change waiting jobs, pause tasks and find jobs by what they are; workers carry it out.
+-- Control: operators change waiting jobs, pause tasks and find jobs in bulk; workers carry it out.
 --
--- Nobody need tell the workers: what is said here stands in the tables, and each worker looks every five seconds
--- (look_around in lease.sql). So that they need not wait, statements also call them on the channel `taskd`, which all
--- listen to; a call is a hint, and carries the id of the worker that it is meant for, or nothing.
+-- Operators need not notify the workers: what they write is in the tables, which each worker reads every five seconds
+-- (check_upkeep in lease.sql). To save that time, statements also notify the channel `taskd`, which all workers listen to; a
+-- notification is a hint, and its payload is the id of the worker that it is meant for, or empty.
 
--- What it takes and answers is told with the function (migrations/0001_baseline.sql).
+-- See taskd.change().
 
 -- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean)
 -- roles: admin
@@ -19,9 +19,9 @@ FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text:
 -- roles: observer, admin
 SELECT DISTINCT task::text AS task FROM taskd.job WHERE id = ANY ($1::bigint[]) AND worker_id IS NULL;
 
--- Pausing tasks by their names; former names go with them. Workers claim a paused task's jobs as ever, for the claim looks
--- at no task, and give them back `parked`: scheduled, with their attempts refunded, and out of the claim's way. So a task
--- that nobody has published cannot be paused, and is missing in the answer.
+-- Pause tasks by their names, and their former names with them. The claim reads no tasks, so workers claim a paused task's
+-- jobs and release them `parked`: scheduled, with their attempts refunded, and out of the way of claims. A task that nobody
+-- has published cannot be paused, and is missing in the answer.
 
 -- name: pause_tasks(names text[], for_s double precision, reason text)
 -- roles: admin
@@ -37,10 +37,10 @@ WITH held AS MATERIALIZED (
     FROM held
     WHERE task.name = held.name
     RETURNING task.name::text
-), called AS (
+), notified AS (
     SELECT taskd.notify('taskd', '')
 )
-SELECT name FROM paused, (SELECT count(*) FROM called) AS c;
+SELECT name FROM paused, (SELECT count(*) FROM notified) AS c;
 
 -- name: resume_tasks(names text[])
 -- roles: admin
@@ -56,14 +56,14 @@ WITH held AS MATERIALIZED (
     FROM held
     WHERE task.name = held.name
     RETURNING task.name::text
-), called AS (
+), notified AS (
     SELECT taskd.notify('taskd', '')
 )
-SELECT name FROM resumed, (SELECT count(*) FROM called) AS c;
+SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 
--- Brings parked jobs back when their task is paused no longer: any worker that sees it does so, a batch at a time, also
--- those that a worker has parked late. A suspect goes back to the slow lane, a job with a limit to its gate. `state::text`
--- leaves job_parked alone to find them: along job_due all that is scheduled would be read.
+-- Bring parked jobs back when their task is no longer paused: any worker that sees such jobs does so, a batch at a time,
+-- including jobs that another worker has parked late. A suspect goes back to quarantine, a job with a limit to its admission.
+-- `state::text` leaves only job_parked to find the rows: along job_due everything that is scheduled would be read.
 
 -- name: unpark_jobs(tasks text[], batch bigint)
 -- roles: worker
@@ -83,14 +83,14 @@ WITH moved AS (
     RETURNING job.queue::text
 ), counted AS (
     SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
-), rung AS (
+), notified AS (
     SELECT taskd.notify_workers(queue) FROM counted
 )
-SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
+SELECT queue, jobs FROM counted, (SELECT count(*) FROM notified) AS r;
 
--- Ends jobs that wait, for their time, their limit or other jobs, and whose deadline is over. Most are met by a worker
--- that claims them too late; these nobody claims. In the order of the deadlines, over job_deadline alone, and past those that
--- somebody holds, or one that waits for them (taskd.jobs_with_locked_dependants).
+-- End jobs that wait for their time, their limit or other jobs, and whose deadline is over. Most expired jobs are found by a
+-- worker that claims them too late; nobody claims these. They are read in the order of their deadlines, along job_deadline
+-- only; jobs that another transaction has locked, or whose dependants, are skipped.
 
 -- name: expire_jobs(batch bigint)
 -- roles: worker
@@ -126,28 +126,28 @@ WITH due AS MATERIALIZED (
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
-), followed AS (
+), followers AS (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('failed'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), told AS (
+), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
-), opened AS (
+), freed AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM ended
     WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
-      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+      AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
 SELECT ended.task::text AS task, count(*) AS jobs
-FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
-     (SELECT count(*) FROM opened) AS o
+FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
+     (SELECT count(*) FROM freed) AS o
 GROUP BY ended.task;
 
--- Finding jobs by what they are, for changes in bulk. It walks: each statement reads no more than `read_max` rows behind
--- the last one, live ones along the primary key, failed and cancelled ones along job_history_not_done, and says how far
--- it came; whoever walks on gives that back. The bounds are drawn at the beginning, so that what comes back, or fails
--- again, meanwhile is not met twice. A live job counts as of its birth, a finished one as of its end.
+-- Find jobs by what they are, for changes in bulk. Each statement reads at most `read_max` rows behind the last one, live
+-- jobs along the primary key, failed and cancelled ones along job_history_not_done, and returns how far it has read; the
+-- caller passes that to the next one. The bounds are read at the beginning, so that jobs which are retried, or fail again,
+-- meanwhile are not met twice. A live job counts by the time when it was enqueued, a finished one by its end.
 
 -- name: find_bounds(since_s double precision, older_s double precision)
 -- roles: admin
@@ -155,7 +155,7 @@ SELECT coalesce((SELECT max(id) FROM taskd.job), 0) AS up_to_id,
        coalesce(now() - make_interval(secs => $1), '1970-01-01 00:00:00+00') AS after,
        now() - make_interval(secs => coalesce($2, 0::double precision)) AS up_to;
 
--- `error`: a pattern for ILIKE, for the reason or the last error; `args`: a JSON object that must be part of the arguments.
+-- `error`: a pattern for ILIKE, for the reason or the last error; `args`: a JSON object that the arguments must contain.
 
 -- name: find_live_jobs(after_id bigint, up_to_id bigint, after timestamptz, up_to timestamptz, read_max bigint, queue text, task text, states text[], error text, args text)
 -- roles: admin

@@ -1,7 +1,7 @@
--- The database itself: what tells it from every other, and what it allows.
+-- The database itself: what identifies it, and what it allows.
 
--- The moment of its first migration, in microseconds: makes a job's idempotency key unique beyond
--- this database, for services that refuse a second request with the same key.
+-- The time of its first migration, in microseconds: makes a job's idempotency key unique beyond this database, for services
+-- that refuse a second request with the same key.
 
 -- name: identify_database()
 -- roles: producer, worker, observer, admin
@@ -9,10 +9,9 @@ SELECT to_hex((date_part('epoch', applied_at) * 1000000)::bigint) AS key
 FROM taskd.migration
 WHERE number = 1;
 
--- What the server allows, keeps for superusers and other chosen ones, and has: for the connection
--- budget that a worker prints and checks at its start. `pg_stat_database` counts for everybody;
--- `pg_stat_activity` hides other users' kind of connection from those who may not read all.
--- `reserved_connections` exists from PostgreSQL 16 on.
+-- The connections that the server allows, reserves for superusers and others, and has, for the connection budget that a
+-- worker checks at its start. `pg_stat_database` counts for every login; `pg_stat_activity` hides details of other users'
+-- sessions from logins that may not read everything. `reserved_connections` exists from PostgreSQL 16 on.
 
 -- name: count_connections()
 -- roles: producer, worker, observer, admin
@@ -21,7 +20,7 @@ SELECT current_setting('max_connections')::integer AS allowed,
            + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
        (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used;
 
--- The prefix of the roles that the schema was handed over to (sql/roles.sql); no row when it was not.
+-- The prefix of the roles that own the schema (sql/roles.sql); no row if the schema was not handed over to roles.
 
 -- name: find_roles()
 -- roles: producer, worker, observer, admin

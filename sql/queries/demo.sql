@@ -1,7 +1,7 @@
--- The demo: what an earlier run of `taskd demo` has left, and how this run went. Nothing here writes.
+-- The demo: what an earlier run of `taskd demo` has left, and the result of this run. Nothing here writes.
 
--- The live jobs of a queue, by job_claim and the small live table. `folder` is a mark of the demo: jobs
--- without it are somebody's own.
+-- The live jobs of a queue, along job_claim and in the small live table. `folder` identifies jobs of the demo; jobs without
+-- it are somebody's own.
 
 -- name: demo_left(queue text)
 -- roles: admin
@@ -14,8 +14,7 @@ ORDER BY id;
 -- roles: worker, observer, admin
 SELECT count(*) AS live FROM taskd.job WHERE id = ANY ($1::bigint[]);
 
--- The rows know better than the run's own events, which end when a process is killed. The wait is
--- that of the last attempt.
+-- The rows know more than the events of this run, which end when its process is killed. The wait is that of the last attempt.
 
 -- name: demo_outcome(ids bigint[])
 -- roles: admin

@@ -1,14 +1,14 @@
--- What `taskd doctor` looks at. Nothing here writes, takes a lock that anybody waits for, or reads a table of jobs
--- from end to end: where a statement counts jobs, it counts no further than its limit.
+-- What `taskd doctor` reads. Nothing here writes, takes a lock that anybody waits for, or reads a table of jobs from end to
+-- end: a statement that counts jobs counts up to its limit.
 --
--- One statement per group, so that one that is refused, or takes too long, hides no other. What the rows mean is decided
--- in taskd/core/doctor/. Catalogues are open to every role, so those statements work for a login without a single right;
--- of other users' sessions PostgreSQL then tells the process, the user and the snapshot, but not since when.
--- Ages are by the database's clock. What mends a fault stands in sql/repairs.sql.
+-- There is one statement for each group of facts, so that one that is refused, or takes too long, hides no other.
+-- taskd/core/doctor/ decides what the rows mean. Catalogues are open to every role, so those statements work for a login
+-- without any right; of other users' sessions PostgreSQL then returns the process, the user and the snapshot, but no times.
+-- Ages are by the database's clock. sql/repairs.sql has what repairs a fault.
 
--- The server in one row. `hidden`: it does not tell this login about other users' sessions. The reserved connections
--- are those for superusers and for members of pg_use_reserved_connections. `notify_usage`: the part of the
--- cluster's queue of notifications that is in use.
+-- The server in one row. `hidden`: this login may not read other users' sessions. The reserved connections are those for
+-- superusers and for members of pg_use_reserved_connections. `notify_usage`: the used part of the cluster's notification
+-- queue.
 
 -- name: doctor_server()
 -- roles: producer, worker, observer, admin
@@ -33,8 +33,9 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
        EXISTS (SELECT FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
                WHERE n.nspname = 'taskd' AND c.relname = 'migration') AS has_schema;
 
--- Settings as this session has them, and as they were set for this database or for a login (`scope`: '', 'database',
--- 'login', 'login in database'), of logins that may use the schema. What taskd sets for each of its own sessions is of interest in the second form alone.
+-- Settings of this session, and those that were set for this database or for a login (`scope`: '', 'database', 'login',
+-- 'login in database'), of logins that may use the schema. Settings that taskd makes for each of its own sessions matter in
+-- the second form only.
 
 -- name: doctor_settings()
 -- roles: producer, worker, observer, admin
@@ -55,9 +56,9 @@ WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_da
          OR NOT r.rolsuper AND has_schema_privilege(r.oid, (SELECT oid FROM pg_namespace WHERE nspname = 'taskd'), 'USAGE')
   ));
 
--- Whatever keeps vacuum from removing what has ended: open transactions of this database, prepared ones, replication slots,
--- standbys that tell about theirs. `xids`: how many transactions began since; `catalog_xids`: the same for
--- catalogues alone. `age_s` is NULL where nobody tells since when.
+-- What keeps vacuum from removing dead rows: open transactions of this database, prepared ones, replication slots, and
+-- standbys that report theirs. `xids`: the number of transactions since; `catalog_xids`: the same for catalogues alone.
+-- `age_s` is NULL where PostgreSQL does not tell the time.
 
 -- name: doctor_snapshots(batch bigint)
 -- roles: producer, worker, observer, admin
@@ -68,7 +69,7 @@ WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_da
  FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid()
    AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
-   -- A vacuum's own snapshot holds no other one back, and autovacuum, which logs in as nobody, ends by itself.
+   -- The snapshot of a vacuum holds no other vacuum back, and autovacuum, which has no login, ends by itself.
    AND usesysid IS NOT NULL
    AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
  ORDER BY greatest(age(backend_xmin), age(backend_xid)) DESC
@@ -89,7 +90,7 @@ UNION ALL
  FROM pg_stat_replication WHERE backend_xmin IS NOT NULL
  ORDER BY pid LIMIT $1);
 
--- Who holds a lock on a table of taskd's that keeps out a vacuum, or more, and how many wait for that table.
+-- Sessions that lock a table of taskd against vacuum or more, and how many sessions wait for the table.
 
 -- name: doctor_locks(batch bigint)
 -- roles: producer, worker, observer, admin
@@ -109,8 +110,8 @@ WHERE held.granted AND held.locktype = 'relation' AND held.pid <> pg_backend_pid
 ORDER BY a.xact_start
 LIMIT $1;
 
--- Who may hold back the queue of notifications: it is trimmed up to the slowest session that listens, and one in a
--- transaction reads nothing. Who listens is told to nobody, so these are the oldest transactions of the cluster.
+-- Sessions that may hold back the notification queue: it is trimmed up to the slowest session that listens, and a session in
+-- a transaction reads nothing. PostgreSQL does not tell who listens, so these are the oldest transactions of the cluster.
 
 -- name: doctor_listeners(batch bigint)
 -- roles: producer, worker, observer, admin
@@ -121,8 +122,8 @@ WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND xact_start
 ORDER BY xact_start
 LIMIT $1;
 
--- Tables with what the statistics say of them, and when autovacuum would come: `due_at` dead tuples. `idle_s`: since the
--- last vacuum of any kind, or, if there was none, since the server has started or the schema was made.
+-- Tables with their statistics, and the number of dead tuples at which autovacuum comes (`due_at`). `idle_s`: since the last
+-- vacuum of any kind, or, if there was none, since the server has started or the statistics were reset.
 
 -- name: doctor_tables()
 -- roles: producer, worker, observer, admin
@@ -145,7 +146,7 @@ FROM options AS o
 JOIN pg_stat_all_tables AS s ON s.relid = o.oid
 ORDER BY s.n_dead_tup DESC, o.name;
 
--- Every index of taskd's schema: whether it is of use, how large it is, and how many rows its table has.
+-- Every index of the schema: whether it is valid, its size, and the number of rows of its table.
 
 -- name: doctor_indexes()
 -- roles: producer, worker, observer, admin
@@ -159,14 +160,14 @@ JOIN pg_namespace AS n ON n.oid = t.relnamespace AND n.nspname = 'taskd'
 LEFT JOIN pg_stat_all_tables AS s ON s.relid = t.oid
 ORDER BY c.relname;
 
--- Which migrations were applied. No row: there is no schema.
+-- The migrations that were applied. No row: there is no schema.
 
 -- name: doctor_migrations()
 -- roles: producer, worker, observer, admin
 SELECT number, name, digest FROM taskd.migration ORDER BY number;
 
--- Every object of the schema, and its definition, as sql/objects.tsv lists them; the dated partitions of the history are left
--- out. Of a function it is a digest of its body beside what stands before it.
+-- Every object of the schema, and its definition, as sql/objects.tsv lists them, without the dated partitions of the history.
+-- The definition of a function has a digest of its body.
 
 -- name: doctor_objects()
 -- roles: producer, worker, observer, admin
@@ -230,8 +231,8 @@ SELECT 'domain', t.typname::text,
                   FROM pg_constraint WHERE contypid = t.oid AND contype = 'c'))
 FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace AND n.nspname = 'taskd' WHERE t.typtype = 'd';
 
--- What the roles of `taskd db roles`, and everybody, may do: with the prefix of these roles, or no row if the schema was not handed
--- over to them. One row for each right on a table, a column, a function or the schema.
+-- The rights of the roles of `taskd db roles`, and of every user, with the prefix of these roles; no row if the schema was
+-- not handed over to them. One row for each right on a table, a column, a function or the schema.
 
 -- name: doctor_grants()
 -- roles: producer, worker, observer, admin
@@ -265,7 +266,7 @@ SELECT DISTINCT prefix, kind, name, "column", privilege_type AS privilege,
 FROM given
 WHERE grantee = 0 OR pg_get_userbyid(grantee)::text IN (prefix || '_producer', prefix || '_worker', prefix || '_observer', prefix || '_admin');
 
--- As whom workers are connected now, and what these logins are: by the names that workers give their connections.
+-- The logins of the workers that are connected now, found by the names of their connections, and the rights of these logins.
 
 -- name: doctor_logins()
 -- roles: producer, worker, observer, admin
@@ -279,7 +280,7 @@ WHERE r.oid IN (SELECT usesysid FROM pg_stat_activity
                 WHERE datname = current_database() AND application_name IN ('taskd claim', 'taskd ack', 'taskd beat'))
 ORDER BY r.rolname;
 
--- The partitions of the history, by the day after which their rows have expired.
+-- The partitions of the history, with the day after which their rows have expired.
 
 -- name: doctor_partitions()
 -- roles: producer, worker, observer, admin
@@ -291,7 +292,7 @@ JOIN pg_inherits AS i ON i.inhparent = parent.oid
 JOIN pg_class AS leaf ON leaf.oid = i.inhrelid AND leaf.relname ~ '^job_history_[0-9]{8}$'
 ORDER BY leaf.relname;
 
--- In how many days finished jobs of the retentions in use expire; as taskd.make_history_partitions() reckons them.
+-- The numbers of days after which finished jobs expire, for the retentions in use; as in taskd.make_history_partitions().
 
 -- name: doctor_retentions()
 -- roles: worker, observer, admin
@@ -306,7 +307,7 @@ FROM (
 WHERE keep.seconds > 0
 ORDER BY 1;
 
--- What lies in the default partition, by the day on which it expires, of no more than `batch` rows.
+-- What the default partition holds, by the day on which it expires, of at most `batch` rows.
 
 -- name: doctor_default(batch bigint)
 -- roles: observer, admin
@@ -315,8 +316,8 @@ FROM (SELECT expires_at FROM taskd.job_history_default LIMIT $1) AS found
 GROUP BY 1
 ORDER BY 1;
 
--- Queues with due jobs: how long the first of them have waited, who serves the queue, and whether it is paused. The queues are
--- found as in queues_in_need, and no more than `batch` jobs of each are looked at.
+-- Queues with due jobs: how long the first of them have waited, how many workers serve the queue, and whether it is paused.
+-- Queues are found as in queues_with_due_jobs, and at most `batch` jobs of each are read.
 
 -- name: doctor_queues(batch bigint)
 -- roles: worker, observer, admin
@@ -354,8 +355,9 @@ LEFT JOIN late USING (queue)
 LEFT JOIN taskd.queue AS q ON q.name = found.queue
 ORDER BY found.queue;
 
--- Tasks of waiting jobs that no live worker of their queue knows, and tasks that are paused: among the first jobs of each queue, a
--- tenth of `batch`, and among `batch` of those that are due within half a minute, to which unknown ones are given back.
+-- Tasks of waiting jobs that no live worker of their queue knows, and paused tasks: among the first jobs of each queue, a
+-- tenth of `batch`, and among `batch` of those that are due within half a minute, because workers release unknown jobs to a
+-- time within it.
 
 -- name: doctor_tasks(batch bigint)
 -- roles: worker, observer, admin
@@ -397,7 +399,7 @@ SELECT NULL, name::text, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE park
 FROM taskd.task AS t
 WHERE paused_at IS NOT NULL AND paused_until IS NULL;
 
--- Workers that nobody has buried. `late_s`: how long ago the lease has run out.
+-- Workers that are not declared dead. `late_s`: how long ago the lease has run out.
 
 -- name: doctor_workers()
 -- roles: worker, observer, admin
@@ -420,10 +422,10 @@ WHERE (paused_at IS NULL OR paused_until < clock_timestamp())
 ORDER BY next_at
 LIMIT $1;
 
--- Jobs that ought to have moved by now, by why; of each no more than `batch`. `lost`: they run, by their state, and no living worker has
--- them; `overtime`: they run for longer than they may; `expired`: they wait behind their deadline; `suspect`: their worker died
--- and nobody tries them again; `unlooked`: nobody has brought them to the gate of their limit; `orphan`: they wait for jobs, and
--- no dependency says for which; `aimless`: they are blocked, which somebody has written by hand, for nothing.
+-- Jobs that should have moved by now, by the reason; at most `batch` for each. `lost`: they are running, and no live worker
+-- has them; `overtime`: they run for longer than their timeout; `expired`: they wait after their deadline; `suspect`: their
+-- worker died, and nobody runs them again; `unlooked`: nobody has checked them for admission; `orphan`: they wait for jobs,
+-- and have no dependency; `aimless`: they are blocked without a reason, by a manual UPDATE.
 
 -- name: doctor_stuck(batch bigint)
 -- roles: observer, admin
@@ -465,7 +467,7 @@ SELECT why, count(*) AS jobs, max(late_s) AS late_s, (array_agg(id ORDER BY late
 FROM found
 GROUP BY why;
 
--- Limits that hold up jobs: how many run and how many wait, of no more than `batch` each; and queues whose depth is counted.
+-- Limits that block jobs: how many run and how many wait, at most `batch` each; and queues whose depth is counted.
 
 -- name: doctor_limits(batch bigint)
 -- roles: worker, observer, admin
@@ -506,7 +508,7 @@ SELECT 'depth', q.name::text, true, q.depth, NULL, NULL,
 FROM taskd.queue AS q
 WHERE q.max_depth IS NOT NULL;
 
--- Keys that are held for a while: how many of them hold nothing any more, of no more than `batch`.
+-- Keys that were held for a time which is over, at most `batch`.
 
 -- name: doctor_keys(batch bigint)
 -- roles: worker, observer, admin

@@ -1,18 +1,17 @@
--- Enqueueing: a job is born `queued`, or `scheduled` when its time is still to come.
+-- Enqueues: a job is inserted as `queued`, or as `scheduled` if its time is still to come.
 --
--- One statement takes any number of jobs as columns of arrays, in the caller's transaction, and
--- rings each queue once, if nobody attends it: the NOTIFY leaves with the commit, so nobody wakes for a job
--- that a rollback took back. A scheduled job rings too if it is due within a minute: it may be due before the
--- workers look at the due times again, which they do every five seconds. The ring comes
--- after all rows are born (it waits for their count): what it reads must be younger than the
--- transaction's xid. Ids are drawn in the order of the arrays. Arrays of options that no job of the batch has
--- come empty, and unnest() makes NULLs of them; where all jobs have one task, queue or priority it comes once. And
--- one array of ids costs less than a row for each: jobs by the thousand took 12.5 us of CPU each, on both sides, and so 10.
+-- One statement takes any number of jobs as arrays of columns, in the caller's transaction, and notifies the workers of each
+-- queue once, unless the queue is polled continuously, has no worker, or its jobs are due in more than a minute: workers
+-- check due times every five seconds. (taskd.notify() adds one more condition.) PostgreSQL delivers the NOTIFY with the
+-- commit, so nobody wakes for a job that was rolled back. The notification comes after all rows are inserted (it reads their
+-- count), because what it reads must be younger than the transaction's xid. Ids are drawn in the order of the arrays. Arrays
+-- of options that no job of the batch has are empty, and unnest() returns NULLs for them; if all jobs have the same task,
+-- queue or priority, it comes once. The ids are returned as one array, which is cheaper than a row for each.
 
 -- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[])
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked
-WITH asked AS (
+WITH requested AS (
     SELECT coalesce(task, ($1::text[])[1]) AS task, coalesce(queue, ($2::text[])[1]) AS queue, args,
            coalesce(priority, ($4::smallint[])[1]) AS priority, max_attempts, timeout_s, deadline, deadline_s, args_version,
            limit_name, limit_values, metadata, n, coalesce(run_at, now() + make_interval(secs => delay_s), now()) AS due
@@ -24,9 +23,9 @@ WITH asked AS (
 ), room AS (
     SELECT taskd.check_queue_room(name, max_depth, wanted)
     FROM taskd.queue
-    CROSS JOIN LATERAL (SELECT count(*) AS wanted FROM asked WHERE queue = name AND due <= now()) AS those
+    CROSS JOIN LATERAL (SELECT count(*) AS wanted FROM requested WHERE queue = name AND due <= now()) AS those
     WHERE max_depth IS NOT NULL AND wanted > 0
-), born AS (
+), inserted AS (
     INSERT INTO taskd.job (
         task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
         metadata
@@ -34,20 +33,19 @@ WITH asked AS (
     SELECT task, queue, args::jsonb, priority, taskd.state_when_due(limit_name, due),
            due, max_attempts, timeout_s, coalesce(deadline, now() + make_interval(secs => deadline_s)), args_version,
            limit_name, CASE WHEN limit_name IS NOT NULL THEN taskd.limit_key(limit_values::jsonb) END, metadata::jsonb
-    FROM asked
+    FROM requested
     WHERE (SELECT count(*) FROM room) >= 0
     ORDER BY n
     RETURNING id
-), rung AS (
+), notified AS (
     SELECT taskd.notify_workers(queue)
-    FROM (SELECT DISTINCT queue FROM asked WHERE due < clock_timestamp() + interval '60 s') AS q
-    WHERE (SELECT count(*) FROM born) > 0
+    FROM (SELECT DISTINCT queue FROM requested WHERE due < clock_timestamp() + interval '60 s') AS q
+    WHERE (SELECT count(*) FROM inserted) > 0
 )
-SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
+SELECT array_agg(id) AS ids FROM inserted, (SELECT count(*) FROM notified) AS r;
 
--- Jobs that have one task, one queue and one priority, and say nothing else but their arguments, as most batches do. Without
--- thirteen columns that nobody uses a thousand of them take 5.6 ms in place of 6.3 (a plain insert 5.45), and ten, as
--- coroutines of a client come to that enqueue at the same time, 0.43 in place of 0.50 (0.38).
+-- Jobs with one task, one queue and one priority, and nothing but their arguments, as most batches are. Without thirteen
+-- columns that nobody uses, they cost little more than a plain insert.
 
 -- name: enqueue_usual_jobs(task text, queue text, args text[], priority smallint)
 -- roles: producer, admin
@@ -56,21 +54,21 @@ WITH room AS (
     SELECT taskd.check_queue_room(name, max_depth, cardinality($3::text[]))
     FROM taskd.queue
     WHERE name = $2::text AND max_depth IS NOT NULL
-), born AS (
+), inserted AS (
     INSERT INTO taskd.job (task, queue, args, priority)
     SELECT $1::text, $2::text, args::jsonb, $4::smallint
     FROM unnest($3::text[]) WITH ORDINALITY AS a (args, n)
     WHERE (SELECT count(*) FROM room) >= 0
     ORDER BY n
     RETURNING id
-), rung AS (
-    SELECT taskd.notify_workers($2::text) WHERE (SELECT count(*) FROM born) > 0
+), notified AS (
+    SELECT taskd.notify_workers($2::text) WHERE (SELECT count(*) FROM inserted) > 0
 )
-SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
+SELECT array_agg(id) AS ids FROM inserted, (SELECT count(*) FROM notified) AS r;
 
--- One job alone, as most are enqueued. No function, and no CTE: a client keeps these statements ready, which take 5 us more
--- than a plain insert of such a row, where a function that did the same took some 17. The first is for a job that says nothing
--- but its arguments, as most do: four columns in place of 13 are 7 us of the 340 of a client that enqueues one at a time.
+-- One job alone, as most are enqueued. No function and no CTE: a client keeps these statements prepared, and they take 5 us
+-- more than a plain insert of such a row, where a function took 17. This one is for jobs with nothing but arguments: four
+-- columns in place of 13 save 7 of 340 us.
 
 -- name: enqueue_usual_job(task text, queue text, args text, priority smallint)
 -- roles: producer, admin
@@ -78,7 +76,7 @@ SELECT array_agg(id) AS ids FROM born, (SELECT count(*) FROM rung) AS r;
 INSERT INTO taskd.job AS j (task, queue, args, priority)
 VALUES ($1::text, $2::text, $3::text::jsonb, $4)
 RETURNING j.id, CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
-                     ELSE taskd.run_enqueue_checks(j.queue, now()) END AS rung;
+                     ELSE taskd.run_enqueue_checks(j.queue, now()) END AS notified;
 
 -- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text, metadata text)
 -- roles: producer, admin
@@ -89,11 +87,11 @@ INSERT INTO taskd.job AS j (
 SELECT $1::text, $2::text, $3::text::jsonb, $4, taskd.state_when_due($12, due), due, $7::smallint, $8::double precision,
        coalesce($9::timestamptz, now() + make_interval(secs => $10)), $11, $12::text,
        CASE WHEN $12 IS NOT NULL THEN taskd.limit_key($13::text::jsonb) END, $14::text::jsonb
-FROM (SELECT coalesce($5::timestamptz, now() + make_interval(secs => $6), now()) AS due) AS asked
+FROM (SELECT coalesce($5::timestamptz, now() + make_interval(secs => $6), now()) AS due) AS requested
 RETURNING j.id, CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
-                     ELSE taskd.run_enqueue_checks(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS rung;
+                     ELSE taskd.run_enqueue_checks(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS notified;
 
--- Jobs of which some hold a unique key (see the function). `n` is a job's place in the arrays.
+-- Jobs of which some have a unique key; see taskd.enqueue_unique_batch(). `n` is a job's position in the arrays.
 
 -- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
 -- roles: producer, admin

@@ -1,7 +1,7 @@
--- History upkeep: partitions ahead, expired partitions gone. Idempotent; any worker runs it.
+-- Upkeep of the history: create partitions ahead, remove expired ones. Repeatable; any worker runs it.
 --
--- Each call is a transaction of its own under a lock_timeout of 50 ms and is simply tried again
--- later: a long reader of the history must never stall the acks behind a waiting DDL.
+-- Each call is a transaction of its own under a lock_timeout of 50 ms and is simply tried again later: a long reader of the
+-- history must never stall the acks behind a waiting DDL statement.
 
 -- name: make_history_partitions(days integer)
 -- roles: worker, admin
@@ -19,17 +19,17 @@ SELECT taskd.drop_expired_partition($1) AS dropped;
 -- roles: worker
 SELECT taskd.prune_default_partition($1) AS pruned;
 
--- Keys whose time is over, some at a time. One that a producer is just taking anew is stepped over: it shall neither be
--- deleted when that has committed, nor be waited for while others are locked here. now() and not the clock, for which
--- there would be no index.
+-- Delete keys whose time is over, some at a time. A key that a producer is just taking again is skipped: it must neither be
+-- deleted after the producer's commit, nor waited for while other rows are locked here. now() and not clock_timestamp(),
+-- which could not use the index.
 
 -- name: prune_keys(batch bigint)
 -- roles: worker
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM taskd.job_key
     WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM taskd.job_key WHERE until <= now() ORDER BY until LIMIT $1 FOR UPDATE SKIP LOCKED
     ))
     RETURNING 1
 )
-SELECT count(*) AS pruned FROM gone;
+SELECT count(*) AS pruned FROM deleted;

@@ -1,10 +1,10 @@
--- Jobs by hand: cancel, retry.
---
--- Cancelling a waiting job ends it; cancelling a running one asks its worker, which is called on the channel of all
--- workers and learns it at once, or else within two seconds (running_jobs in lease.sql). The decision is made from
--- the rows as locked, and from nothing else: a row that was queued in the statement's snapshot may be running by
--- then. `states`: only jobs in these states, as they are when locked; NULL: in any. With a job that ends, those go that
--- cannot be without it (taskd.unblock); all of them are locked first, by a function, which knows the order.
+-- Cancel and retry jobs by hand.
+
+-- Cancel jobs: a waiting job ends, and of a running job the cancellation is requested. Its worker is notified on the channel
+-- of all workers, or reads the request within two seconds (running_jobs in lease.sql). The decision is made from the locked
+-- rows only: a row that is queued in the statement's snapshot may be running by then. `states`: cancel jobs only in these
+-- states, as they are when locked; NULL: in any. The jobs that cannot start without a cancelled one are cancelled too
+-- (taskd.unblock()); a function locks all of them first, because it knows the order of locks.
 
 -- name: cancel_jobs(ids bigint[], reason text, states text[])
 -- roles: admin
@@ -41,36 +41,36 @@ WITH locked AS MATERIALIZED (
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
-), asked AS (
+), requested AS (
     UPDATE taskd.job AS job
     SET cancel_reason = coalesce(job.cancel_reason, nullif($2, ''), 'cancel asked')
     FROM held
     WHERE job.id = held.id AND held.state = 'running'
     RETURNING job.id, job.worker_id
-), called AS (
-    SELECT taskd.notify('taskd', worker_id::text) FROM (SELECT DISTINCT worker_id FROM asked) AS w
-), followed AS (
+), notified AS (
+    SELECT taskd.notify('taskd', worker_id::text) FROM (SELECT DISTINCT worker_id FROM requested) AS w
+), followers AS (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
     FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), told AS (
+), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
-), opened AS (
+), freed AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM ended
     WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
-      AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+      AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
 SELECT id, 'cancelled' AS state
-FROM ended, (SELECT count(*) FROM followed) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
-     (SELECT count(*) FROM opened) AS o
+FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
+     (SELECT count(*) FROM freed) AS o
 UNION ALL
-SELECT id, 'running' FROM asked, (SELECT count(*) FROM called) AS c;
+SELECT id, 'running' FROM requested, (SELECT count(*) FROM notified) AS c;
 
--- Retrying finished jobs, now or at the time that is said: see the function. `blocked`: the job waits again for others
--- that it needs, and that come back with it or are on their way; or for its limit.
+-- Retry finished jobs, now or at the given time; see taskd.retry(). `blocked`: the job waits again for others that are
+-- retried with it or are live, or for its limit.
 
 -- name: retry_jobs(ids bigint[], run_at timestamptz, delay_s double precision)
 -- roles: admin

@@ -1,10 +1,9 @@
--- Leases: one row per worker incarnation says until when its claims are to be honoured.
+-- Leases: one row for each worker instance says until when its claims are honoured.
 --
--- A beat renews the lease. A worker whose lease ran out is buried, once and for ever (`died_at`); a
--- beat that finds itself buried returns no row, and the worker drops everything and
--- takes a new id. Jobs are taken back by level: "running, and no live worker owns it",
--- looked at again and again, so that a claim which commits after its worker's burial
--- is found by the next sweep. All clocks are the database's.
+-- A worker renews its lease. A worker whose lease has run out is declared dead, once and for ever (`died_at`); a renewal then
+-- returns no row, and the worker drops everything and takes a new id. Rescues look for a condition, "running, and no live
+-- worker owns it", again and again, so a claim that commits after its worker was declared dead is found by the next rescue.
+-- All times are the database's.
 
 -- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], schema_oldest integer, schema_newest integer)
 -- roles: worker
@@ -13,9 +12,10 @@ INSERT INTO taskd.worker
 VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[], $12, $13)
 RETURNING id;
 
--- `works_with`: the oldest code that works with the schema, or with what is announced for it. So a worker sees with its next
--- beat that the schema has outgrown it, and drains; a ledger that somebody has emptied says nothing. What this names of `worker` and `migration` stays for ever: old code
--- that cannot beat any more learns of nothing, and loses its jobs to others while it runs them.
+-- `works_with`: the oldest code that works with the schema, or with what is announced for it. So a worker sees at its next
+-- renewal that the schema has outgrown it, and drains; an empty table says nothing. The tables and columns that this
+-- statement names stay for ever: old code that cannot renew its lease any more learns of nothing, and loses its jobs to
+-- others while it runs them.
 
 -- name: renew_lease(worker_id bigint, lease_s double precision, draining boolean)
 -- roles: worker
@@ -33,19 +33,19 @@ WITH retired AS (
     SET died_at = clock_timestamp()
     WHERE id = $1 AND died_at IS NULL
     RETURNING id, queues
-), withdrawn AS (
+), unmarked AS (
     SELECT taskd.clear_busy_mark(queue, id) FROM retired, unnest(queues) AS queue
 )
-SELECT id FROM retired, (SELECT count(*) FROM withdrawn) AS w;
+SELECT id FROM retired, (SELECT count(*) FROM unmarked) AS w;
 
--- When that is written: if nobody else lives, whoever enqueues need not look whom to ring (see the function).
+-- After that: if no other worker lives, enqueues need no checks; see the function.
 
 -- name: turn_enqueue_checks_off()
 -- roles: worker
 SELECT taskd.turn_enqueue_checks_off() AS nothing;
 
--- What the database says this worker runs: finds claims whose reply was lost (rows that the worker does
--- not know) and jobs that somebody asked to cancel.
+-- What the database says that this worker runs: to find claims whose reply was lost (rows that the worker does not know), and
+-- requests to cancel jobs.
 
 -- name: running_jobs(worker_id bigint)
 -- roles: worker, observer, admin
@@ -53,20 +53,19 @@ SELECT id, fence, cancel_reason, date_part('epoch', clock_timestamp() - started_
 FROM taskd.job
 WHERE worker_id = $1;
 
--- All that a worker without work asks every few seconds, in one statement.
+-- Everything that a worker without work asks every few seconds, in one statement.
 --
--- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something
--- (the owners by skipping along job_running, as there). `job_s` to `limited`: as the view `due` has them;
--- `tick_s` and `query_tick_s`: as next_ticks says them (schedules.sql). `uncounted`: count_depths has something to
--- do. All stand in each row, beside one of the other workers that count as alive; a worker that is
--- alone gets one row without any. The workers are read once: there may be thousands of dead ones among them.
--- `expired`: whether expire_jobs would find something; `paused`: the tasks that are paused; `resumed`: those that are not,
--- and of which jobs are parked all the same, found by skipping along job_parked; `limits`: the concurrency of queues, as
--- somebody has set it (all in control.sql).
+-- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something (owners are
+-- found along job_running, one probe each, as there). `job_s` to `limited`: as in the view `due`. `tick_s` and
+-- `query_tick_s`: as in next_ticks (schedules.sql). `uncounted`: whether count_depths has something to do. `expired`: whether
+-- expire_jobs would find something. `paused`: paused tasks. `resumed`: tasks that are not paused and of which jobs are still
+-- parked, found along job_parked, one probe each. `limits`: the concurrency of queues, as operators have set it. All of these
+-- are repeated in each row, beside one of the other workers that count as alive; a worker that is alone gets one row without
+-- any. The table of workers is read once: it may hold thousands of dead ones.
 --
--- Silent: the lease has run out, and the server has been up
--- for longer than a lease (after an outage every lease has run out, and nobody is dead). Neighbours
--- share host, boot and pid namespace: their death can be proved by looking at the process table.
+-- `silent`: the lease has run out, and the server has been up for longer than a lease (after an outage every lease has run
+-- out, and nobody is dead). `neighbour`: the worker has the same host, boot and pid namespace, so that its death can be
+-- proved by the process table.
 
 -- name: check_upkeep(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
 -- roles: worker, observer, admin
@@ -124,35 +123,33 @@ SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen
 FROM seen
 LEFT JOIN living AS other ON other.id <> $1;
 
--- Burial is for ever. Either the death is proved, or the lease has run out, which is looked at again here: the
--- worker may have beaten since it was listed. Its marks go with it.
+-- Declare workers dead, for ever. Either the death is proved, or the lease has run out, which is checked again here: the
+-- worker may have renewed it since it was listed. The busy marks of the worker are cleared.
 
 -- name: declare_workers_dead(ids bigint[], proved boolean)
 -- roles: worker
-WITH buried AS (
+WITH dead AS (
     UPDATE taskd.worker
     SET died_at = clock_timestamp()
     WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
     RETURNING id, host, pid, queues
-), withdrawn AS (
-    SELECT taskd.clear_busy_mark(queue, id) FROM buried, unnest(queues) AS queue
+), unmarked AS (
+    SELECT taskd.clear_busy_mark(queue, id) FROM dead, unnest(queues) AS queue
 )
-SELECT id, host, pid FROM buried, (SELECT count(*) FROM withdrawn) AS w;
+SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 
--- Rescue. The first time a job comes back at once (a kill during a deploy should not delay
--- work), later with a growing delay, and `max_crashes` deaths of its worker fail it. Attempts are not
--- looked at: crashes have a budget of their own, for half of the jobs that a kill leaves behind had been claimed
--- ahead and never started (of 3,000 with one attempt each, 408 failed that way before).
--- SKIP LOCKED steps over a job whose ack is just being written, taskd.jobs_with_locked_dependants over one that would end, but somebody keeps
--- a job that waits for it. It rings whoever attends the queue: that one may
--- have a suspect in its slow lane already.
+-- Rescue jobs of dead workers. The first time a job comes back at once (a kill during a deploy should not delay work), later
+-- with a growing delay, and after `max_crashes` deaths of its worker it fails. Attempts do not count here, because half of
+-- the jobs that a kill leaves behind were claimed ahead and never started: crashes have a limit of their own. SKIP LOCKED
+-- skips jobs whose ack is just being written, and taskd.jobs_with_locked_dependants() jobs that would end while another
+-- transaction holds a dependant. Workers are notified even if the queue is polled continuously: the worker that polls it may
+-- be running another suspect.
 --
--- First the owners, by skipping along job_running with one probe per worker; then the rows of the dead
--- among them. A sweep that finds nothing costs nothing, whatever the backlog (`id + 0` leaves job_running
--- as the only way to the rows: ordered by the primary key it walked the table). And a job that was
--- rescued and claimed between the snapshot and the lock, by a worker too young for the
--- snapshot to show, has an owner that is not in the list: asked of the locked row, "no live worker owns it"
--- would have been true of it.
+-- First come the owners, along job_running with one probe for each; then the rows of the dead ones. So a sweep that finds
+-- nothing is cheap, whatever the backlog (`id + 0` leaves only job_running as the way to the rows: ordered by the primary
+-- key, the whole table was read). A job that was rescued and claimed between the snapshot and the lock, by a worker that the
+-- snapshot does not show, has an owner that is not in this list; the condition "no live worker owns it", evaluated for the
+-- locked row, would be true for it.
 
 -- name: rescue_jobs(batch bigint, max_crashes integer)
 -- roles: worker
@@ -221,7 +218,7 @@ WITH RECURSIVE owner AS (
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
-), back AS (
+), returned AS (
     UPDATE taskd.job AS job
     SET state = 'scheduled',
         run_at = clock_timestamp() + make_interval(secs => CASE WHEN job.crashes = 0 THEN 0 ELSE least(600, 5 * 2 ^ job.crashes) END),
@@ -232,26 +229,26 @@ WITH RECURSIVE owner AS (
     FROM held
     WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
     RETURNING job.queue::text, job.limit_name, job.limit_key
-), rung AS (
-    SELECT taskd.notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM back) AS q
-), followed AS (
+), notified AS (
+    SELECT taskd.notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM returned) AS q
+), followers AS (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), told AS (
+), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
-), opened AS (
+), freed AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (
-        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM back
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM returned
     ) AS gone
-    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followed) + (SELECT count(*) FROM unblocked) >= 0
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
 SELECT held.id, held.state
-FROM held, (SELECT count(*) FROM rung) AS r, (SELECT count(*) FROM followed) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM told) AS t,
-     (SELECT count(*) FROM opened) AS o;
+FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers) AS f,
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
+     (SELECT count(*) FROM freed) AS o;
 
 -- name: prune_workers(after_s double precision)
 -- roles: worker

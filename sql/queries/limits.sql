@@ -1,15 +1,15 @@
--- Limits: jobs that wait at the gate of their limit, queues that an operator has limited, and what both allow.
+-- Limits: jobs that wait for admission by their limit, queues that an operator has limited, and the definitions of both.
 --
--- How the gate works stands in migrations/0001_baseline.sql. Admitting is done by the statements that free a place, and
--- by admit_jobs, for jobs that have just come and for openings. Any worker runs it, when next_due (promote.sql) or
--- look_around (lease.sql) say that there is something to look at: a cluster without limits asks nothing more.
+-- The schema explains admission (migrations/0001_baseline.sql, "limits of jobs"). The statements that free a slot admit the
+-- next jobs, and admit_jobs does so for jobs that have just arrived and for openings. Any worker runs it when next_due
+-- (promote.sql) or check_upkeep (lease.sql) say that something is due: a cluster without limits asks nothing more.
 
 -- name: admit_jobs(batch bigint)
 -- roles: worker
 -- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
 SELECT looked, queues FROM taskd.admit_due($1);
 
--- Claims from a limited queue; otherwise as claim_jobs. A row without an id says in how many seconds there will be a token.
+-- Claim from a limited queue; otherwise as claim_jobs. A row without an id says in how many seconds there will be a token.
 
 -- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint)
 -- roles: worker
@@ -21,8 +21,8 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4);
 
--- What the code of an app says about its limits, and which task has which. What an operator has set stays. A limit
--- that has changed is looked at again, for all its keys. Rows are locked in the order of their names.
+-- Publish the limits of an app's code, and which task has which. Limits that an operator has set stay. If a limit has
+-- changed, all of its keys are checked again. Rows are locked in the order of their names.
 
 -- name: publish_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[], tasks text[], task_limits text[], task_bys text[], task_defaults text[])
 -- roles: worker
@@ -60,8 +60,9 @@ WHERE task.name = mine.name
   AND (task.limit_name, task.limit_by, task.limit_defaults)
       IS DISTINCT FROM (mine.limit_name, mine.limit_by, mine.limit_defaults);
 
--- Limits by hand. A bound that is not given stays as it is, unless it is named in `without`. All workers are rung
--- for, so that what was parked comes at once when there is more room. A burst without a rate changes nothing, and has no answer.
+-- Set a limit by hand. A bound that is not given stays as it is, unless `without` names it. The workers of all queues are
+-- notified, so that parked jobs are admitted at once if there is more room. A burst without a rate changes nothing, and
+-- returns no row.
 
 -- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[])
 -- roles: admin
@@ -82,22 +83,22 @@ WITH changed AS (
     RETURNING name::text, concurrency, concurrency_in_all, rate, burst
 ), opened AS (
     INSERT INTO taskd.opening (limit_name) SELECT name FROM changed
-), rung AS (
+), notified AS (
     SELECT taskd.notify('taskd_' || queue, '')
     FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
 )
-SELECT changed.* FROM changed, (SELECT count(*) FROM rung) AS r;
+SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
 
--- Takes back what was set by hand: what the code says counts again, and a limit that no code names is gone.
+-- Remove what was set by hand: the code's declaration applies again, and a limit that no code declares is deleted.
 
 -- name: clear_limits(names text[])
 -- roles: admin
 WITH held AS MATERIALIZED (
     SELECT name, declared FROM taskd.job_limit WHERE name = ANY ($1::text[]) AND by_hand ORDER BY name FOR UPDATE
-), gone AS (
+), deleted AS (
     DELETE FROM taskd.job_limit WHERE name IN (SELECT name FROM held WHERE declared IS NULL)
     RETURNING name::text
-), back AS (
+), reset AS (
     UPDATE taskd.job_limit AS rule
     SET concurrency = (rule.declared ->> 'concurrency')::integer,
         concurrency_in_all = (rule.declared ->> 'concurrency_in_all')::integer,
@@ -108,18 +109,19 @@ WITH held AS MATERIALIZED (
     WHERE rule.name = held.name AND held.declared IS NOT NULL
     RETURNING rule.name::text
 ), opened AS (
-    INSERT INTO taskd.opening (limit_name) SELECT name FROM back
-), rung AS (
+    INSERT INTO taskd.opening (limit_name) SELECT name FROM reset
+), notified AS (
     SELECT taskd.notify('taskd_' || queue, '')
     FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
     WHERE EXISTS (SELECT FROM held)
 )
-SELECT name FROM (SELECT name FROM gone UNION ALL SELECT name FROM back) AS cleared, (SELECT count(*) FROM rung) AS r
+SELECT name FROM (SELECT name FROM deleted UNION ALL SELECT name FROM reset) AS cleared, (SELECT count(*) FROM notified) AS r
 ORDER BY name;
 
--- Each limit with what it allows, and what holds its places and stands in its lines: job_limit_slots and job_limit_waiting.
--- `running` and `queued` have places (queued: admitted, and not begun yet). Of the `blocked` ones, `next` have a place of their key and wait for
--- one in all, `parked` wait for a place or a token of their key, and the others nobody has looked at yet.
+-- Each limit with its bounds, the jobs that hold its slots (job_limit_slots) and those that wait (job_limit_waiting).
+-- `running` and `queued` jobs hold slots (queued: admitted, and not started yet). Of the `blocked` jobs, `next` have a slot
+-- of their key and wait for one among all keys, `parked` wait for a slot or a token of their key, and the others have not
+-- been checked yet.
 
 -- name: list_limits(batch bigint)
 -- roles: worker, observer, admin
@@ -146,8 +148,8 @@ CROSS JOIN LATERAL (
 ORDER BY rule.name
 LIMIT $1;
 
--- The same for each key of a limit, the longest lines first; of a rate how many tokens there are. All jobs
--- of the limit are counted.
+-- The same for each key of a limit, keys with most blocked jobs first; for a rate also the number of tokens. All jobs of the
+-- limit are counted.
 
 -- name: list_limit_keys(name text, batch bigint)
 -- roles: worker, observer, admin
@@ -178,8 +180,9 @@ GROUP BY job.limit_key, rule.rate, rule.burst, bucket.tokens, bucket.filled_at
 ORDER BY blocked DESC, job.limit_key
 LIMIT $2;
 
--- What an operator allows a queue, as set_limit: all workers together, and (`concurrency`) each worker process. Claims see it
--- at once; workers are called, and look. The tokens that are there stay, or each change would allow a burst more.
+-- Set the limits of a queue, as set_limit does: for all workers together, and (`concurrency`) for each worker process. Claims
+-- read them at once; workers are notified and check. The tokens that are left stay, because otherwise each change would allow
+-- another burst.
 
 -- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[])
 -- roles: admin
@@ -199,16 +202,16 @@ WITH changed AS (
         tokens = CASE WHEN 'rate' <> ALL ($7::text[]) THEN queue.tokens END,
         filled_at = CASE WHEN 'rate' <> ALL ($7::text[]) THEN queue.filled_at END
     RETURNING name::text, concurrency, max_running, max_depth, rate, burst
-), rung AS (
+), notified AS (
     SELECT taskd.notify('taskd_' || name, ''), taskd.notify('taskd', '') FROM changed
 )
-SELECT changed.* FROM changed, (SELECT count(*) FROM rung) AS r;
+SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
 
 -- name: count_depths()
 -- roles: worker
 SELECT taskd.count_depths();
 
--- Forgets buckets that are full again, and those of limits without a rate.
+-- Delete buckets that are full again, and those of limits without a rate.
 
 -- name: prune_buckets()
 -- roles: worker

@@ -1,14 +1,14 @@
--- The lines that handlers have logged, kept with their attempts (see the migration).
+-- Log lines of handlers, stored with their attempts; see the table taskd.job_log.
 
--- Lines of attempts that have ended, or have run for a while. What an attempt says when it has ended is not kept: the
--- row that has its end stays as it is. `failed`: kept as long as jobs that failed; the queue's times decide, and where
--- nothing is kept of how it has ended, what was written while it ran goes. A job that
--- runs again and again keeps the first and the last 19 of its attempts: older rows of those whose fence says that there
--- may be more go in the same statement, which does not see the new ones.
+-- Write the lines of attempts that have ended, or have run for a while. Lines that an attempt logs after its end are not
+-- kept: its row stays as it is. `failed`: keep the lines as long as failed jobs. The queue's retention applies; where it is 0
+-- for this outcome, the lines that were written during the run are deleted. A job that runs again and again keeps the lines
+-- of its first and its last 19 attempts: the same statement deletes older rows, if the fence says that there may be that
+-- many, and does not see the new ones.
 
 -- name: write_logs(worker_ids bigint[], job_ids bigint[], fences bigint[], attempts smallint[], queues text[], failed boolean[], ended boolean[], firsts smallint[], left_out bigint[], lines text[])
 -- roles: worker
-WITH told AS MATERIALIZED (
+WITH given AS MATERIALIZED (
     SELECT t.*, CASE WHEN t.failed THEN coalesce(queue.keep_failed_s, 2592000)
                      ELSE coalesce(queue.keep_done_s, 604800) END AS seconds
     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::smallint[], $5::text[], $6::boolean[], $7::boolean[],
@@ -19,29 +19,29 @@ WITH told AS MATERIALIZED (
     DELETE FROM taskd.job_log
     WHERE ctid = ANY (ARRAY(
         SELECT surplus.ctid
-        FROM told
+        FROM given
         CROSS JOIN LATERAL (
             SELECT held.ctid
             FROM (
                 SELECT log.ctid, row_number() OVER (ORDER BY log.fence DESC) AS newest,
                        row_number() OVER (ORDER BY log.fence) AS oldest
                 FROM taskd.job_log AS log
-                WHERE log.job_id = told.job_id AND log.fence < told.fence
+                WHERE log.job_id = given.job_id AND log.fence < given.fence
             ) AS held
             WHERE held.newest > 18 AND held.oldest > 1
         ) AS surplus
-        WHERE told.fence > 19
+        WHERE given.fence > 19
     ))
 ), unkept AS (
     DELETE FROM taskd.job_log AS log
-    USING told
-    WHERE told.seconds = 0 AND log.job_id = told.job_id AND log.fence = told.fence AND NOT log.ended
+    USING given
+    WHERE given.seconds = 0 AND log.job_id = given.job_id AND log.fence = given.fence AND NOT log.ended
 ), written AS (
     INSERT INTO taskd.job_log AS log (
         job_id, fence, worker_id, expires_at, attempt, ended, first, left_out, lines
     )
     SELECT job_id, fence, worker_id, now() + make_interval(secs => seconds), attempt, ended, first, left_out, lines::jsonb
-    FROM told
+    FROM given
     WHERE seconds > 0
     ORDER BY job_id, fence
     ON CONFLICT (job_id, fence) DO UPDATE
@@ -52,28 +52,29 @@ WITH told AS MATERIALIZED (
 )
 SELECT count(*) AS written FROM written;
 
--- Lines of attempts that ended well and are then not kept, of those that ran long enough to have been written.
+-- Delete the lines of attempts that ended well and whose lines are then not kept, if they ran long enough to have been
+-- written.
 
 -- name: delete_logs(job_ids bigint[], fences bigint[])
 -- roles: worker
 DELETE FROM taskd.job_log AS log
-USING unnest($1::bigint[], $2::bigint[]) AS gone (job_id, fence)
-WHERE log.job_id = gone.job_id AND log.fence = gone.fence;
+USING unnest($1::bigint[], $2::bigint[]) AS deleted (job_id, fence)
+WHERE log.job_id = deleted.job_id AND log.fence = deleted.fence;
 
--- Those whose time is over, some at a time.
+-- Delete expired lines, some at a time.
 
 -- name: prune_logs(batch bigint)
 -- roles: worker
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM taskd.job_log
     WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM taskd.job_log WHERE expires_at <= now() ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED
     ))
     RETURNING 1
 )
-SELECT count(*) AS pruned FROM gone;
+SELECT count(*) AS pruned FROM deleted;
 
--- What is kept of a job's attempts, in their order. `runs`: the attempt is under way, and more may come.
+-- The lines of a job's attempts, in their order. `runs`: the attempt is running, and more lines may come.
 
 -- name: job_logs(id bigint)
 -- roles: admin

@@ -1,16 +1,16 @@
--- Metrics: what a scrape asks the database, in one statement, however much there is.
+-- Metrics: what a scrape reads from the database, in one statement whose cost is bounded.
 --
--- All running jobs are counted along job_running, and of each queue the first queued ones along job_claim: 10,000 of two queues,
--- 20,000 by the number of queues of more, but 500 of each. A queue with no more than that is exact. What is left is counted
--- in one pass over the table: jobs in other states, and those of longer queues. Of a table
--- with more than `blocks_max` blocks it reads so many, taken at random, and scales the counts (`sampled` says how much was
--- read; 1: all, so they are exact). Where jobs of one queue lie together, that may be far off for a small one beside a
--- large one. Which jobs are the oldest due ones is found along job_claim, by one probe for each queue and priority, and
--- along job_due. Nothing of the history is read.
+-- All running jobs are counted along job_running, and the first queued ones of each queue along job_claim: 10,000 of up to
+-- two queues, otherwise 20,000 divided by the number of queues, but at least 500 of each. A queue with no more jobs than that
+-- is exact. The rest is counted in one pass over the table: jobs in other states, and those of longer queues. Of a table with
+-- more than `blocks_max` blocks this pass reads that many, taken at random, and scales the counts (`sampled` is the part that
+-- was read; 1: all, so the counts are exact). Where jobs of one queue lie together, this may be far off for a small queue
+-- beside a large one. The oldest due jobs are found along job_claim, by one probe for each queue and priority, and along
+-- job_due. Nothing of the history is read.
 --
--- A held snapshot is somebody's transaction that keeps vacuum from removing what died since: the age is that of the oldest.
--- Whoever may not read all of pg_stat_activity (pg_monitor may) sees those of its own user alone, and prepared
--- transactions.
+-- A held snapshot is a transaction that keeps vacuum from removing rows that have died since; the age is that of the oldest.
+-- A login that may not read all of pg_stat_activity (pg_monitor may) sees those of its own user and prepared transactions
+-- only.
 
 -- name: read_metrics(blocks_max double precision, batch bigint)
 -- roles: worker, observer, admin
@@ -74,7 +74,7 @@ WITH RECURSIVE ahead AS (
            queues, beat_at
     FROM taskd.worker
     WHERE died_at IS NULL
-), told AS (
+), result AS (
     SELECT 'jobs' AS metric, queue AS first, state AS second, round(jobs / share)::double precision AS value
     FROM counted CROSS JOIN sampled
     WHERE state <> 'queued'
@@ -132,4 +132,4 @@ WITH RECURSIVE ahead AS (
     UNION ALL
     SELECT 'notify_queue_used_ratio', NULL, NULL, pg_notification_queue_usage()
 )
-SELECT metric, first, second, value FROM told WHERE value IS NOT NULL;
+SELECT metric, first, second, value FROM result WHERE value IS NOT NULL;

@@ -1,6 +1,7 @@
--- Migrations: what was applied, what is announced, and who is in the way of one (taskd/store/schema/migrate.py).
+-- Migrations: what was applied, what is announced, and which sessions stand in the way (taskd/store/schema/migrate.py).
 
--- What was applied, and what is announced: about to be applied, and so already refused by code that will not work with it.
+-- What was applied, and what is announced: it is about to be applied, so code that will not work with it refuses to start.
+-- What this statement names stays for ever (see renew_lease).
 
 -- name: list_migrations()
 -- roles: producer, worker, observer, admin
@@ -8,7 +9,8 @@ SELECT number, name, digest, works_with, applied_at IS NOT NULL AS is_applied
 FROM taskd.migration
 ORDER BY number;
 
--- In the transaction that applies it, or, announced, before it: workers that it outgrows see it with their next beat.
+-- In the transaction that applies it; or before, as an announcement, which workers that it outgrows see at their next
+-- renewal.
 
 -- name: record_migration(number integer, name text, digest text, works_with integer, is_applied boolean)
 -- roles: owner
@@ -18,7 +20,7 @@ ON CONFLICT (number) DO UPDATE
 SET name = excluded.name, digest = excluded.digest, works_with = excluded.works_with, applied_at = excluded.applied_at
 WHERE m.applied_at IS NULL;
 
--- The living workers whose code is older than a migration works with.
+-- The live workers whose code is older than a migration works with.
 
 -- name: outgrown_workers(works_with integer)
 -- roles: worker, observer, admin
@@ -27,8 +29,8 @@ FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND schema_newest < $1
 ORDER BY host, pid;
 
--- Who holds up a migration: the sessions with locks on these tables, those with the oldest transactions first; without
--- tables, those whose snapshots an index that is built concurrently waits for.
+-- Sessions that hold up a migration: those with locks on these tables, the oldest transactions first; without tables, those
+-- whose snapshots a concurrent index build waits for.
 
 -- name: lock_holders(tables text[], batch bigint)
 -- roles: producer, worker, observer, admin
@@ -45,7 +47,7 @@ WHERE a.pid <> pg_backend_pid() AND a.datname = current_database()
 ORDER BY a.xact_start
 LIMIT $2;
 
--- Whether an index was made in part only: CREATE INDEX CONCURRENTLY leaves it behind when it fails.
+-- Whether an index is incomplete: a CREATE INDEX CONCURRENTLY that fails leaves it behind.
 
 -- name: is_index_invalid(name text)
 -- roles: producer, worker, observer, admin

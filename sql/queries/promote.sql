@@ -1,8 +1,8 @@
--- Promoting: bring scheduled jobs whose time has come into the hot index.
+-- Promotion: move scheduled jobs whose time has come to the queue.
 --
--- Any worker promotes every queue. A timer set to the next due time calls it, so that a million
--- future jobs cost the claim nothing. Suspects are left to the slow lane (claim.sql).
--- A job with a limit goes to its gate (limits.sql). By ctid, as in the claim: a join by id walked the whole table, however few were due.
+-- Any worker promotes jobs of all queues. A timer for the next due time starts it, so a million future jobs cost claims
+-- nothing. Suspects are left to quarantine (claim.sql), and a job with a limit goes to its admission (limits.sql). Rows are
+-- written by ctid, as in the claim: a join by id read the whole table, however few jobs were due.
 
 -- name: promote_jobs(batch bigint)
 -- roles: worker
@@ -21,12 +21,12 @@ WITH moved AS (
     RETURNING job.queue::text
 ), counted AS (
     SELECT queue, count(*) AS jobs FROM moved GROUP BY queue
-), rung AS (
+), notified AS (
     SELECT taskd.notify_workers(queue) FROM counted
 )
-SELECT queue, jobs FROM counted, (SELECT count(*) FROM rung) AS r;
+SELECT queue, jobs FROM counted, (SELECT count(*) FROM notified) AS r;
 
--- When a worker is to look again, and which queues are limited: the one row of the view (migrations/0001_baseline.sql).
+-- When a worker has to act next, and which queues are limited: the one row of the view.
 
 -- name: next_due()
 -- roles: worker, observer, admin

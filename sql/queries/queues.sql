@@ -1,7 +1,7 @@
--- Queues: pausing, resuming, and how long their finished jobs are kept.
+-- Queues: pauses, retention, and what is left.
 --
--- A queue needs no row to work; a worker makes one for each queue it serves, so that it can be seen.
--- Rows are written in the order of their names: workers that start together would deadlock otherwise.
+-- A queue needs no row to work; a worker creates one for each queue that it serves, so that lists show it. Rows are written
+-- in the order of their names: otherwise workers that start together would deadlock.
 
 -- name: declare_queues(names text[])
 -- roles: worker, admin
@@ -32,10 +32,10 @@ WITH held AS MATERIALIZED (
     FROM held
     WHERE queue.name = held.name
     RETURNING queue.name::text
-), rung AS (
+), notified AS (
     SELECT taskd.notify_workers(name) FROM resumed
 )
-SELECT name FROM resumed, (SELECT count(*) FROM rung) AS r;
+SELECT name FROM resumed, (SELECT count(*) FROM notified) AS r;
 
 -- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
 -- roles: admin
@@ -45,9 +45,9 @@ ON CONFLICT (name) DO UPDATE
 SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
 RETURNING name::text, keep_done_s, keep_failed_s;
 
--- What is left in queues for a worker that shall end when they are empty. `runnable` (queued, or at the gate of a limit), `running` and
--- `soon` (due, or claimed before and due again within a minute) keep it going; the rest stays and
--- is named when it ends. A fence tells that a job was claimed before: attempts may be refunded.
+-- What is left in queues, for a worker that ends when they are empty. `runnable` (queued, or due for admission), `running`
+-- and `soon` jobs (due, or claimed before and due again within a minute) keep it going; the rest stays, and the worker names
+-- it at its end. A fence above 0 says that a job was claimed before: attempts may have been refunded.
 
 -- name: count_left(queues text[], tasks text[])
 -- roles: worker, observer, admin

@@ -1,15 +1,14 @@
--- Reports: what people and scripts read through the command line. Nothing here writes.
+-- Reports: what people and scripts read by the command line. Nothing here writes.
 --
--- Every list has a limit, and every count goes over an index or over live jobs, so that a question does
--- not become a load when the history holds millions of rows. Where a statement reads more, it says so.
--- Ages and spans are computed here, by the database's clock. The names of the columns are the keys of the
--- `--json` output: a renamed column breaks somebody's script.
+-- Every list has a limit, and every count uses an index or reads live jobs, so that a question is not a load when the history
+-- holds millions of rows. A statement that reads more says so. Ages are computed here, by the database's clock. The names of
+-- the columns are the keys of the `--json` output: a renamed column breaks somebody's script.
 
--- Newest first. Two branches, each read backwards along its index on id (job_pkey; job_history_id
--- of every partition, merged) and cut at the limit. When only failed and cancelled jobs are asked for,
--- the planner may take job_history_not_done instead; the condition that says so is spelled out,
--- because a partial index is not found through an array. A filter that matches next to nothing reads the whole
--- index: 0.2 s per million jobs. A finished job counts as of its end, a live one as of its birth.
+-- Newest first. Two branches, each read backwards along its index on id (job_pkey; job_history_id of every partition, merged)
+-- up to the limit. If only failed and cancelled jobs are wanted, the planner may use job_history_not_done instead; that
+-- condition is written out, because PostgreSQL does not match a partial index through an array. A filter that matches next to
+-- nothing reads the whole index: 0.2 s for a million jobs. A finished job counts by its end, a live one by the time when it
+-- was enqueued.
 
 -- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
 -- roles: observer, admin
@@ -46,8 +45,9 @@ FROM (
 ORDER BY id DESC
 LIMIT $5;
 
--- One job with everything that is known of it: job_pkey, and job_history_id of every partition. Arguments that its task
--- redacts are hidden, unless somebody says otherwise. `next_version`: the one that follows when this job has ended.
+-- One job with everything that is known about it: job_pkey, and job_history_id of every partition. Arguments that its task
+-- redacts are hidden, unless the caller asks for them. `next_version`: the version of the job that follows when this one
+-- ends.
 
 -- name: show_job(id bigint, unredacted boolean)
 -- roles: admin
@@ -70,12 +70,12 @@ LEFT JOIN taskd.progress AS progress
 WHERE job.id = $1
 LIMIT 1;
 
--- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who
--- serves its queue, and how many jobs come before it, in one row. What follows from that is decided in
--- taskd/core/explain/reasons.py. The job is found by job_pkey, and job_history_id of every partition. Who comes before it is
--- counted in the order of the claims, along job_claim or job_due, and no further than `ahead_max`. The table of workers
--- holds those of the last week, few enough to be read from end to end, and is read once. A few of those that
--- serve the queue are named, with the jobs that each runs, counted along job_running.
+-- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who serves its
+-- queue, and how many jobs come before it, in one row. taskd/core/explain/reasons.py decides what follows from that. The job
+-- is found by job_pkey, and job_history_id of every partition. Jobs before it are counted in the order of the claims, along
+-- job_claim or job_due, up to `ahead_max`. The table of workers holds those of the last week, which is few enough to be read
+-- from end to end, once. A few of those that serve the queue are named, with the number of jobs that each runs, counted along
+-- job_running.
 
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin
@@ -212,10 +212,10 @@ LEFT JOIN taskd.queue AS pause
 -- roles: observer, admin
 SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
 
--- Counts by queue: queued by job_claim alone (index only), running by job_running, scheduled and blocked over
--- the live table, failed by job_history_not_done. A queue is listed when anything speaks of it: a job, a pause, a
--- retention of its own, or a worker, living or dead for less than the week that its row is kept. Its own
--- row alone says nothing: one that was paused by a wrong name would be listed for ever.
+-- Counts by queue: queued jobs along job_claim (index only), running ones along job_running, scheduled and blocked ones in
+-- the live table, failed ones along job_history_not_done. A queue is listed if there is a job, a pause, a setting or a worker
+-- for it, alive or dead for less than the week for which its row is kept. The row of the queue alone does not list it: a
+-- queue that was paused by a wrong name would be listed for ever.
 
 -- name: list_queues(batch bigint)
 -- roles: observer, admin
@@ -257,7 +257,7 @@ SELECT named.queue,
        coalesce(blocked.jobs, 0) AS blocked,
        coalesce(running.jobs, 0) AS running,
        coalesce(failed.jobs, 0) AS failed_last_day,
-       -- What is due but not yet promoted waits as well.
+       -- Jobs that are due and not promoted yet wait as well.
        CASE WHEN least(queued.oldest, scheduled.oldest) <= now()
             THEN date_part('epoch', clock_timestamp() - least(queued.oldest, scheduled.oldest))
        END AS oldest_due_s,
@@ -281,10 +281,10 @@ LEFT JOIN taskd.queue AS paused
 ORDER BY named.queue
 LIMIT $1;
 
--- Which queues have due jobs, and how many live workers serve each: for health checks, so it must be cheap
--- with a million jobs waiting. The queues of queued jobs are found by skipping along job_claim,
--- one probe per queue; of the scheduled jobs that are due (job_due) the 10,000 oldest are looked at:
--- where more wait, no worker promotes at all, and the oldest say so. A paused queue need not be served.
+-- Which queues have due jobs, and how many live workers serve each: for health checks, so it must be cheap with a million
+-- waiting jobs. The queues of queued jobs are found along job_claim, one probe for each; of the due scheduled jobs (job_due)
+-- the 10,000 oldest are read: if more wait, no worker promotes at all, and the oldest show that. A paused queue needs no
+-- worker.
 
 -- name: queues_with_due_jobs()
 -- roles: worker, observer, admin
@@ -322,9 +322,9 @@ SELECT count(*) AS workers
 FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $1 = ANY (queues);
 
--- Live workers and those that ended within the given time. `late`: no beat for a third of its lease, in which two
--- should have come; it has died, hangs, or has no way here. `silent`: its lease has run out, and nobody
--- has buried it yet. Running jobs are counted along job_running.
+-- Live workers, and those that ended within the given time. `late`: no renewal for a third of the lease, in which two should
+-- have come; the worker has died, hangs, or cannot connect. `silent`: the lease has run out, and nobody has declared the
+-- worker dead yet. Running jobs are counted along job_running.
 
 -- name: list_workers(dead_s double precision, batch bigint)
 -- roles: worker, observer, admin
@@ -346,9 +346,9 @@ WHERE died_at IS NULL OR died_at > clock_timestamp() - make_interval(secs => $1)
 ORDER BY died_at DESC NULLS FIRST, started_at DESC
 LIMIT $2;
 
--- The workers that share host, boot and pid namespace with whoever asks, so in a container those of
--- that container alone: for `taskd health --worker`. Whether their processes still run is looked up
--- there. The table holds the workers of the last week: few enough to be read from end to end.
+-- The workers with the caller's host, boot and pid namespace, so in a container only those of that container: for `taskd
+-- health --worker`, which checks whether their processes still run. The table holds the workers of the last week, few enough
+-- to be read from end to end.
 
 -- name: list_workers_here(host text, boot_id text, pid_namespace text, batch bigint)
 -- roles: worker, observer, admin
@@ -362,10 +362,10 @@ WHERE died_at IS NULL AND host = $1 AND boot_id = $2 AND pid_namespace = $3
 ORDER BY started_at DESC
 LIMIT $4;
 
--- The names of queues and tasks, for somebody whose filter has found nothing; and whether jobs bear the given names all the
--- same, which nobody serves and nobody has published. What somebody has said of a queue names it, what a worker serves or
--- has served within the last week, the published tasks, and the queued jobs, by skipping along job_claim. Whether jobs bear a name is
--- looked for among the newest 100,000 of the live and of the finished ones, by job_pkey and job_history_id.
+-- The names of queues and tasks, for a user whose filter has found nothing; and whether there are jobs with the given names,
+-- although nobody serves or has published them. The names of queues come from their rows, from workers of the last week, from
+-- published tasks, and from queued jobs, along job_claim with one probe for each. Jobs with the given names are looked for
+-- among the newest 100,000 live and the newest 100,000 finished ones, along job_pkey and job_history_id.
 
 -- name: known_names(queue text, task text, batch bigint)
 -- roles: observer, admin
@@ -404,10 +404,10 @@ FROM taskd.task
 ORDER BY name
 LIMIT $1;
 
--- What ended lately. Reads all finished jobs of the partitions that cannot have expired before: no index
--- is kept on the time of finishing, which would cost every completion. Measured: 0.45 s per million
--- finished jobs. The wait and the run are those of the last attempt; `retried` counts jobs
--- that needed more than one attempt. A job cancelled before it ever ran has neither.
+-- Recent outcomes. Reads all finished jobs of the partitions that cannot have expired before: no index covers the time of
+-- finishing, because every completion would pay for it. That takes 0.45 s for a million finished jobs. Wait and run time are
+-- those of the last attempt; `retried` counts jobs with more than one attempt. A job that was cancelled before it ran has
+-- neither.
 
 -- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
 -- roles: observer, admin
@@ -431,12 +431,12 @@ GROUP BY 1, 2, 3
 ORDER BY 1 DESC, 2, 3
 LIMIT $5;
 
--- What went wrong lately: jobs that failed, and jobs that wait for another attempt, counted by task and text. Texts
--- that differ in details only are brought together in taskd/core/explain/error_groups.py. No more than `batch` rows are read of each
--- kind: the newest failed ones along job_history_not_done of every partition, and of the scheduled ones, along job_due,
--- suspects first, those that are due first, for another attempt is seldom far away. How many were read, and how far back,
--- stands in each row, and in one without a task when there is nothing to tell.
--- The reason of a failed job names its last error; its errors, which may be long, are not read.
+-- Recent errors: failed jobs, and jobs that wait for another attempt, counted by task and text.
+-- taskd/core/explain/error_groups.py merges texts that differ in details only. At most `batch` rows of each kind are read:
+-- the newest failed jobs along job_history_not_done of every partition, and scheduled jobs along job_due, suspects first, the
+-- soonest first, because another attempt is seldom far away. How many were read, and how far back, is in each row, and in one
+-- row without a task if there is nothing to report. The reason of a failed job names its last error; its errors, which may be
+-- long, are not read.
 
 -- name: stats_errors(since_s double precision, queue text, task text, batch bigint)
 -- roles: observer, admin
@@ -460,7 +460,7 @@ WITH failed AS MATERIALIZED (
      ORDER BY run_at
      LIMIT $4)
     LIMIT $4
-), told AS (
+), errors_found AS (
     SELECT 'failed' AS state, id, queue, task, at, text FROM failed
     UNION ALL
     SELECT 'scheduled', id, queue, task, (error ->> 'ended')::timestamptz,
@@ -470,7 +470,7 @@ WITH failed AS MATERIALIZED (
 ), counted AS (
     SELECT state, task, text, count(*) AS jobs, min(at) AS first_at, max(at) AS last_at,
            (array_agg(id ORDER BY at DESC, id DESC))[1] AS job_id
-    FROM told
+    FROM errors_found
     WHERE ($2::text IS NULL OR queue = $2)
       AND ($3::text IS NULL OR task = $3)
     GROUP BY state, task, text

@@ -1,8 +1,8 @@
--- What a job has to say: how far it is, and what became of it.
---
--- Progress is told by the worker for all of its attempts at once, at most every second; a job whose handler tells
--- none has no row, and no statement knows that it has not. A late word of an attempt that has lost its job does not
--- hide that of the next one.
+-- Progress and outcomes of jobs.
+
+-- Write the progress of all attempts of a worker at once, at most every second; a job whose handler reports none has no row,
+-- and no other statement reads this table for it. A late report of an attempt that has lost its job does not hide that of the
+-- next attempt.
 
 -- name: write_progress(job_ids bigint[], fences bigint[], dones double precision[], totals double precision[], notes text[])
 -- roles: worker
@@ -16,25 +16,25 @@ SET fence = excluded.fence, done = excluded.done, total = excluded.total, note =
     told_at = excluded.told_at
 WHERE progress.fence <= excluded.fence;
 
--- Attempts that have ended, each with its fence: the next one may have begun elsewhere.
+-- Delete the progress of attempts that have ended, each with its fence: the next attempt may have begun elsewhere.
 
 -- name: delete_progress(job_ids bigint[], fences bigint[])
 -- roles: worker
 WITH held AS MATERIALIZED (
     SELECT progress.job_id
     FROM taskd.progress AS progress
-    JOIN unnest($1::bigint[], $2::bigint[]) AS gone (job_id, fence)
-      ON progress.job_id = gone.job_id AND progress.fence = gone.fence
+    JOIN unnest($1::bigint[], $2::bigint[]) AS ended (job_id, fence)
+      ON progress.job_id = ended.job_id AND progress.fence = ended.fence
     ORDER BY progress.job_id
     FOR UPDATE OF progress SKIP LOCKED
 )
 DELETE FROM taskd.progress WHERE job_id = ANY (ARRAY(SELECT job_id FROM held));
 
--- What workers that died have left behind.
+-- Delete what dead workers have left behind.
 
 -- name: prune_progress()
 -- roles: worker
-WITH gone AS (
+WITH ended AS (
     DELETE FROM taskd.progress AS progress
     WHERE job_id = ANY (ARRAY(
         SELECT job_id
@@ -48,11 +48,11 @@ WITH gone AS (
     ))
     RETURNING 1
 )
-SELECT count(*) AS pruned FROM gone;
+SELECT count(*) AS pruned FROM ended;
 
--- The outcomes of jobs, and a mark on those that have not ended (see the function): who waits for a job hears of its
--- end on a channel of their own. The mark costs one update of the job's row; a job without one costs its ack a test of
--- a column that it has at hand. Jobs that nobody knows are missing in the answer.
+-- The outcomes of jobs, and a mark on those that have not ended, whose end then notifies a channel of its own; see the
+-- function. The mark costs one update of the job's row; without one an ack only tests a column that it has at hand. Unknown
+-- jobs are missing in the answer.
 
 -- name: await_jobs(ids bigint[])
 -- roles: admin

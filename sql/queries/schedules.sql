@@ -1,17 +1,17 @@
--- Schedules: what makes jobs at times of its own (sql/migrations/0001_baseline.sql tells how).
+-- Schedules make jobs at planned times; see the table taskd.schedule.
 --
--- Any worker fires what is due. It reads which ticks those are, reckons the one that follows, and fires, which holds
--- only if nobody was faster; so there is one job for each tick, whoever looks and whoever dies.
+-- Any worker fires due schedules. It reads which ticks are due, computes the one that follows, and fires, which succeeds only
+-- if no other worker was faster; so there is one job for each tick, however many workers poll and whichever of them dies.
 
--- What those who reckon go by: no clock but the database's.
+-- The time from which callers compute ticks: only the database's clock counts.
 
 -- name: database_time()
 -- roles: producer, worker, observer, admin
 SELECT clock_timestamp() AS now;
 
--- Makes or changes schedules: at a worker's start those that its app declares, or with no app one by hand. `taken`: one
--- of that name, which says something else, is another app's, or was made by hand; then the worker refuses to start. In
--- the order of their names, so that two workers cannot wait for each other.
+-- Create or change schedules: at a worker's start those that its app declares, or without an app one by hand. `taken`: a
+-- different schedule of that name belongs to another app, or was created by hand; then the worker refuses to start. In the
+-- order of their names, so that two workers cannot wait for each other.
 
 -- name: set_schedules(app text, definitions text)
 -- roles: worker, admin
@@ -31,7 +31,8 @@ FROM (
     ORDER BY d.name
 ) AS d;
 
--- What an app has declared before and declares no more. What others declare, and what was made at run time, stays.
+-- Delete the schedules that an app has declared before and declares no more. Those of other apps, and those created at run
+-- time, stay.
 
 -- name: drop_undeclared_schedules(app text, names text[])
 -- roles: worker, admin
@@ -45,8 +46,8 @@ DELETE FROM taskd.schedule
 WHERE name = ANY ($1::text[])
 RETURNING name::text, app;
 
--- A pause keeps ticks from being fired, and they are not made up for: the first one after it is the first to come. One
--- with an end puts the next tick behind that, and a worker that reckons cron's does; what was read before fires nothing.
+-- Pause schedules: ticks are not fired, and not made up for; the first tick after the pause comes next. With an end, the next
+-- tick is computed after that end, by a worker in case of cron; a tick that was read before fires nothing.
 
 -- name: pause_schedules(names text[], for_s double precision, reason text)
 -- roles: worker, admin
@@ -72,8 +73,8 @@ RETURNING name::text;
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, ids FROM taskd.run_schedule($1);
 
--- What is due, with a query or without, by the user who asks: a query runs as its own user. One that has no next tick
--- gets it now; `now` is when its pause ends, if that is to come. No more than a batch is read, along schedule_due.
+-- Due schedules, with a query or without, of the user who asks: a query runs as its own user. A schedule without a next tick
+-- gets one now; `now` is the end of its pause, if that is still to come. At most a batch is read, along schedule_due.
 
 -- name: due_schedules(with_query boolean, batch bigint)
 -- roles: worker, admin
@@ -96,7 +97,7 @@ ORDER BY schedule.next_at NULLS FIRST;
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5, $6::text::jsonb);
 
--- A schedule whose next tick nobody can tell (it was made by SQL with a cron that is none) pauses, and says why.
+-- Pause a schedule whose next tick cannot be computed, and store the reason: it was created by SQL with an invalid cron.
 
 -- name: pause_invalid_schedule(name text, revision bigint, error text)
 -- roles: worker, admin
@@ -106,8 +107,8 @@ SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,
 WHERE name = $1 AND revision = $2 AND (paused_at IS NULL OR paused_until IS NOT NULL)
 RETURNING name::text;
 
--- In how many seconds the next tick is, of those without a query and of those with one of this user; NULL when there is
--- none. Workers that look around ask the same (lease.sql).
+-- In how many seconds the next tick is due, of schedules without a query and of those with one of this user; NULL if there is
+-- none. check_upkeep (lease.sql) reads the same.
 
 -- name: next_ticks()
 -- roles: worker, observer, admin

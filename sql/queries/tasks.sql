@@ -1,9 +1,9 @@
--- Tasks: what workers have published, so that the database and every client know defaults and arguments.
---
--- Within an app the newest start wins. A task that belongs to another app with another signature
--- is not overwritten: the statement returns its owner, and the worker refuses to start. What was not
--- written decides, not what was seen: the other app may have published it a moment ago. A former name of a task is
--- published as a task of its own, so that whoever enqueues by it goes on, and no other app takes it.
+-- Tasks, as workers have published them, so that the database and every client know defaults and arguments.
+
+-- Publish the tasks of an app. Within an app the newest start wins. A task of another app with another signature is not
+-- overwritten: the statement returns its owner, and the worker refuses to start. What was not written decides, and not what
+-- was read before: the other app may have published the task a moment ago. A former name of a task is published as a task of
+-- its own, so that producers which use it go on, and no other app takes it.
 
 -- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
 -- roles: worker

@@ -1,6 +1,6 @@
--- Testing: what the pytest plugin (taskd/testing/) asks of a database that belongs to one test alone.
+-- Testing: what the pytest plugin (taskd/testing/) needs of a database that belongs to one test alone.
 
--- Every job with what a test may want to look at, live or finished.
+-- Every job, live or finished, with what a test may want to read.
 
 -- name: testing_jobs()
 -- roles: admin
@@ -10,11 +10,11 @@ SELECT id, task, queue, state, priority, attempt, crashes, unique_key, reason,
 FROM taskd.jobs
 ORDER BY id;
 
--- The queues in which something runs, or could be run at once by a worker that knows these tasks, be it by the tick of a
--- schedule. A tenth of a second ahead counts as now, so that a retry without a delay belongs to the same run, however
--- fast that is. What a rate holds back counts as due if it may begin within a second; a job that its limit has parked
--- otherwise waits for the end of another one, or for its time, as does one whose task or queue is paused. (A paused task
--- that nobody has met yet is due: a worker claims its job, and parks it.)
+-- The queues in which a job runs, or could start at once on a worker that knows these tasks, also by a tick of a schedule. A
+-- tenth of a second ahead counts as now, so that a retry without a delay belongs to the same run. A job that a rate holds
+-- back counts as due if it may start within a second; a job that its limit has parked otherwise waits for the end of another
+-- one, or for its time, as does a job whose task or queue is paused. (A job of a paused task that no worker has met yet is
+-- due: a worker claims it, and parks it.)
 
 -- name: testing_due(tasks text[])
 -- roles: worker, observer, admin
@@ -45,9 +45,9 @@ WHERE task = ANY ($1::text[]) AND (paused_at IS NULL OR paused_until IS NOT NULL
   AND (next_at IS NULL OR next_at <= clock_timestamp())
 ORDER BY 1;
 
--- Travels in time. The clock stays as it is; all that is to come moves towards it instead: due times and deadlines, ticks
--- of schedules, pauses, tokens of limits, and windows of unique keys. With the due times go the moments that they are
--- reckoned from. No state is changed: what has become due is promoted by the next worker, as ever.
+-- Travel in time. The clock does not change; instead everything in the future moves towards it: due times and deadlines,
+-- ticks of schedules, pauses, tokens of limits, and periods of unique keys, with the times from which they are computed. No
+-- state changes: the next worker promotes what has become due.
 
 -- name: travel(seconds double precision)
 -- roles: owner

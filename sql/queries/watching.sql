@@ -1,17 +1,16 @@
--- Watching: what `taskd top` and `taskd tail` ask every second or two, for as long as somebody looks. Nothing here writes.
+-- Watching: what `taskd top` and `taskd tail` read every second or two, while they run. Nothing here writes.
 --
--- No index is kept on the time at which jobs finish: it would cost every completion. So nothing here looks for finished
--- jobs by time, and nothing reads the history from end to end, but watch_since, once. What it costs grows with
--- the jobs that live and with what has happened since the last look, not with what was ever done. Who asks
--- waits at least twenty times as long as the answer took: the commands see to that.
+-- No index covers the time at which jobs finish, because every completion would pay for it. So nothing here looks for
+-- finished jobs by time, and nothing but watch_since, once, reads the history from end to end. The cost grows with the live
+-- jobs and with what has happened since the last call, not with the history. The commands wait at least twenty times as long
+-- as an answer took before they ask again.
 
--- Which jobs live, which of them run, and which have finished of those that were born after the id `after_id` (NULL: a
--- little before the newest) or are among `ids`: all of one snapshot. A job that lived and lives no more has ended;
--- so nothing that was seen alive can end unseen, whatever the order in which transactions commit. An id above `after_id`
--- that is none of all these belongs to a transaction that is still open, or that was rolled back: it was
--- open when `next_xid` was drawn, and is over when `oldest_xid` has passed it.
--- Ids are told in blocks of 64, each with a mask of its bits: 100,000 jobs take 1,600 pairs of numbers.
--- job_pkey, job_running, and job_history_id of every partition.
+-- Which jobs live, which of them run, and which have finished, of those with an id above `after_id` (NULL: a little before
+-- the newest) or in `ids`: all in one snapshot. A job that was alive and is no longer has ended; so no job that was seen
+-- alive can end unseen, whatever the order in which transactions commit. An id above `after_id` that is none of these belongs
+-- to a transaction that is still open, or was rolled back: the transaction was open when `next_xid` was read, and has ended
+-- when `oldest_xid` has passed it. Ids are returned in blocks of 64, each with a mask of its bits: 100,000 jobs take 1,600
+-- pairs of numbers. Reads along job_pkey, job_running, and job_history_id of every partition.
 
 -- name: watch_ids(after_id bigint, ids bigint[])
 -- roles: worker, observer, admin
@@ -49,7 +48,7 @@ SELECT clock_timestamp() AS now, start.id AS after_id,
        finished.blocks AS finished_blocks, finished.masks AS finished_masks
 FROM start, live, running, finished;
 
--- Jobs with what tells their story: job_pkey, and job_history_id of every partition. Of the errors only what a line shows.
+-- Jobs with their timelines: job_pkey, and job_history_id of every partition. Of the errors only what a line shows.
 
 -- name: watch_jobs(ids bigint[])
 -- roles: observer, admin
@@ -74,8 +73,8 @@ FROM (
 ) AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id;
 
--- The jobs to which something has happened within the last `since_s` seconds, the latest first. Reads the live jobs, and all
--- finished jobs of the partitions that cannot have expired before: as `stats` does, once, when it is asked for.
+-- The jobs that something has happened to within the last `since_s` seconds, the latest first. Reads the live jobs, and all
+-- finished jobs of the partitions that cannot have expired before: like `stats`, once, when the user asks for it.
 
 -- name: watch_since(since_s double precision, queue text, task text, batch bigint)
 -- roles: observer, admin
@@ -103,10 +102,10 @@ LIMIT $4;
 
 -- The state of everything that lives, in one row, each part as JSON.
 --
--- `queues`: counted in one pass over the live jobs; with whether each is polled continuously, and by how many live workers it is served. `born`: of the newest `batch`
--- jobs with ids above `after_id` how many came to each queue, by job_pkey and job_history_id. `running`: those that have
--- run for longest. `limits`: those whose lines are not empty, by job_limit_waiting and job_limit_slots, with the keys for which most jobs wait; of each line the
--- first 10,000 are counted.
+-- `queues`: counted in one pass over the live jobs; with whether each queue is polled continuously, and by how many live
+-- workers it is served. `born`: how many of the newest `batch` jobs with ids above `after_id` came to each queue, along
+-- job_pkey and job_history_id. `running`: those that have run for longest. `limits`: those with waiting jobs, along
+-- job_limit_waiting and job_limit_slots, with the keys for which most jobs wait; the first 10,000 jobs of each are counted.
 
 -- name: watch_state(after_id bigint, batch bigint, rows_max bigint)
 -- roles: observer, admin
@@ -225,10 +224,10 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
            ) AS full_limit
        ) AS limits;
 
--- Jobs that ended within the last `since_s` seconds, as far as they are found without an index on that time: the newest
--- ids, those just before the next one of each queue (what was claimed last), and those of `ids`, which were seen running; all
--- by job_history_id. What failed or was cancelled is found by its time, along job_history_not_done. And, with the state
--- `scheduled`, jobs that wait for another attempt, along job_due. Of each kind `batch` are read at most.
+-- Jobs that ended within the last `since_s` seconds, as far as they can be found without an index on that time: the newest
+-- ids, those just before the next job of each queue (which were claimed last), and those of `ids`, which were seen running;
+-- all along job_history_id. Failed and cancelled jobs are found by their time, along job_history_not_done. With the state
+-- `scheduled`: jobs that wait for another attempt, along job_due. At most `batch` of each kind are read.
 
 -- name: watch_ended(since_s double precision, ids bigint[], batch bigint)
 -- roles: observer, admin

@@ -1,8 +1,8 @@
--- The dashboard: what its pages ask beyond what the command line asks (reports.sql). Nothing here writes.
+-- The dashboard: what its pages read beyond reports.sql. Nothing here writes.
 --
--- Each is bounded by what it reads and not only by what it answers: a page costs the same whether the history holds
--- a thousand jobs or a hundred million. What has been read without an answer is told, so that a reader may go on from there.
--- Observers see no arguments, results and unique keys; what shows or searches these is for admins.
+-- Each statement is bounded by what it reads and not only by what it returns: a page costs the same whether the history holds
+-- a thousand jobs or a hundred million. Statements return how far they have read without a match, so that the user can go on
+-- from there. Observers see no arguments, results and unique keys; statements that return or search these are for admins.
 
 -- Whether this login may read arguments and results.
 
@@ -10,10 +10,10 @@
 -- roles: producer, worker, observer, admin
 SELECT has_table_privilege('taskd.jobs', 'SELECT') AS reads_args;
 
--- Jobs by id, newest first, before `before_id`. Of the live and of the finished ones no more than `read_max` are read, each along
--- its index on id; what is older than the end of either is left out, as it may be incomplete. `reach_id` is how far it came,
--- 0: to the end. A live job counts as of its birth, a finished one as of its end. `error`: a pattern for ILIKE;
--- `only_ids`: of these alone, which web_search_jobs has found on the same way.
+-- Jobs by id, newest first, before `before_id`. At most `read_max` live and `read_max` finished ones are read, each along its
+-- index on id; ids below the end of either are left out, because the other part may be incomplete there. `reach_id`: how far
+-- it has read, 0: to the end. A live job counts by the time when it was enqueued, a finished one by its end. `error`: a
+-- pattern for ILIKE; `only_ids`: only these, which web_search_jobs has found in the same way.
 
 -- name: web_jobs(before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint, only_ids bigint[])
 -- roles: observer, admin
@@ -62,7 +62,7 @@ LEFT JOIN found ON true
 ORDER BY found.id DESC;
 
 -- Failed and cancelled jobs, those that ended last first: along job_history_not_done of every partition, so those of an
--- incident are found among millions that are done. `reach_at` and `reach_id` say how far it came, NULL: to the end.
+-- incident are found among millions of completed ones. `reach_at` and `reach_id` say how far it has read, NULL: to the end.
 
 -- name: web_failed_jobs(before_at timestamptz, before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint)
 -- roles: observer, admin
@@ -101,8 +101,8 @@ FROM (SELECT) AS once
 LEFT JOIN found ON true
 ORDER BY found.finished_at DESC, found.id DESC;
 
--- Which of the jobs before `before_id` have this text in their arguments, or this unique key, as web_jobs reads them. What a task
--- redacts is not searched: whether it matches would tell what it is.
+-- Which of the jobs before `before_id` have this text in their arguments, or this unique key, read as in web_jobs. Redacted
+-- arguments are not searched: a match would reveal them.
 
 -- name: web_search_jobs(before_id bigint, args text, unique_key text, states text[], read_max bigint)
 -- roles: admin
@@ -148,9 +148,10 @@ LEFT JOIN taskd.progress AS progress
 WHERE job.id = $1
 LIMIT 1;
 
--- The keys of a limit that have jobs, in their order, from `first_key` on: found by leaps along job_limit_slots and job_limit_waiting, so a page costs
--- the same however many keys and jobs there are. Each is counted up to `count_max`; `next` ones have a place of their key and
--- wait for one in all, `waiting` ones for a place or a token of their key. Of those that have places the running ones come first.
+-- The keys of a limit that have jobs, in their order, from `first_key` on: found with one index probe each, along
+-- job_limit_slots and job_limit_waiting, so a page costs the same however many keys and jobs there are. Jobs of each key are
+-- counted up to `count_max`; `next` ones have a slot of their key and wait for one among all keys, `waiting` ones wait for a
+-- slot or a token of their key. Of the jobs with slots the running ones come first.
 
 -- name: web_limit_keys(name text, first_key text, batch bigint, count_max bigint, holders_max bigint)
 -- roles: worker, observer, admin
@@ -239,13 +240,13 @@ CROSS JOIN LATERAL (
 ) AS holder
 ORDER BY shown.key;
 
--- What finished in the last `window_s` seconds, in so many steps; see the function.
+-- Jobs that finished in the last `window_s` seconds, in steps; see the function.
 
 -- name: web_finished(queue text, window_s double precision, steps integer, blocks_max integer)
 -- roles: observer, admin
 SELECT since, until, step, done, failed, cancelled, wait_s, run_s FROM taskd.finished_recently($1, $2, $3, $4) ORDER BY step;
 
--- The states of watched jobs, and what there is in all, for what the pages keep live: one for all who look.
+-- The states of jobs that open pages show live; one statement for all pages.
 
 -- name: web_watch(ids bigint[])
 -- roles: observer, admin

@@ -1,10 +1,11 @@
--- Workflows: started in one statement, read as a whole, stopped by hand, forgotten when no job of them is left.
+-- Workflows: start, read, stop and prune them.
 --
--- What the end of a job does to those that wait for it is done by functions within the statements that end jobs
--- (ack.sql, lease.sql, jobs.sql), and told in the migration that makes them.
+-- Functions apply the end of a job to the jobs that wait for it, within the statements that end jobs (ack.sql, lease.sql,
+-- jobs.sql, control.sql); the schema explains them (migrations/0001_baseline.sql, "workflows").
 
--- All jobs of a workflow, or the first one of a pipeline: the id of the workflow, then theirs in their order. One statement
--- whatever their number, so all of them are born or none; see the function for what the arrays of dependencies say.
+-- All jobs of a workflow, or the first one of a pipeline: returns the id of the workflow, then those of the jobs in their
+-- order. One statement for any number of jobs, so all of them are inserted or none; the function explains the arrays of
+-- dependencies.
 
 -- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
 -- roles: producer, admin
@@ -15,13 +16,13 @@ SELECT taskd.enqueue_workflow(
     $16::text[], $18::text[], $19::integer[], $20::integer[], $21::bigint[], $22::text[], metadatas => $17::text[]
 ) AS ids;
 
--- What the jobs before this one have returned, for its handler; nothing of it when that is too much.
+-- The results of the jobs before this one, for its handler; none of them if they are too large together.
 
 -- name: parent_results(job_id bigint, bytes_max bigint)
 -- roles: worker
 SELECT node, result, bytes FROM taskd.parent_results($1, $2);
 
--- The newest workflows and how their jobs stand, counted along the indexes on workflow_id.
+-- The newest workflows and the states of their jobs, counted along the indexes on workflow_id.
 
 -- name: list_workflows(name text, batch bigint)
 -- roles: observer, admin
@@ -53,9 +54,9 @@ ORDER BY found.id DESC;
 -- roles: worker, observer, admin
 SELECT id, name::text, kind, created_at, stopped_at, stages::text AS stages FROM taskd.workflow WHERE id = $1;
 
--- The parts of a workflow, each with how many jobs it has in which state, and after which parts it comes. A part is a job; but
--- members of a group, which only differ by the number in brackets, are one, however many they are. So is a stage
--- that ran several times. Jobs that are part of another workflow, or of none, are parts by their id.
+-- The parts of a workflow, each with the number of its jobs by state, and the parts that it comes after. A part is a job; but
+-- the members of a group, which differ only by the number in brackets, are one part, and so is a stage that ran several
+-- times. Jobs that belong to another workflow, or to none, are parts by their id.
 
 -- name: workflow_parts(id bigint, batch bigint)
 -- roles: observer, admin
@@ -82,7 +83,7 @@ GROUP BY job.part
 ORDER BY first_id
 LIMIT $2;
 
--- Counts of all runs of one name, part by part: over the index on the name, and each run's jobs.
+-- Counts for all runs of one name, part by part: along the index on the name, and the jobs of each run.
 
 -- name: workflow_stats(name text, batch bigint)
 -- roles: observer, admin
@@ -100,8 +101,8 @@ GROUP BY part, queue, task
 ORDER BY part
 LIMIT $2;
 
--- Stopping takes two statements, in transactions of their own. This one lets no further stage begin; when it is
--- committed, whatever was just beginning one is over, and its job is found by the next.
+-- A stop takes two statements, in transactions of their own. This one keeps further stages from starting; when it is
+-- committed, a stage that was just starting has started, and the next statement finds its job.
 
 -- name: stop_workflow(id bigint)
 -- roles: admin
@@ -111,7 +112,8 @@ UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) W
 -- roles: worker, observer, admin
 SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER BY id;
 
--- All that bring a workflow back. Callbacks on a failure that there was not have ended well, though they are cancelled.
+-- All jobs whose retry brings a workflow back. Callbacks on a failure that did not happen have ended well, although they are
+-- cancelled.
 
 -- name: workflow_jobs_to_retry(id bigint)
 -- roles: observer, admin
@@ -120,7 +122,7 @@ FROM taskd.job_history
 WHERE workflow_id = $1 AND state IN ('failed', 'cancelled') AND reason IS DISTINCT FROM 'nothing failed'
 ORDER BY id;
 
--- Which jobs hold up a blocked one, the first of them and how many there are.
+-- The jobs that a blocked job waits for, the first of them and their number.
 
 -- name: pending_parents(job_id bigint, batch bigint)
 -- roles: observer, admin

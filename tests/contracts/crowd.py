@@ -1,4 +1,4 @@
-"""Tables as a busy place has them: full of rows that a statement must not read."""
+"""Tables of a busy installation: full of rows that a statement must not read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import asyncpg
 
 ME = 1
-TICK = datetime(2026, 1, 1, tzinfo=UTC)  # the next one of the first schedule: long over
+TICK = datetime(2026, 1, 1, tzinfo=UTC)  # the next tick of the first schedule, long past
 
 JOBS = """
 INSERT INTO taskd.job (queue, task, state, run_at, worker_id, started_at, fence, attempt, crashes)
@@ -35,9 +35,9 @@ SELECT 's' || n, 't', 'q', 60,
        CASE WHEN n % 7 = 0 THEN now() END
 FROM generate_series(1, $1) AS n
 """
-# Beside the plain jobs, each kind from its own million on: of workflows (a parent that runs, and
-# two that wait for it), with a limit (some have places, some have just come, the others stand in
-# line), and with keys (some parked, some late).
+# Besides the plain jobs, each kind with ids from its own million on: jobs of workflows (a running
+# parent and two jobs that wait for it), jobs with a limit (some have slots, some have just arrived,
+# the others wait), and jobs with keys (some parked, some late).
 WORKFLOWS = """
 WITH flow AS (
     INSERT INTO taskd.workflow (id, name, kind, look_at) OVERRIDING SYSTEM VALUE
@@ -89,7 +89,7 @@ SELECT 8000000 + n, now(), now(), now() - make_interval(secs => n),
        100, 1, 0, 0, 'q0', 't', '{}', '[]', CASE WHEN n % 5 = 0 THEN 1000000 + n END, '1'
 FROM generate_series(1, $1) AS n
 """
-# One that runs and may ask for the results of ten others.
+# A running job that may read the results of ten others.
 FAN_IN = """
 WITH born AS (
     INSERT INTO taskd.job (id, queue, task, state, worker_id, workflow_id, fence, attempt)
@@ -112,7 +112,7 @@ TABLES = (
 async def fill(
     sql: asyncpg.Connection, rows: int, *, jobs: int | None = None, analysed: bool = False
 ) -> None:
-    """Workers, and so many rows of each kind, plain jobs apart. Nobody analyses them but we."""
+    """Insert workers, `rows` rows of each kind, and plain jobs, without autovacuum."""
     for name in ("job", "job_key", "dependency", "workflow", "schedule", "worker"):
         await sql.execute(f"ALTER TABLE taskd.{name} SET (autovacuum_enabled = off)")
     await sql.execute(WORKERS)
@@ -126,6 +126,6 @@ async def fill(
 
 
 async def analyse(sql: asyncpg.Connection) -> None:
-    """Statistics of all tables that have rows."""
+    """Analyse all tables that have rows."""
     for name in TABLES:
         await sql.execute(f"ANALYZE taskd.{name}", timeout=300)

@@ -1,6 +1,6 @@
-"""The plan of each statement that workers run again and again, and why the others have no place.
+"""The plan of each statement that workers run repeatedly, and why other statements are not pinned.
 
-`left_out()` says which statements of workers nobody has thought of.
+`left_out()` returns the statements of workers that are in neither list.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tests.system.points_list import AT_START, of_workers
 
 
 class Pin(NamedTuple):
-    """A statement, what it is asked for, and by which indexes it finds its rows.
+    """A statement, its arguments, and the indexes by which it finds its rows.
 
-    Each index once for each node that reads it; `tid job`: by tids that were picked before, so
-    that no row is locked which the pick has not chosen; `all queue`: from end to end, which only
-    tables of a few rows may be; all partitions of the history read by one index are one.
+    Each index is listed once for each node that reads it. `tid job`: by ctids that were selected
+    before, so that no other row is locked; `all queue`: a sequential scan, which is allowed for
+    tables of a few rows only. The partitions of the history, read by one index, are listed once.
     """
 
     statement: str
@@ -38,11 +38,11 @@ AFTER = ALL._replace(after_priority=100, after_id=7)
 PICKED = "job_claim queue_pkey tid job worker_alive"
 
 PINS = (
-    # A claim picks along its index and writes by tid, however much it takes.
+    # A claim selects along its index and writes by ctid, whatever its size.
     Pin("claim_jobs", (ME, "q1", 1, *ALL, 1), PICKED),
     Pin("claim_jobs", (ME, "q1", 500, *ALL, 1), PICKED),
     Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1), PICKED),
-    # One descent for each queue.
+    # One index descent for each queue.
     Pin("poll_queues", (["q1"],), "job_claim queue_pkey"),
     Pin("poll_queues", ([f"q{n}" for n in range(1000)],), "job_claim queue_pkey"),
     Pin(
@@ -50,7 +50,7 @@ PINS = (
         (ME, ["q0", "q1"], ["t"], 1),
         "job_due queue_pkey queue_pkey tid job worker_alive",
     ),
-    # A bitmap would lock rows in the order of the table, and then two batches wait for each other.
+    # A bitmap scan would lock rows in the order of the table, and two batches could deadlock.
     Pin("ack_done", (ME, [3], [1]), "job_pkey queue_keeps"),
     Pin("ack_done", (ME, IDS, ONES), "job_pkey queue_keeps"),
     Pin("complete_job", (3, ME, 1, None, None), "job_pkey queue_pkey"),
@@ -59,7 +59,7 @@ PINS = (
     Pin("check_acks", (ME, [3, 7], [1, 1]), "job_history_id job_pkey"),
     Pin("check_acks", (ME, IDS, ONES), "job_history_id job_pkey"),
     Pin("locked_jobs", (IDS,), "job_pkey job_pkey job_pkey"),
-    # What is due, and when to look again: the first entries of an index each.
+    # Due jobs, and the next due time: the first entries of an index.
     Pin("promote_jobs", (1000,), "job_due tid job"),
     Pin("next_due", (), "all queue job_due job_due job_due job_limit_arrived opening_at"),
     Pin("unpark_jobs", (["t"], 1000), "job_parked tid job"),
@@ -68,28 +68,28 @@ PINS = (
     Pin("due_schedules", ("t", 100), "schedule_due"),
     Pin("next_ticks", (), "schedule_due schedule_due"),
     Pin("pause_invalid_schedule", ("s1", 1, "odd"), "schedule_pkey"),
-    # The probe for each further owner stands in a select list, where EXPLAIN does not show it.
+    # The probe for each further owner is in a select list, where EXPLAIN does not show it.
     Pin(
         "check_upkeep",
         (ME, 30, "host", "boot", "ns"),
         "all queue all queue all task job_deadline job_due job_due job_due job_limit_arrived"
         " job_parked job_running opening_at queue_bounded schedule_due schedule_due worker_alive",
     ),
-    # The owners, and the rows of the dead among them; these are then written by primary key.
+    # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(
         "rescue_jobs",
         (1000, 3),
         "job_pkey job_pkey job_running job_running queue_pkey worker_alive",
     ),
     Pin("running_jobs", (ME,), "job_running"),
-    # Workers among themselves.
+    # Leases and marks.
     Pin("renew_lease", (ME, 30, "f"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "worker_alive"),
     Pin("declare_workers_dead", ([1, 2], "t"), "worker_alive"),
     Pin("set_busy_mark", ("q1", ME, 1, True), "worker_alive"),
     # Every quarter of an hour.
     Pin("prune_workers", (3600,), "job_running worker_pkey"),
-    # What handlers tell.
+    # Progress and logs of handlers.
     Pin("write_progress", (IDS, ONES, ONES, ONES, ["a"] * len(IDS)), ""),
     Pin("delete_progress", (IDS, ONES), "progress_pkey progress_pkey"),
     Pin("prune_progress", (), "job_pkey progress_pkey progress_pkey"),
@@ -107,8 +107,8 @@ PINS = (
     Pin("prune_buckets", (), "bucket_pkey job_limit_pkey"),
 )
 
-# Statements that are one call of a function, whose inner statements EXPLAIN does not show: what
-# these read is counted (test_reads.py).
+# Statements that call one function, whose inner statements EXPLAIN does not show: test_reads.py
+# counts what they read.
 CALLS = (
     *("admit_jobs", "claim_limited_jobs", "count_depths", "fire_schedule", "parent_results"),
     *("prune_workflows", "prune_default_partition", "make_history_partitions"),
@@ -128,7 +128,7 @@ NOT_PINNED = {
 
 
 def left_out() -> set[str]:
-    """Statements of workers without a place, in two places, and places that are no statement's."""
+    """Return statements of workers that are missing or listed twice, and unknown names."""
     places = [*{pin.statement for pin in PINS}, *CALLS, *NOT_PINNED]
     twice = {each for each in places if places.count(each) > 1}
     return (of_workers() - set(places)) | (set(places) - load().keys()) | twice

@@ -1,4 +1,4 @@
-"""What a migration says of itself is so: what it locks, and what works with it."""
+"""What a migration declares is true: its locks, and the code that works with it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from taskd.store.connections.statements import load
 from taskd.store.schema import migrations
 from taskd.store.schema.migrations import all_migrations
 
-# Before the first release there was no code that a migration could leave behind.
+# The baseline: before it there was no code that a migration could break.
 FIRST_RELEASE = 1
-STRONGER = ("AccessShareLock", "RowShareLock", "RowExclusiveLock")  # what any statement takes
+STRONGER = ("AccessShareLock", "RowShareLock", "RowExclusiveLock")  # any statement takes these
 HELD = """
 SELECT DISTINCT coalesce(parent.relname, c.relname)::text, l.mode
 FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
@@ -25,7 +25,7 @@ WHERE l.pid = pg_backend_pid() AND c.relkind IN ('r', 'p', 'v') AND c.oid = ANY 
   AND NOT l.mode = ANY ($2)
 """
 BEFORE = "SELECT oid FROM pg_class WHERE relnamespace = to_regnamespace('taskd')"
-# By what old code learns that it is too old: old code that cannot beat any more learns of nothing.
+# From these columns old code learns that it is too old, when it renews its lease.
 FOR_EVER = {
     "worker": {"id", "beat_at", "lease_until", "draining", "died_at"},
     "migration": {"number", "name", "digest", "works_with", "applied_at"},
@@ -33,13 +33,13 @@ FOR_EVER = {
 
 
 def in_words(mode: str) -> str:
-    """As SQL writes it: `ShareUpdateExclusiveLock` is `share update exclusive`."""
+    """Return a lock mode as in SQL: `ShareUpdateExclusiveLock` is `share update exclusive`."""
     words = "".join(f" {c.lower()}" if c.isupper() else c for c in mode.removesuffix("Lock"))
     return words.strip()
 
 
 async def locked_by(migration: Migration, connection: Any) -> dict[str, str]:
-    """The strongest lock that a migration takes on each table which existed before it."""
+    """Return the strongest lock that a migration takes on each table that existed before it."""
     there = [each[0] for each in await connection.fetch(BEFORE)]
     transaction = connection.transaction()
     await transaction.start()
@@ -55,19 +55,19 @@ async def locked_by(migration: Migration, connection: Any) -> dict[str, str]:
     return strongest
 
 
-async def test_a_migration_locks_what_it_says_and_nothing_else(empty_dsn: str) -> None:
+async def test_a_migration_takes_the_locks_that_it_declares_and_no_others(empty_dsn: str) -> None:
     database = Database({"dsn": empty_dsn})
     for each in all_migrations():
         connection = await asyncpg.connect(empty_dsn)
         try:
-            if each.in_transaction:  # others lock nothing that a job waits for
+            if each.in_transaction:  # the others lock nothing that a job waits for
                 assert dict(each.locks) == await locked_by(each, connection), each.label
         finally:
             await connection.close()
         await migrations.migrate(database, all_migrations()[: each.number])
 
 
-async def test_locks_are_seen_and_the_strongest_of_a_table_counts(sql: Any) -> None:
+async def test_locks_are_found_and_the_strongest_of_a_table_counts(sql: Any) -> None:
     text = """\
 -- step: expand
 -- works with: >= 1
@@ -85,7 +85,9 @@ def test_an_expand_leaves_older_code_working() -> None:
     floor = 0
     for each in all_migrations():
         if each.is_needed and each.number > FIRST_RELEASE:
-            assert each.works_with <= floor, f"{each.label} adds, so older code is to go on"
+            assert each.works_with <= floor, (
+                f"{each.label} is an expand, so older code must keep working"
+            )
         floor = max(floor, each.works_with)
 
 
@@ -105,7 +107,7 @@ async def test_every_statement_works_on_the_oldest_schema_of_this_code(empty_dsn
         await connection.close()
 
 
-async def test_what_tells_old_code_that_it_is_too_old_stays(sql: Any) -> None:
+async def test_the_columns_by_which_old_code_learns_that_it_is_too_old_stay(sql: Any) -> None:
     for table, columns in FOR_EVER.items():
         found = await sql.fetch(
             "SELECT attname::text FROM pg_attribute WHERE attrelid = $1::text::regclass",
@@ -114,7 +116,7 @@ async def test_what_tells_old_code_that_it_is_too_old_stays(sql: Any) -> None:
         assert columns <= {each[0] for each in found}
 
 
-def test_a_migration_says_what_it_does_in_a_line() -> None:
+def test_a_migration_has_a_purpose_of_one_line() -> None:
     for each in all_migrations():
         assert 20 < len(each.what) < 160, each.label
 
@@ -133,6 +135,6 @@ def test_a_migration_says_what_it_does_in_a_line() -> None:
         "-- step: expand\n-- works with: >= 1\n-- no transaction\nCREATE INDEX CONCURRENTLY a",
     ],
 )  # fmt: skip
-def test_one_that_says_too_little_or_nonsense_is_refused(text: str) -> None:
+def test_a_migration_with_missing_or_wrong_declarations_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="0002_odd"):
         Migration(2, "odd", text)

@@ -1,8 +1,8 @@
-"""The hot statements have one plan, whatever the table holds and the statistics say of it.
+"""Each hot statement has one plan, whatever the table holds and the statistics say.
 
-A worker's connections leave the planner no choice. Left to itself it reads an empty table from end
-to end, keeps that plan, and then reads a burst of 200,000 jobs from end to end for each claim:
-80 ms in place of 1, until somebody analyses the table.
+The settings of a worker's connections leave the planner no choice. With a choice it uses a
+sequential scan for an empty table, keeps that plan, and then reads all of 200,000 new jobs for each
+claim: 80 ms in place of 1, until the table is analysed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODES = ["force_custom_plan", "force_generic_plan"]
 
 
 async def explain(sql: Any, name: str, args: tuple[Any, ...], mode: str, how: str) -> Any:
-    """The plan of a statement on a worker's connection."""
+    """Return the plan of a statement on a worker's connection."""
     types = statement(name).types
     values = ", ".join(f"{literal(arg)}::{kind}" for arg, kind in zip(args, types, strict=True))
     async with sql.transaction():
@@ -56,14 +56,14 @@ def literal(value: Any) -> str:
 
 
 def within(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The node, and all below it."""
+    """Yield the node and all nodes below it."""
     yield node
     for each in node.get("Plans", []):
         yield from within(each)
 
 
 def reads(plan: dict[str, Any]) -> str:
-    """By what a plan finds rows, as plans_list.Pin says it."""
+    """Return how a plan finds its rows, in the notation of plans_list.Pin."""
     found, of_history = [], set()
     for node in within(plan):
         kind, table = node["Node Type"], node.get("Relation Name")
@@ -85,7 +85,7 @@ async def assert_pinned(sql: Any, mode: str) -> None:
         assert reads(plan) == pin.reads, f"{pin.statement}, {mode}"
 
 
-async def test_all_of_a_workers_lanes_leave_the_planner_no_choice(database: Database) -> None:
+async def test_all_connections_of_a_worker_leave_the_planner_no_choice(database: Database) -> None:
     registry = Registry()
 
     @task(registry=registry)
@@ -99,12 +99,12 @@ async def test_all_of_a_workers_lanes_leave_the_planner_no_choice(database: Data
     parts.threads.shutdown()
     for lane in parts.lanes:
         assert PLANS.items() <= lane._settings.items(), lane._purpose
-    # A bitmap locks rows in the order of the table, not of their ids.
+    # A bitmap scan locks rows in the order of the table, not of their ids.
     ways = ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
     assert {f"enable_{way}": "off" for way in ways}.items() <= PLANS.items()
 
 
-def test_each_statement_of_workers_is_pinned_or_has_a_reason_why_not() -> None:
+def test_each_statement_of_workers_is_pinned_or_has_a_reason() -> None:
     assert plans_list.left_out() == set()
 
 
@@ -116,7 +116,7 @@ async def test_each_statement_of_workers_finds_its_rows_by_these_indexes(sql, st
 
 
 @pytest.mark.parametrize("analysed", [False, True])
-async def test_of_schedules_no_more_is_read_than_is_asked_for(sql, analysed) -> None:
+async def test_schedules_are_read_up_to_the_limit_only(sql, analysed) -> None:
     await sql.execute(crowd.SCHEDULES, ROWS)
     if analysed:
         await sql.execute("ANALYZE taskd.schedule")

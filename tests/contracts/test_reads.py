@@ -1,6 +1,7 @@
-"""What the functions of the schema read: few rows, by indexes, of tables that hold 10,000 each.
+"""Functions of the schema read few rows, by indexes, from tables that hold 10,000 rows each.
 
-EXPLAIN shows a call of a function, and nothing of what that does. So it is done, and counted.
+EXPLAIN shows the call of a function, and not the statements inside. So the tests run the functions
+and count what they read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from taskd.worker.assembly import PLANS
 from tests.contracts import crowd, plans_list
 
 ROWS = 10_000
-# Each reads fewer entries of indexes, whatever the tables hold: some for each of ten jobs.
+# Each function reads fewer index entries: some for each of ten jobs.
 FEW = 500
 TEN = "ARRAY(SELECT {0} + {1} * n FROM generate_series(1, 10) AS n)"
 PARENTS, HELD = TEN.format(2_000_000, 3), TEN.format(6_000_000, 1)
@@ -24,12 +25,12 @@ UNIQUE = "SELECT taskd.enqueue_unique('{0}', '{{}}', '{1}' || n, 'keyed', {2}) {
 TIMES = "FROM generate_series(1, 10) AS n"
 
 MINUTE = timedelta(minutes=1)
-# Their arguments, as the store gives them.
+# Arguments, as the store passes them.
 OF_WORKERS: dict[str, tuple[Any, ...]] = {
     "admit_jobs": (10,),
     "claim_limited_jobs": (crowd.ME, "limited", 10, 1),
     "count_depths": (),
-    # Its tick, and the one that follows.
+    # The tick, and the next one.
     "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),
     "parent_results": (9_500_000, 100_000),
     "prune_workflows": (),
@@ -44,17 +45,17 @@ FUNCTIONS: dict[str, str] = {
     "newer versions": UNIQUE.format("k", "k", "version => 7", TIMES),
     "good ends of parents": f"SELECT taskd.unblock({PARENTS}, array_fill('done'::text, ARRAY[10]))",
     "bad ends": f"SELECT taskd.unblock({PARENTS}, array_fill('failed'::text, ARRAY[10]))",
-    "who is held up": f"SELECT taskd.jobs_with_locked_dependants({PARENTS})",
+    "jobs with locked dependants": f"SELECT taskd.jobs_with_locked_dependants({PARENTS})",
     "one more behind": "SELECT taskd.enqueue_after('t', after => ARRAY[2000003], queue => 'q')",
-    "freed places": "SELECT taskd.free_slots(ARRAY['lim', 'lim'], ARRAY['k1', 'k2'])",
-    "keys in line": "SELECT taskd.keys_with_waiting_jobs('lim', '', 10)",
+    "freed slots": "SELECT taskd.free_slots(ARRAY['lim', 'lim'], ARRAY['k1', 'k2'])",
+    "keys with waiting jobs": "SELECT taskd.keys_with_waiting_jobs('lim', '', 10)",
     "changes": f"SELECT taskd.change({HELD}, priority => 5)",
-    "jobs that come back": f"SELECT taskd.retry({PAST}, now())",
-    "what became of jobs": f"SELECT taskd.await_jobs({PLAIN} || {PAST})",
+    "retries": f"SELECT taskd.retry({PAST}, now())",
+    "outcomes of jobs": f"SELECT taskd.await_jobs({PLAIN} || {PAST})",
     "a schedule run by hand": "SELECT taskd.run_schedule('s1')",
 }
 
-# What this transaction has read so far.
+# Rows and index entries that this transaction has read so far.
 SCANS = """
 SELECT CASE relkind WHEN 'r' THEN 'all of ' ELSE '' END || relname,
        CASE relkind WHEN 'r' THEN pg_stat_get_xact_numscans(oid)
@@ -78,7 +79,7 @@ async def busy(request: pytest.FixtureRequest, sql: Any) -> Any:
 async def assert_reads_few(
     sql: Any, name: str, text: str, args: tuple[Any, ...], settings: dict[str, str], most: int
 ) -> None:
-    """It is done, and taken back."""
+    """Run the statement, roll it back, and check what it has read."""
     transaction = sql.transaction()
     await transaction.start()
     try:
@@ -102,9 +103,9 @@ def test_each_call_of_workers_is_counted() -> None:
 async def test_functions_read_no_table_from_end_to_end_and_few_entries_of_indexes(busy) -> None:
     running = await busy.fetchval("SELECT count(*) FROM taskd.job WHERE worker_id IS NOT NULL")
     for name, args in OF_WORKERS.items():
-        # Who runs from a queue is counted among all that run, which are never many.
+        # The running jobs of a queue are counted among all running jobs, which are never many.
         most = FEW + running * (name == "claim_limited_jobs")
         await assert_reads_few(busy, name, statement(name).text, args, PLANS, most)
-    # These are anybody's, whose connection leaves the planner all choices.
+    # Any client may call these, on a connection that leaves the planner all choices.
     for name, text in FUNCTIONS.items():
         await assert_reads_few(busy, name, text, (), {}, FEW)

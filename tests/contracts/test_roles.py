@@ -1,4 +1,4 @@
-"""Each statement may be run by the members of exactly the roles that its `-- roles:` line names."""
+"""Exactly the roles in the `-- roles:` line of a statement may run it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from taskd.store.connections.statements import Statement, load, sql_root
 from taskd.store.schema import roles
 from tests.logins import Logins
 
-# What a right that is needed for something else brings along: whoever moves jobs to the history by
-# hand can end them, and what only reads need not be kept from those who may read all of it.
+# Statements that a role may run because of rights that it needs otherwise: an admin who moves jobs
+# to the history can also end them, and a role that may read a whole table can run all its reads.
 BESIDES = {
     "producer": {"demo_live", "bench_left", "bench_live", "find_bounds"},
     "worker": {"demo_left", "find_bounds", "find_live_jobs", "tasks_of_jobs", "job_logs"},
@@ -23,7 +23,7 @@ BESIDES = {
 
 
 async def permitted(connection: Any, each: Statement) -> bool:
-    """Whether the login may run it; rights are checked before a plan is shown."""
+    """Return whether the login may run the statement: EXPLAIN checks the rights."""
     nothing = ", ".join(["NULL"] * len(each.types))
     signature = f" ({', '.join(each.types)})" if each.types else ""
     call = f" ({nothing})" if each.types else ""
@@ -54,8 +54,8 @@ def test_every_statement_names_roles_that_exist() -> None:
         assert set(each.roles) <= set(roles.KINDS), each.name
 
 
-# What a search path decides about in a body of SQL or PL/pgSQL: the operators that are no words,
-# and words that stand for some; functions, types, tables.
+# What the search path resolves in a body of SQL or PL/pgSQL: operators, keywords that stand for
+# operators, functions, types and tables.
 AS_NAMED = re.compile(r"\bAS\s+\w+\s*\(|\bINTO\s+taskd\.\w+(\s+AS\s+\w+)?\s*\(", re.IGNORECASE)
 PATHLESS = r"(?:pg_catalog|taskd)\."
 SEARCHED = (
@@ -79,7 +79,7 @@ SEARCHED = (
 
 
 def searched_for(body: str) -> list[str]:
-    """What a function's body leaves to the search path of whoever calls it."""
+    """Return what a function's body leaves to the search path of its caller."""
     text = re.sub(r"--.*|/\*.*?\*/", " ", body)
     text = re.sub(r"'(?:[^']|'')*'", "''", text)
     text = re.sub(
@@ -93,17 +93,17 @@ def searched_for(body: str) -> list[str]:
 
 
 async def test_a_function_with_its_owners_rights_is_pinned_and_not_for_everybody(sql: Any) -> None:
-    """Others are pinned, too, or were read when they were made, or leave nothing to be searched."""
+    """The others are pinned too, or were parsed at their creation, or need no search path."""
     functions = await sql.fetch(
         "SELECT proname, proconfig, prosrc, prosecdef, "
         "has_function_privilege('public', oid, 'EXECUTE') AS all, "
-        "prosqlbody IS NOT NULL AND NOT prosecdef AS read_when_made "
+        "prosqlbody IS NOT NULL AND NOT prosecdef AS parsed_at_creation "
         "FROM pg_proc WHERE pronamespace = 'taskd'::regnamespace"
     )
     assert len(functions) > 4
     for each in functions:
         pinned = "search_path=pg_catalog, pg_temp" in (each["proconfig"] or [])
-        if not (pinned or each["read_when_made"]):
+        if not (pinned or each["parsed_at_creation"]):
             assert not each["prosecdef"], each["proname"]
             assert searched_for(each["prosrc"]) == [], each["proname"]
         assert not each["all"], each["proname"]
@@ -130,7 +130,7 @@ async def test_a_function_with_its_owners_rights_is_pinned_and_not_for_everybody
         ),
     ],
 )
-async def test_a_body_that_leaves_something_to_the_search_path_is_told(
+async def test_a_body_that_depends_on_the_search_path_is_found(
     sql: Any, was: str, becomes: str
 ) -> None:
     body = "SELECT prosrc FROM pg_proc WHERE oid = 'taskd.enqueue'::regproc"
@@ -146,7 +146,7 @@ def test_the_script_explains_every_role() -> None:
         assert f"--   {name}" in text
 
 
-async def test_owner_and_grants_are_the_same_when_made_again(
+async def test_owner_and_grants_are_the_same_after_a_second_run(
     logins: Logins, database: Any, sql: Any
 ) -> None:
     acl = (

@@ -1,4 +1,4 @@
-"""The migrations, the schema that they add up to, and the words that both sides share."""
+"""The migrations, the schema that they create, and the words that Python and SQL share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from taskd.store.schema import migrations
 from tests.contracts import schema, sql_functions
 
 
-async def test_objects_tsv_is_what_the_migrations_add_up_to(sql) -> None:
+async def test_objects_tsv_lists_what_the_migrations_create(sql) -> None:
     found = await schema.installed(sql)
     assert schema.OBJECTS.read_text(encoding="utf-8") == found, (
         "run python -m tests.contracts.schema"
     )
 
 
-# Tables bring these along.
+# CREATE TABLE creates these as well.
 ALONG = ("column", "constraint", "identity", "partition")
 
 
@@ -49,7 +49,7 @@ async def test_the_sql_of_every_object_creates_the_same_object(empty_dsn: str) -
     assert made == schema.OBJECTS.read_text(encoding="utf-8")
 
 
-def test_migrations_are_numbered_without_gaps_and_nothing_else_lies_beside_them() -> None:
+def test_migrations_are_numbered_without_gaps_and_no_other_files_are_beside_them() -> None:
     found = migrations.all_migrations()
     assert [each.number for each in found] == list(range(1, len(found) + 1))
     files = sorted(path.name for path in (sql_root() / "migrations").iterdir())
@@ -64,7 +64,7 @@ def test_every_function_says_what_calls_it() -> None:
     assert all(sql_functions.callers(name) for name in sql_functions.functions())
 
 
-def test_every_migration_opens_by_saying_why() -> None:
+def test_every_migration_begins_with_its_purpose() -> None:
     for each in migrations.all_migrations():
         assert re.match(r"-- \w.{20,}", each.text), each.name
 
@@ -117,7 +117,7 @@ UNFIT = (
 
 
 @pytest.mark.parametrize(("column", "value", "name"), UNFIT)
-async def test_what_few_jobs_say_is_held_to_its_limits_however_it_is_written(
+async def test_optional_values_are_checked_however_they_are_written(
     sql, column: str, value: str, name: str
 ) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match=name):
@@ -129,7 +129,7 @@ async def test_what_few_jobs_say_is_held_to_its_limits_however_it_is_written(
         await sql.execute(f"UPDATE taskd.job SET {column} = {value}")
 
 
-async def test_what_runs_has_its_worker_and_nothing_else_has_one(sql) -> None:
+async def test_a_running_job_has_a_worker_and_no_other_job_has_one(sql) -> None:
     insert = "INSERT INTO taskd.job (queue, task, state, worker_id) VALUES ('q', 't', $1, $2)"
     waiting = LIVE - {JobState.RUNNING}
     for state, worker_id in itertools.product(JobState, (None, 7)):

@@ -1,4 +1,4 @@
-"""Every statement of sql/queries prepares, takes what it says, and is on the map."""
+"""Every statement of sql/queries can be prepared, has the types that it declares, and is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECKOUT = Path(__file__).parent.parent.parent
 PACKAGE = CHECKOUT / "taskd"
 
 
-async def test_every_statement_prepares_and_takes_the_types_that_it_declares(sql) -> None:
+async def test_every_statement_prepares_with_the_types_that_it_declares(sql) -> None:
     wrong = {}
     for each in load().values():
         prepared = await sql.prepare(each.text)
@@ -34,7 +34,7 @@ async def test_every_statement_can_be_pasted_into_psql(sql) -> None:
 
 
 async def test_no_column_of_an_answer_has_a_type_that_drivers_do_not_know(sql) -> None:
-    # A domain or an enum costs each new connection a look-up of its type.
+    # For a domain or an enum each new connection would look up the type.
     for each in load().values():
         for column in (await sql.prepare(each.text)).get_attributes():
             schema = column.type.schema
@@ -42,7 +42,7 @@ async def test_no_column_of_an_answer_has_a_type_that_drivers_do_not_know(sql) -
             assert column.name != "?column?", each.name
 
 
-def test_the_schema_is_always_written_out() -> None:
+def test_tables_are_always_named_with_their_schema() -> None:
     tables = ("job", "job_history", "queue", "task", "worker", "jobs", "migration")
     bare = re.compile(rf"(?:FROM|JOIN|INTO|UPDATE) (?:{'|'.join(tables)})\b", re.IGNORECASE)
     for each in load().values():
@@ -51,7 +51,7 @@ def test_the_schema_is_always_written_out() -> None:
         assert found == [], each.name
 
 
-def test_one_function_notifies_as_it_knows_when_there_is_no_room() -> None:
+def test_only_one_function_calls_pg_notify() -> None:
     texts = [path.read_text(encoding="utf-8") for path in sql_root().glob("*/*.sql")]
     assert sum(text.count("pg_notify(") for text in texts) == 1
 
@@ -62,12 +62,12 @@ def test_every_sql_file_is_ascii() -> None:
         assert path.read_text(encoding="utf-8").isascii(), path.name
 
 
-def test_every_query_file_opens_with_prose() -> None:
+def test_every_query_file_begins_with_a_comment() -> None:
     for path in (sql_root() / "queries").glob("*.sql"):
         assert re.match(r"-- \w.{20,}", path.read_text(encoding="utf-8")), path.name
 
 
-# The loader refuses mistakes of ours.
+# The loader refuses wrong headers.
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_every_query_file_opens_with_prose() -> None:
         "-- name: gap(a bigint, b bigint)\nSELECT $2;",
     ],
 )
-def test_a_header_that_does_not_fit_its_statement_is_refused(text: str) -> None:
+def test_a_header_that_does_not_match_its_statement_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="parameters"):
         statements._parse("x.sql", text)
 
 
-def test_a_statement_ends_where_the_prose_of_the_next_one_begins() -> None:
+def test_a_statement_ends_where_the_comment_of_the_next_one_begins() -> None:
     first, second = statements._parse(
         "x.sql",
         "-- Prose.\n\n-- name: one()\n-- moves: a -> b, - -> c\nSELECT 1\nFROM x;\n\n-- More.\n\n"
@@ -93,12 +93,12 @@ def test_a_statement_ends_where_the_prose_of_the_next_one_begins() -> None:
     assert (second.parameters, second.types) == (("a", "b"), ("bigint", "text[]"))
 
 
-def test_a_statement_that_does_not_exist_is_told_by_name() -> None:
+def test_the_error_for_an_unknown_statement_names_it() -> None:
     with pytest.raises(KeyError, match="nothing_of_the_kind"):
         statements.statement("nothing_of_the_kind")
 
 
-def test_every_statement_is_run_by_somebody() -> None:
+def test_every_statement_is_used() -> None:
     assert [name for _, name, _, callers in statement_map.rows() if not callers] == []
 
 
@@ -110,18 +110,18 @@ SQL = re.compile(
     r"|LISTEN|UNLISTEN|NOTIFY|SET|SHOW|BEGIN|COMMIT|ROLLBACK|CALL|DO)\b",
     re.MULTILINE,
 )
-# What is allowed, and why: file, and the begin of the text.
+# Exceptions, with the reason: the file, and the beginning of the text.
 ALLOWED = {
     ("embedded/launch.py", "CREATE DATABASE "),  # before there is a server
     (
         "store/connections/listening.py",
         "LISTEN ",
-    ),  # a channel is a name, which no parameter can stand for
+    ),  # a channel is a name, which cannot be a parameter
     (
         "store/connections/listening.py",
         "SELECT pg_listening_channels()",
-    ),  # the probe of the connection itself
-    ("store/connections/database.py", "SELECT pg_backend_pid()"),  # whether a pooler answers
+    ),  # a probe of the connection itself
+    ("store/connections/database.py", "SELECT pg_backend_pid()"),  # to detect a pooler
     (
         "store/connections/database.py",
         "BEGIN ISOLATION LEVEL",
@@ -129,25 +129,28 @@ ALLOWED = {
     ("store/connections/database.py", "SET LOCAL "),
     ("store/connections/database.py", "ROLLBACK"),
     ("store/connections/database.py", "COMMIT"),
-    ("store/connections/transactions.py", "SET LOCAL "),  # of a handler's own transaction
-    ("core/migration.py", "CREATE"),  # the word, to be found in a migration
+    ("store/connections/transactions.py", "SET LOCAL "),  # in a handler's own transaction
+    ("core/migration.py", "CREATE"),  # a word to search for
     ("store/schema/migrate.py", "SELECT pg_try_advisory_xact_lock("),  # before there is a schema
     ("store/schema/migrate.py", "SELECT to_regclass('taskd.migration')"),
-    ("store/schema/migrate.py", "CREATE TABLE IF NOT EXISTS taskd.migration"),  # the ledger
+    (
+        "store/schema/migrate.py",
+        "CREATE TABLE IF NOT EXISTS taskd.migration",
+    ),  # the migration history
     ("store/schema/migrate.py", "SET LOCAL statement_timeout"),
-    ("store/schema/migrate.py", "SET lock_timeout"),  # around what runs in no transaction
-    ("store/schema/migrate.py", "LOCK TABLE taskd."),  # a name, for which no parameter can stand
+    ("store/schema/migrate.py", "SET lock_timeout"),  # around a migration without a transaction
+    ("store/schema/migrate.py", "LOCK TABLE taskd."),  # a name, which cannot be a parameter
     ("store/schema/migrate.py", "DROP INDEX CONCURRENTLY "),
-    ("store/schema/sql_script.py", "SET lock_timeout"),  # the migrations as a script for psql
+    ("store/schema/sql_script.py", "SET lock_timeout"),  # migrations as a script for psql
     ("store/schema/sql_script.py", "SET client_min"),
     ("store/schema/sql_script.py", "BEGIN;"),
     ("store/schema/sql_script.py", "COMMIT;"),
     ("store/schema/sql_script.py", "SELECT '"),
     ("store/schema/sql_script.py", "INSERT INTO taskd.migration"),
-    ("core/doctor/objects.py", "CREATE"),  # the SQL of objects that are missing, to be printed
+    ("core/doctor/objects.py", "CREATE"),  # SQL that the doctor prints
     ("core/doctor/objects.py", "ALTER"),
-    ("tasks/http_request.py", "DELETE"),  # a method of HTTP
-    ("store/reading/testing.py", "CREATE DATABASE "),  # a name, for which no parameter can stand
+    ("tasks/http_request.py", "DELETE"),  # an HTTP method
+    ("store/reading/testing.py", "CREATE DATABASE "),  # a name, which cannot be a parameter
     ("store/reading/testing.py", "DROP DATABASE "),
 }
 
@@ -164,7 +167,7 @@ def sql_in_python() -> set[tuple[str, str]]:
     return found
 
 
-def test_no_statement_stands_in_python_but_the_few_that_are_allowed() -> None:
+def test_python_contains_no_sql_except_for_the_listed_statements() -> None:
     used = set()
     strange = []
     for file, text in sorted(sql_in_python()):
@@ -173,4 +176,4 @@ def test_no_statement_stands_in_python_but_the_few_that_are_allowed() -> None:
         if not begun:
             strange.append((file, text[:60]))
     assert strange == []
-    assert used == ALLOWED  # what is gone from the code goes from the list
+    assert used == ALLOWED  # the list has no outdated entries

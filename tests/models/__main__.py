@@ -1,4 +1,4 @@
-"""`python -m tests.models`: the models hold, and miss every mechanism that is taken out."""
+"""`python -m tests.models`: the models hold, and fail without any of their mechanisms."""
 
 from __future__ import annotations
 

@@ -1,62 +1,62 @@
 /*
  * The wake-up protocol as it is built: no committed job stays unclaimed while its worker sleeps.
  *
- * Polling is switched off here, and with it what a scout, a sweeper or another worker would find: a ring that is missed
- * is a state in which nothing can happen any more, with a job in it. (As it is built, such a job waits for a poll.)
+ * The model has no polling, and nothing else by which another worker would find a job: a missed notification leads to a state
+ * in which nothing can happen any more, with a job left. (In taskd such a job waits for the next poll.)
  *
- * PostgreSQL is modelled by transaction ids and snapshots: a producer draws its xid, then reads the mark as it is at that
- * moment (a sequence knows no snapshots), then whether any queue needs anything (a sequence, too), then who serves with a
- * snapshot of that moment (READ COMMITTED: each statement has a new one), and commits as late as it likes; its NOTIFY
- * leaves with the commit, for who listens then. When it writes its rows does not matter: they are seen with the commit. A
- * claim sees what was committed when its snapshot was taken. In most scenes one worker stands for all: a mark is that of who
- * wrote it last, so that there is one wherever each worker had one of its own. Where there are two, one may give way to the
- * mark of the other, or write its own over it, as one does whose claims are full.
+ * PostgreSQL is modelled by transaction ids and snapshots. A producer draws its xid. Then it reads the busy mark as it is at that
+ * moment (a sequence has no snapshots), then `needs` (a sequence, too), then which workers serve the queue, with a snapshot of
+ * that moment (READ COMMITTED: each statement has a new one). It commits after any time; its NOTIFY leaves with the commit, to
+ * the sessions that listen then. When it writes its rows does not matter: they become visible with the commit. A claim sees what
+ * was committed when its snapshot was taken. In most scenes one worker stands for all. A mark belongs to the worker that wrote
+ * it last. Where there are two workers, one may give way to the mark of the other, or write its own over it, as a worker does
+ * whose claims are full.
  *
- *   AFTER_XID       taskd.enqueue() and all that inserts: the mark is read when the insert has drawn the xid, and who
- *                   serves after that; without it, both before
+ *   AFTER_XID       taskd.enqueue() and all inserts: the mark is read after the insert has drawn the xid, and the workers that
+ *                   serve the queue after that; without it, both before
  *   ISOLATION       taskd.notify_workers(), taskd.run_enqueue_checks(): above READ COMMITTED, where a snapshot is as old as its
- *                   transaction, it rings whoever serves
- *   WITHDRAW        Attendance._look: the mark is taken back before the hand-over; without it, afterwards
+ *                   transaction, they always notify
+ *   WITHDRAW        Attendance._look: the mark is cleared before the hand-over; without it, afterwards
  *   NEW_XID         draw_xid: the bound is the id of a new transaction; without it, the xmax of a snapshot
- *   WAIT            have_ended: the consumer is certain of nothing before every lower xid has ended
+ *   WAIT            transactions_ended: the hand-over does not end before every lower xid has ended
  *   LAST_CLAIM      Attendance.claimed: ... and before a claim that began after that was seen
- *   FIRST           Listener._listen: the first LISTEN begins a hand-over: rings are for queues that are served only
- *   REMADE          Listener._listen: a re-made LISTEN begins a hand-over
- *   TAKEN_BACK      Attendance.doubt: a mark that was taken back is, once more, after a LISTEN was re-made
- *   LISTEN_FIRST    Listener._listen: the hand-over begins when the LISTEN is committed, and not before
- *   REBORN          Worker._be_reborn: a hand-over begins when a worker that was buried is served again
- *   OWN_XID         Attendance._look: a doubt that comes up during a hand-over has a bound of its own
- *   NEEDED          taskd.turn_enqueue_checks_on(): a new worker says that something is needed, before its row counts
- *   ALONE           taskd.turn_enqueue_checks_off(): nobody registers while another, who leaves, looks whether it was the last
- *   LEFT_ALONE      taskd.set_busy_mark(): who gives way writes no mark over the other's
- *   LATER           Attendance._written_until: a mark whose reply was lost may be written yet
+ *   FIRST           Listener._listen: the first LISTEN begins a hand-over, because unserved queues are not notified
+ *   REMADE          Listener._listen: a LISTEN on a new connection begins a hand-over
+ *   TAKEN_BACK      Attendance.doubt: after a new LISTEN, a mark that was cleared is cleared again
+ *   LISTEN_FIRST    Listener._listen: the hand-over begins after the LISTEN is committed, and not before
+ *   REBORN          Worker._be_reborn: a worker that was declared dead begins a hand-over when it has registered again
+ *   OWN_XID         Attendance._look: a hand-over that begins during another one has a bound of its own
+ *   NEEDED          taskd.turn_enqueue_checks_on(): a new worker turns the checks on before its row is visible
+ *   ALONE           taskd.turn_enqueue_checks_off(): no worker registers while a leaving worker checks whether it was the last
+ *   LEFT_ALONE      taskd.set_busy_mark(): a worker that gives way does not overwrite the mark of the other
+ *   LATER           Attendance._written_until: a mark whose reply was lost may be written later
  */
 
 #ifndef PRODUCERS
 #define PRODUCERS 2
 #endif
-#ifndef STRICT           /* so many of them run above READ COMMITTED: the first ones */
+#ifndef STRICT           /* how many of them, the first ones, run above READ COMMITTED */
 #define STRICT 0
 #endif
 #ifndef WORKERS
 #define WORKERS 1
 #endif
-#ifndef SPELLS           /* how often each worker attends */
+#ifndef SPELLS           /* how often each worker marks the queue */
 #define SPELLS 1
 #endif
-#ifndef BREAKS           /* the connection that listens is lost */
+#ifndef BREAKS           /* how often the listening connection is lost */
 #define BREAKS 0
 #endif
-#ifndef FORGOTTEN        /* ... and the server that answers next has not heard that the mark was taken back */
+#ifndef FORGOTTEN        /* ... and the next server has not received that the mark was cleared */
 #define FORGOTTEN 0
 #endif
-#ifndef BURIALS          /* the worker is buried alive, and begins anew */
+#ifndef BURIALS          /* a live worker is declared dead, and registers again */
 #define BURIALS 0
 #endif
-#ifndef LEAVES           /* another worker leaves, of a queue that this one does not serve yet, or any more */
+#ifndef LEAVES           /* another worker leaves, while this one does not serve the queue */
 #define LEAVES 0
 #endif
-#ifndef LOST_MARKS       /* the reply to a mark is lost: the server may write it later */
+#ifndef LOST_MARKS       /* the reply to a mark is lost: the server may write the mark later */
 #define LOST_MARKS 0
 #endif
 
@@ -64,21 +64,21 @@
 bool under_way[PRODUCERS], committed[PRODUCERS], claimed[PRODUCERS];
 byte xid[PRODUCERS];
 byte next_xid = 1, last_ended;
-byte mark;                             /* the queue's sequence: 0, or whose mark it is, from 1 on */
-bool stray_mark;                       /* a value that is yet to be written, of the first worker */
+byte mark;                             /* the queue's sequence: 0, or the worker of the mark, from 1 on */
+bool stray_mark;                       /* a mark of the first worker that is still to be written */
 bool lives[WORKERS];                   /* a living row of taskd.worker has the queue */
 #if WORKERS == 1
 #define served lives[0]
 #else
 #define served (lives[0] || lives[1])
 #endif
-bool needed = LEAVES > 0;              /* taskd.needs; nobody has lived before this worker, if none leaves */
+bool needed = LEAVES > 0;              /* taskd.needs; no worker has lived before this one, if none leaves */
 bool registering;                      /* a row of taskd.worker has been written and is not committed */
 bool listening[WORKERS], sent[WORKERS];   /* sent: a notification is on its way */
 
 /* The workers. */
-bool rung[WORKERS];                    /* Consumer.wakeup */
-bool attending[WORKERS], doubtful[WORKERS], ended[WORKERS], marked[WORKERS];
+bool notified[WORKERS];                    /* Consumer.wakeup: a notification has arrived */
+bool polling[WORKERS], doubtful[WORKERS], ended[WORKERS], marked[WORKERS];
 byte bound[WORKERS], doubts[WORKERS], spells[WORKERS];
 byte breaks, forgotten, burials, lost_marks;
 
@@ -96,7 +96,7 @@ proctype Producer(byte p) {
 #ifdef AFTER_XID
     silent = mark != 0;                                                        /* RETURNING */
     if :: !silent -> silent = !needed :: else fi;
-    if :: !strict && !silent -> unserved = !served :: else fi;                     /* where nobody attends */
+    if :: !strict && !silent -> unserved = !served :: else fi;                     /* if the queue is not polled */
 #endif
     d_step {
         if
@@ -128,16 +128,16 @@ proctype Producer(byte p) {
 inline begin_to_doubt(w) { doubtful[w] = true; ended[w] = false; bound[w] = 0; doubts[w]++ }
 inline doubt(w) {                                                              /* Consumer.doubt */
     if
-    :: !attending[w] -> begin_to_doubt(w);
+    :: !polling[w] -> begin_to_doubt(w);
 #ifdef TAKEN_BACK
         marked[w] = marked[w] || spells[w] > 0
 #endif
     :: else
     fi;
-    rung[w] = true
+    notified[w] = true
 }
 
-/* taskd.set_busy_mark(): a buried worker marks nothing. taskd.clear_busy_mark(): another's mark stays. */
+/* taskd.set_busy_mark(): a dead worker sets no mark. taskd.clear_busy_mark(): another worker's mark stays. */
 inline write_mark(w) { mark = (lives[w] -> w + 1 : mark) }
 inline withdraw(w) { mark = (mark == w + 1 -> 0 : mark) }
 
@@ -162,30 +162,30 @@ proctype Consumer(byte w) {
 end:
     do
     :: true ->
-        rung[w] = false;
+        notified[w] = false;
         /* Attendance.before_claim */
         if
-        :: attending[w] ->
+        :: polling[w] ->
             if
-            :: atomic { attending[w] = false; begin_to_doubt(w) }              /* _leave, also who gives way */
+            :: atomic { polling[w] = false; begin_to_doubt(w) }              /* _leave, also to give way */
 #if WORKERS > 1
             :: write_mark(w)                                                   /* renewed */
 #endif
             :: skip
             fi
-        :: !attending[w] && spells[w] < SPELLS -> atomic { spells[w]++; attending[w] = true; doubtful[w] = false; marked[w] = true };
+        :: !polling[w] && spells[w] < SPELLS -> atomic { spells[w]++; polling[w] = true; doubtful[w] = false; marked[w] = true };
             if                                                                 /* _mark */
             :: write_mark(w)
             :: atomic { lost_marks < LOST_MARKS -> lost_marks++; stray_mark = true }
             fi
 #if WORKERS > 1
-        :: atomic { !attending[w] && spells[w] < SPELLS && mark != 0 && mark != w + 1 -> spells[w]++; marked[w] = true;
+        :: atomic { !polling[w] && spells[w] < SPELLS && mark != 0 && mark != w + 1 -> spells[w]++; marked[w] = true;
 #ifndef LEFT_ALONE
             write_mark(w)
 #endif
             }
 #endif
-        :: !attending[w] -> skip
+        :: !polling[w] -> skip
         fi;
         if
         :: doubtful[w] ->                                                      /* _look */
@@ -195,7 +195,7 @@ end:
             :: marked[w] ->
                 withdraw(w);
 #ifdef LATER
-                /* For so long until it has been written and has lapsed. */
+                /* Until it has been written and has expired. */
                 if :: stray_mark -> goto claims :: else -> withdraw(w) fi;
 #endif
 #ifdef TAKEN_BACK
@@ -232,17 +232,17 @@ end:
         :: else
         fi;
 claims: skip;
-        /* claim_jobs; a buried worker gets nothing. */
+        /* claim_jobs; a dead worker gets nothing. */
         d_step { p = 0; do :: p < PRODUCERS -> claimed[p] = claimed[p] || (lives[w] && committed[p]); p++
                         :: else -> break od; p = 0 };
         atomic { if :: doubtful[w] && ended[w] -> be_certain(w) :: else fi };  /* Attendance.claimed */
 sleeps:
         if                                                                     /* Consumer._rung */
-        :: attending[w] ->
+        :: polling[w] ->
 progress:   skip
-        :: !attending[w] && doubtful[w] -> skip
-        :: !attending[w] && !doubtful[w] ->
-end_quiet:  rung[w]
+        :: !polling[w] && doubtful[w] -> skip
+        :: !polling[w] && !doubtful[w] ->
+end_quiet:  notified[w]
         fi
     od
 }
@@ -268,7 +268,7 @@ end:
         fi };
 #endif
         again = true
-    :: atomic { sent[w] -> sent[w] = false; rung[w] = true }
+    :: atomic { sent[w] -> sent[w] = false; notified[w] = true }
     :: atomic { listening[w] && breaks < BREAKS -> breaks++; listening[w] = false; sent[w] = false;
             if
             :: spells[w] > 0 && forgotten < FORGOTTEN -> forgotten++; write_mark(w)
@@ -279,7 +279,7 @@ end:
 
 #if BURIALS > 0
 proctype Burial() {
-    atomic { lives[0] -> burials++; lives[0] = false; mark = 0 };              /* bury_workers */
+    atomic { lives[0] -> burials++; lives[0] = false; mark = 0 };              /* declare_workers_dead */
     register_worker(0);                                                        /* under a new id */
 #ifdef REBORN
     atomic { doubt(0) }
@@ -288,7 +288,7 @@ proctype Burial() {
 #endif
 
 #if LEAVES > 0
-proctype Another() {                   /* retire_worker, then need_nothing */
+proctype Another() {                   /* retire_worker, then turn_enqueue_checks_off */
 #ifdef ALONE
     d_step { if :: !served && !registering -> needed = false :: else fi }
 #else
@@ -298,7 +298,7 @@ proctype Another() {                   /* retire_worker, then need_nothing */
 #endif
 
 #if LOST_MARKS > 0
-proctype Server() {                    /* a mark is written late, or never; then it lapses */
+proctype Server() {                    /* a mark is written late, or never; then it expires */
 end:
     do
     :: atomic { stray_mark -> stray_mark = false; if :: write_mark(0) :: skip fi }
@@ -306,7 +306,7 @@ end:
 }
 #endif
 
-proctype Judge() {                     /* where nothing can happen any more, no job is left */
+proctype Judge() {                     /* when nothing can happen any more, no job is left */
     byte p;
     timeout -> do :: p < PRODUCERS -> assert(committed[p] && claimed[p]); p++ :: else -> break od
 }

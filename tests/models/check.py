@@ -1,36 +1,34 @@
-"""The protocols by model: who may run a job (lease.pml), who is woken for one (busy_mark.pml).
+"""The protocols as models: who may run a job (lease.pml), and who is woken for it (busy_mark.pml).
 
-python -m tests.models                   # every scene, every mechanism dropped, larger bounds
+python -m tests.models                   # every scene, every mechanism removed, larger bounds
 python -m tests.models --short           # without the larger bounds
-python -m tests.models FENCE RECONCILE   # the mechanisms whose removal is to be looked at
-python -m tests.models --trail FENCE     # ... and what went wrong, step by step
+python -m tests.models FENCE RECONCILE   # only the removal of these mechanisms
+python -m tests.models --trail FENCE     # ... and the last steps before each error
 
-spin looks at every order in which the steps of a scene can happen. The scenes are the protocols
-as they are built, each with bounds on what goes wrong in it; no assertion may fail in them,
-nothing may get stuck, and there must be no way to go on for ever without a job ending (under weak
-fairness: who can go on for ever does so some time). Each #define at the head of a model stands
-for one mechanism of the code and names it; with it dropped, spin must find what the mechanism is
-there for.
+spin searches every order in which the steps of a scene can happen. The scenes are the protocols as
+they are built, each with bounds on the faults in it. In a scene no assertion may fail, no process
+may get stuck, and no execution may go on for ever without a job that ends (under weak fairness:
+a process that can always go on does so at some time). Each #define that the head of a model lists
+is one mechanism of the code; without it, spin must find the error that the mechanism prevents.
 
 How to read a counterexample: `--trail` shows its last steps, the newest at the end, with the line
-of the model that each came from and, after that, the values of all variables. Find the assertion
-that failed (its comment says the promise), then go back to the step that wrote the row last, and
-ask who was sure of what at that time: almost always two statements were under way at once, and
-one of them was the older.
+of the model for each, and then the values of all variables. Find the assertion that failed (its
+comment is the promise). Then go back to the step that wrote the row last, and see what each
+process knew at that time. Almost always two statements were under way at once, and one of them
+used older data.
 
-What the models leave out: time (a lease runs out when it likes; that the takeover comes sooner,
-and that the self-fence stops handlers before others may begin, are measured in
-tests/system/faults); batches, queues, limits, keys, workflows; retention (an ack that finds no
-row is looked for in a history that keeps everything); the interrupt that is refunded ten times
-only; locks, deadlocks and plans; two servers that both believe to be the primary. Rings that
-another worker calls for, and marks that lapse because a worker hangs, only add wake-ups, and no
-worker is ever full. After a failover that forgot a claim the word `lost` or `acked` of check_acks
-may be wrong (it goes into the log and nowhere else); what becomes of rows is checked all the same.
+What the models leave out: time (a lease can run out at any step; the system tests in
+tests/system/faults measure that the self-fence stops handlers before other workers may start);
+batches, queues, limits, keys, workflows; retention (the history keeps everything); the refund of
+only ten interrupts; locks, deadlocks and plans; two servers that both act as the primary.
+Notifications that another worker requests, and marks that expire because a worker hangs, only add
+wake-ups, and no worker is ever full. After a failover that has lost a claim, check_acks may answer
+`lost` or `acked` wrongly (the answer goes to the log only); the rows are checked all the same.
 
-Bounds: one job and two processes (of which each may start anew), with pills two jobs; each fault
-happens once, in the long form some twice; one worker and two producers, in the long form three, or
-two workers and one producer. A fault that needs more is not found here: the nemesis and the faults
-of tests/system look for those.
+Bounds: one job and two processes (each may start again), two jobs with poison pills; each fault
+happens once, some twice in the long form; one worker and two producers, in the long form three, or
+two workers and one producer. The nemesis and the faults of tests/system look for errors that need
+more faults.
 """
 
 from __future__ import annotations
@@ -53,19 +51,19 @@ MEMORY_MB_MAX = 3000
 SEARCH_S_MAX = 1200.0
 STEPS_SHOWN = 60
 
-# Assertions, and states in which nothing can happen any more; or also ways to go on for ever.
+# Failed assertions and deadlocks; and also executions that go on for ever.
 SAFETY: tuple[list[str], list[str]] = (["-DSAFETY", "-DNOCLAIM"], [])
 LIVENESS: tuple[list[str], list[str]] = (["-DNP", "-DNFAIR=4"], ["-l", "-f"])
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What goes wrong, and how often.
+    """The faults of a scene, and how often each happens.
 
     Attributes:
-        mechanisms: which of them this scene cannot do without.
-        more: bounds of the long form, as far as they differ.
-        ends: whether it is searched for ways to go on for ever, which takes twice as many states.
+        mechanisms: the mechanisms that this scene needs.
+        more: bounds of the long form, where they differ.
+        ends: whether to search for executions that go on for ever, which doubles the states.
     """
 
     model: str
@@ -78,7 +76,7 @@ class Scene:
 
 SCENES = (
     Scene(
-        "lease", "burial",
+        "lease", "declared dead",
         {"KILLS": 1, "SUSPICIONS": 1, "LOST_CLAIMS": 1},
         ("FENCE", "LEVEL", "RESCUE_GUARD", "OWNER_LIST", "RECONCILE", "GRACE", "ADOPT"),
     ),
@@ -89,7 +87,7 @@ SCENES = (
         {"FAILURES": 1},
     ),
     Scene(
-        "lease", "burial and lost acks",
+        "lease", "declared dead and lost acks",
         {"KILLS": 1, "SUSPICIONS": 1, "LOST_CLAIMS": 1, "LOST_ACKS": 1},
         ("ITS_CLAIM",),
         ends=False,
@@ -144,7 +142,7 @@ SCENES = (
         {"PRODUCERS": 2},
     ),
     Scene(
-        "busy_mark", "buried alive",
+        "busy_mark", "declared dead alive",
         {"PRODUCERS": 1, "BURIALS": 1},
         ("REBORN", "OWN_XID"),
         {"PRODUCERS": 2},
@@ -181,18 +179,18 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As the table has it."""
+        """The name in the table."""
         kind = f"without {self.without}" if self.without else ("ends" if self.liveness else "safe")
         return f"{self.scene.model}, {self.scene.name}: {kind}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What spin found.
+    """The result of a search.
 
     Attributes:
-        verdict: `holds`, or what is wrong.
-        steps: the last steps of the way there.
+        verdict: `holds`, or the error.
+        steps: the last steps before the error.
     """
 
     verdict: str
@@ -202,20 +200,20 @@ class Found:
     steps: str = ""
 
     def is_expected_of(self, variant: Variant) -> bool:
-        """Whether a mechanism was missed, and nothing else."""
+        """Whether spin found an error if a mechanism is missing, and none otherwise."""
         wrong = self.verdict.startswith(("assertion", "non-progress", "invalid end"))
         return wrong if variant.without else self.verdict == "holds"
 
 
 def mechanisms(model: str) -> list[str]:
-    """The names that the head of a model explains."""
+    """Return the mechanisms that the head of a model lists."""
     head = (HERE / f"{model}.pml").read_text(encoding="utf-8").partition("*/")[0]
     listed = re.findall(r"(?m)^ \*   ([A-Z_]+(?:, [A-Z_]+)*)  ", head)
     return [name for names in listed for name in names.split(", ")]
 
 
 def variants(*, long: bool) -> Iterator[Variant]:
-    """Every scene, and every mechanism; the long form has larger bounds as well."""
+    """Yield every scene, and every removal of a mechanism; the long form adds larger bounds."""
     for scene in SCENES:
         yield Variant(scene)
         if scene.ends:
@@ -227,12 +225,12 @@ def variants(*, long: bool) -> Iterator[Variant]:
 
 
 def missing() -> bool:
-    """Whether what this needs is not installed."""
+    """Return whether spin or gcc is missing."""
     return not (shutil.which("spin") and shutil.which("gcc"))
 
 
 def check(variant: Variant, *, trail: bool = False) -> Found:
-    """Build the variant in a directory of its own and search it."""
+    """Build the variant in a temporary directory and search it."""
     with tempfile.TemporaryDirectory() as directory:
         return _check(variant, Path(directory), trail=trail)
 
@@ -245,7 +243,7 @@ def _check(variant: Variant, directory: Path, *, trail: bool) -> Found:
     defines += [f"-D{name}={count}" for name, count in bounds.items()]
     (directory / "model.pml").write_bytes((HERE / f"{scene.model}.pml").read_bytes())
     build, search = LIVENESS if variant.liveness else SAFETY
-    # The compiler takes longer than a short search.
+    # For a short search an optimizing compiler takes longer than the search.
     build = ["-O2" if variant.long else "-O0", "-w", f"-DMEMLIM={MEMORY_MB_MAX}", *build]
     _run(["spin", *defines, "-a", "model.pml"], directory)
     _run(["gcc", *build, "-o", "pan", "pan.c"], directory)
@@ -280,7 +278,7 @@ def _run(command: list[str], directory: Path, timeout_s: float = 120.0) -> str:
 
 
 def main() -> int:
-    """0: everything as expected; 4: not; 69: spin or a compiler is missing."""
+    """Return 0 if all results are as expected, 4 if not, 69 if spin or gcc is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

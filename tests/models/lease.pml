@@ -1,33 +1,33 @@
 /*
  * The lease protocol as it is built: who may run a job, and whose outcome counts.
  *
- * Statements are one step each, as PostgreSQL runs them: what they read of a table without locking it comes from a
- * snapshot that may be older than their locks, so a claim and a rescue have two. Everything in lower case is the state
- * of the database or of a process; what begins with g_ is a ghost, which only the assertions read.
+ * A statement is one step, as PostgreSQL runs it. What it reads of a table without locking comes from a snapshot that may be older
+ * than its locks, so a claim and a rescue have two steps. Variables are the state of the database or of a process; those that
+ * begin with g_ are ghosts, which only the assertions read.
  *
- * A mechanism is a #define that tests/models/check.py gives; without it, the model does what the code would do if
- * somebody took the mechanism out. README of how to read a counterexample: the docstring of check.py.
+ * A mechanism is a #define that tests/models/check.py gives; without it, the model does what the code would do without the
+ * mechanism. The docstring of check.py explains how to read a counterexample.
  *
  *   OWNER, FENCE    ack.sql: `worker_id IS NOT DISTINCT FROM $1`, `fence = ...` in the guard of every ack
  *   STRIDE          store/connections/database.py, Lane._draw_stride: fences grow by a random number after a broken connection
- *   KEEP_FENCE      taskd.retry(): what comes back from the history has the fence with which it went
- *   LEVEL           rescue_jobs looks for running jobs without a live owner, again and again; without it a job is taken
- *                   back only when its owner is buried
- *   RESCUE_GUARD    rescue_jobs: `worker_id = ANY (owners)` and `state = 'running'`, asked of the locked row
- *   OWNER_LIST      rescue_jobs: the owners are listed in the snapshot, and not looked for anew under the lock
- *   BUDGET          rescue_jobs: `crashes + 1 >= $2 THEN 'failed'` (upkeep.MAX_CRASHES)
- *   APART           promote_jobs: `crashes = 0`; suspects are left to claim_suspect (slow_lane.py)
- *   WRITTEN         SlowLane.tick: no next suspect before the outcome of the last one is written
- *   RECONCILE       upkeep.Reconciler: rows of this worker that it does not know are given back
- *   GRACE           Reconciler._grace_s, and the lane that it shares with the claims: none is on its way while it looks
- *   LOOKUP          acker.py, _unexplained: an ack that matched no row asks check_acks what became of it
- *   HISTORY         check_acks looks for it in job_history as well
- *   WORKER_LOST     check_acks: the error that a rescue leaves tells a rescue from an ack, for both keep the fence
- *   ITS_CLAIM       check_acks: ... if it is of the claim that was the last
- *   ADOPT           Runner._meet: a job claimed again while it runs here is not started a second time
- *   SAME_JOB        Runner._meet, _same_job: not adopted if a failover gave its id to another job
- *   HEED_CANCEL     ack_settled, rescue_jobs: who was asked to cancel does not come back
- *   CANCEL_LOCKED   cancel_jobs: what is waiting is decided from the locked row and not from the snapshot
+ *   KEEP_FENCE      taskd.retry(): a job that is retried has the fence with which it ended
+ *   LEVEL           rescue_jobs looks for running jobs without a live owner, again and again; without it a job is rescued only
+ *                   when its owner is declared dead
+ *   RESCUE_GUARD    rescue_jobs: `worker_id = ANY (owners)` and `state = 'running'`, evaluated for the locked row
+ *   OWNER_LIST      rescue_jobs: the owners are listed in the snapshot, and not looked up again under the lock
+ *   BUDGET          rescue_jobs: `crashes + 1 >= $2 THEN 'failed'` (MAX_CRASHES)
+ *   APART           promote_jobs: `crashes = 0`; suspects are left to claim_suspect (worker/claiming/quarantine.py)
+ *   WRITTEN         quarantine.py: no next suspect before the outcome of the last one is written
+ *   RECONCILE       Reconciler: rows of this worker that it does not know are released
+ *   GRACE           Reconciler._grace_s, and the connection that it shares with the claims: no claim is under way while it reads
+ *   LOOKUP          acker.py, _unexplained: check_acks says why an ack has matched no row
+ *   HISTORY         check_acks looks in job_history as well
+ *   WORKER_LOST     check_acks: the error that a rescue adds tells a rescue from an ack, because both keep the fence
+ *   ITS_CLAIM       check_acks: ... if it is of the last claim
+ *   ADOPT           Runner._meet: a job that is claimed again while it runs here is not started a second time
+ *   SAME_JOB        Runner._meet, _same_job: it is not adopted if a failover gave its id to another job
+ *   HEED_CANCEL     ack_outcomes, rescue_jobs: a job whose cancellation was requested does not run again
+ *   CANCEL_LOCKED   cancel_jobs: whether a job waits is decided from the locked row and not from the snapshot
  */
 
 /* Bounds: how many there are of each, and how often each thing happens. */
@@ -37,13 +37,13 @@
 #ifndef PROCESSES
 #define PROCESSES 2
 #endif
-#ifndef KILLS            /* kill -9 of a process, which then starts anew */
+#ifndef KILLS            /* kill -9 of a process, which then starts again */
 #define KILLS 0
 #endif
 #ifndef SUSPICIONS       /* a lease runs out though the process runs: a pause, a partition */
 #define SUSPICIONS 0
 #endif
-#ifndef LOST_CLAIMS      /* a claim is committed, or will be, and nobody hears of it */
+#ifndef LOST_CLAIMS      /* a claim is committed, or will be, and its reply is lost */
 #define LOST_CLAIMS 0
 #endif
 #ifndef LOST_ACKS        /* the same for an ack */
@@ -55,19 +55,19 @@
 #ifndef FORGOTTEN        /* ... and even the job, whose id is then given to another one */
 #define FORGOTTEN 0
 #endif
-#ifndef CANCELS          /* somebody cancels the job, whatever it does */
+#ifndef CANCELS          /* an operator cancels the job, whatever its state */
 #define CANCELS 0
 #endif
 #ifndef FAILURES         /* an attempt fails: again, or for good */
 #define FAILURES 0
 #endif
-#ifndef RETRIES          /* somebody retries a failed or cancelled job */
+#ifndef RETRIES          /* an operator retries a failed or cancelled job */
 #define RETRIES 0
 #endif
-#ifndef RELEASES         /* a process gives a job back that it did not run to its end */
+#ifndef RELEASES         /* a process releases a job before its end */
 #define RELEASES 0
 #endif
-#ifndef DRAINS           /* a process drains, retires and starts anew */
+#ifndef DRAINS           /* a process drains, retires and starts again */
 #define DRAINS 0
 #endif
 #define IDS 9            /* worker ids: 1 to IDS - 1; a run that needs more is an error of the model */
@@ -123,7 +123,7 @@ byte me[PROCESSES], lane[PROCESSES];
 bool slow[PROCESSES], saw[PROCESSES], broken[PROCESSES], told[PROCESSES];
 Place reply[PROCESSES];
 
-/* Statements that nobody waits for any more, which the server may still run. */
+/* Statements without a waiting client, which the server may still run. */
 bool stray_claim, stray_slow, stray_saw, stray_broken;
 byte stray_worker;
 Held stray_ack;
@@ -143,7 +143,7 @@ inline begin_incarnation(s) {          /* register_worker, under a fresh id of 6
 }
 
 inline claim(j, worker, breaks) {      /* claim_jobs, claim_suspect: the row is locked and wanted */
-    assert(!job[j].cancel);                                   /* who was asked to cancel does not run again */
+    assert(!job[j].cancel);                                   /* a job whose cancellation was requested does not run again */
     assert(job[j].attempt == job[j].g_spent);                 /* no attempt was refunded twice, or not at all */
     job[j].was = job[j].state; job[j].was_fence = job[j].fence; job[j].was_started = job[j].started;
     job[j].state = RUNNING; job[j].owner = worker; job[j].attempt++;
@@ -172,7 +172,7 @@ inline finish(j, how) {                   /* DELETE FROM job ... INSERT INTO job
 #define IS_FENCE(a) true
 #endif
 
-inline settle(j, how, mine) {          /* ack_done, ack_settled; `mine`: a row matched */
+inline ack(j, how, mine) {          /* ack_done, ack_outcomes; `mine`: a row matched */
     mine = job[j].state == RUNNING && IS_OWNER(how) && IS_FENCE(how);
     if
     :: mine ->
@@ -239,7 +239,7 @@ inline say(s, j, how) {                /* Settler: the acker has the outcome; th
     copy(acks[s].at[j], runs[s].at[j]); acks[s].at[j].outcome = how; forget(runs[s].at[j])
 }
 
-inline drop_claim(s) {                 /* nobody waits for the claim any more */
+inline drop_claim(s) {                 /* no client waits for the claim any more */
     if
     :: lane[s] == SENT && !stray_claim -> stray_claim = true; stray_slow = slow[s]; stray_saw = saw[s]; stray_worker = me[s];
         stray_broken = broken[s]; broken[s] = true
@@ -249,7 +249,7 @@ inline drop_claim(s) {                 /* nobody waits for the claim any more */
     k = 0; do :: k < JOBS -> forget(reply[s].at[k]); k++ :: else -> break od; k = 0
 }
 
-inline die(s) {                        /* all that it knew is gone, and systemd starts it again */
+inline die(s) {                        /* it loses its state, and systemd starts it again */
     drop_claim(s);
     do :: k < JOBS -> forget(runs[s].at[k]); forget(acks[s].at[k]); k++ :: else -> break od; k = 0;
     gone[me[s]] = true; broken[s] = false; begin_incarnation(s)
@@ -276,7 +276,7 @@ inline take(s, j) {                    /* Runner.add, _prepare: a claimed job is
     forget(reply[s].at[j])
 }
 
-inline says_lost(s, j) {               /* events.job_lost; it may say so of what was taken before others ran the job */
+inline says_lost(s, j) {               /* events.job_lost */
     assert(failovers > 0 || !TAKEN(acks[s].at[j].g_run) || job[j].fence != acks[s].at[j].fence);
     forget(acks[s].at[j])
 }
@@ -387,31 +387,31 @@ end:
     :: atomic { failures < FAILURES && ANY(RUNS_HERE) -> failures++; PICK(RUNS_HERE);
             if :: say(s, j, RETRY) :: say(s, j, FAILED) fi; j = 0 }
     :: atomic { ANY(ASKED) -> PICK(ASKED); say(s, j, CANCELLED); j = 0 }
-    /* Given back: not started, interrupted by a stop, or by the fence of a worker that was buried or is cut off. */
+    /* Released: not started, interrupted by a stop, or by the self-fence of a worker that was declared dead or is cut off. */
     :: atomic { releases < RELEASES && ANY(HELD_HERE) -> releases++; PICK(HELD_HERE); say(s, j, RELEASE); j = 0 }
     :: atomic { drains < DRAINS && lane[s] == FREE && ALL(NOTHING_HERE) ->      /* retire_worker, and a new process */
             drains++; dead[me[s]] = true; gone[me[s]] = true; broken[s] = false; begin_incarnation(s) }
 
-    /* Acker: what was not answered is sent again; what matched no row is looked for. */
-    :: atomic { ANY(TO_SEND) -> PICK(TO_SEND); settle(j, acks[s].at[j], mine);
+    /* Acker: an ack without a reply is sent again; one that matched no row is looked up. */
+    :: atomic { ANY(TO_SEND) -> PICK(TO_SEND); ack(j, acks[s].at[j], mine);
             if
             :: mine -> forget(acks[s].at[j])
             :: !mine -> unexplained(s, j)
-            :: lost_acks < LOST_ACKS -> lost_acks++                             /* written or not, nobody hears: it is sent again */
+            :: lost_acks < LOST_ACKS -> lost_acks++                             /* written or not, the reply is lost: it is sent again */
             fi; mine = false; j = 0 }
     :: atomic { lost_acks < LOST_ACKS && ANY(TO_SEND) && stray_ack.outcome == 0 ->      /* the server runs it later */
             lost_acks++; PICK(TO_SEND); copy(stray_ack, acks[s].at[j]); stray_job = j; j = 0 }
     :: atomic { ANY(TO_ASK) -> PICK(TO_ASK); check(s, j); j = 0 }
 
-    /* Reconciler: rows that nobody here knows, with the fence that they have. */
+    /* Reconciler: rows that this worker does not know, with the fence that they have. */
 #ifdef RECONCILE
     :: atomic { NO_CLAIM && ANY(STRANGER) -> PICK(STRANGER);
-            assert(reply[s].at[j].g_run != job[j].g_run);     /* nothing is given back that is on its way to us */
+            assert(reply[s].at[j].g_run != job[j].g_run);     /* no row is released whose reply is on its way */
             acks[s].at[j].worker = me[s]; acks[s].at[j].fence = job[j].fence; acks[s].at[j].outcome = RELEASE;
             acks[s].at[j].g_run = job[j].g_run; j = 0 }
 #endif
 
-    /* A beat returns no row: Worker._buried. What runs goes on to its end under the id that it was claimed with. */
+    /* A lease renewal returns no row: the worker takes a new id. Running jobs go on under the id that claimed them. */
     :: atomic { dead[me[s]] && lane[s] == FREE -> begin_incarnation(s) }
 
 #if JOBS > 1
@@ -426,7 +426,7 @@ end:
 /* --- what the server and all workers do --- */
 
 #define STRAY_FITS(j) ((!stray_slow && HOT(j)) || (stray_slow && DUE_SUSPECT(j)))
-proctype Server() {                    /* statements that it was sent, and nobody waits for */
+proctype Server() {                    /* statements without a waiting client */
     byte j; bool mine;
 end:
     do
@@ -441,7 +441,7 @@ end:
             fi;
             stray_claim = false; stray_slow = false; stray_saw = false; stray_broken = false; stray_worker = 0; j = 0 }
     :: atomic { stray_ack.outcome != 0 -> j = stray_job;
-            if :: settle(j, stray_ack, mine) :: skip fi;
+            if :: ack(j, stray_ack, mine) :: skip fi;
             forget(stray_ack); stray_job = 0; mine = false; j = 0 }
     od
 }
@@ -453,11 +453,11 @@ end:
 #define PROMOTABLE(j) (job[j].state == SCHEDULED)
 #endif
 
-#define UNBURIED(w) (gone[w] && !dead[w])
-#define ANY_UNBURIED (UNBURIED(1) || UNBURIED(2) || UNBURIED(3) || UNBURIED(4) || UNBURIED(5) || UNBURIED(6) \
-                      || UNBURIED(7) || UNBURIED(8))
+#define UNDECLARED(w) (gone[w] && !dead[w])
+#define ANY_UNDECLARED (UNDECLARED(1) || UNDECLARED(2) || UNDECLARED(3) || UNDECLARED(4) || UNDECLARED(5) || UNDECLARED(6) \
+                      || UNDECLARED(7) || UNDECLARED(8))
 
-inline bury(w) {
+inline declare_dead(w) {
     dead[w] = true;
 #ifndef LEVEL
     j = 0;
@@ -466,7 +466,7 @@ inline bury(w) {
 #endif
 }
 
-proctype Promoter() {                  /* promote_jobs, by whoever comes first */
+proctype Promoter() {                  /* promote_jobs, by any worker */
     byte j;
 end:
     do
@@ -474,15 +474,15 @@ end:
     od
 }
 
-proctype Sweeper() {                   /* Sweeper.tick, of some worker: any may */
+proctype Sweeper() {                   /* Sweeper.tick, by any worker */
     byte j, w, seen; bool lives[IDS];
 end:
     do
-    /* bury_workers: its process has provably ended (takeover), or its lease ran out; here that is one. */
-    :: atomic { ANY_UNBURIED -> w = 1; do :: !UNBURIED(w) -> w++ :: else -> break od; bury(w); w = 0 }
-    /* Silent for the length of a lease, and alive. */
+    /* declare_workers_dead: its process has provably ended (takeover), or its lease ran out; the model treats both alike. */
+    :: atomic { ANY_UNDECLARED -> w = 1; do :: !UNDECLARED(w) -> w++ :: else -> break od; declare_dead(w); w = 0 }
+    /* Silent for the length of a lease, but alive. */
     :: atomic { suspicions < SUSPICIONS && !ENDED(0) && (!dead[me[0]] || !dead[me[1]]) ->
-            if :: !dead[me[0]] -> w = me[0] :: !dead[me[1]] -> w = me[1] fi; suspicions++; bury(w); w = 0 }
+            if :: !dead[me[0]] -> w = me[0] :: !dead[me[1]] -> w = me[1] fi; suspicions++; declare_dead(w); w = 0 }
 #ifdef LEVEL
     :: atomic { ANY(ORPHAN) -> PICK(ORPHAN); seen = job[j].owner;               /* rescue_jobs: the snapshot */
 #ifndef OWNER_LIST
@@ -524,7 +524,7 @@ end:
             :: ENDED(0) -> skip
             :: !ENDED(0) && was == RUNNING -> job[0].cancel = (job[0].state == RUNNING || job[0].cancel)
             :: !ENDED(0) && was != RUNNING ->
-                assert(job[0].state != RUNNING);              /* what runs is asked, and not ended */
+                assert(job[0].state != RUNNING);              /* a running job is not ended, its cancellation is requested */
                 finish(0, CANCELLED); job[0].owner = 0
             fi;
             was = 0 }
@@ -539,7 +539,7 @@ end:
 #endif
 
 #if FAILOVERS > 0
-inline cut(s) {                        /* its connections break; what it had sent is gone with the old server */
+inline cut(s) {                        /* its connections break; statements that it had sent are lost with the old server */
     broken[s] = true; lane[s] = FREE; slow[s] = false; saw[s] = false; forget(reply[s].at[0])
 }
 
@@ -562,7 +562,7 @@ end:
 }
 #endif
 
-proctype Judge() {                     /* where nothing can happen any more, all jobs have ended, and only once */
+proctype Judge() {                     /* when nothing can happen any more, all jobs have ended, and only once */
     byte j;
     timeout ->
     do

@@ -1,4 +1,4 @@
-"""The models hold, and miss what is taken out of them: a part of `python -m tests.models`."""
+"""The models hold, and fail without their mechanisms: a part of `python -m tests.models`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.models import check
 
 HERE = Path(__file__).parent
-# What takes a second or two each, most of it the compiler's.
+# Scenes and mechanisms that take a second or two each, mostly in the compiler.
 SAFE = {"failover", "pill", "hand-over"}
 MISSED = {"OWNER", "RECONCILE", "APART", "AFTER_XID", "NEW_XID"}
 PART = [

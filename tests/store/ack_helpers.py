@@ -1,4 +1,4 @@
-"""What the tests of acks share."""
+"""Helpers of the tests of acks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL_STATES = [DONE, FAILED, CANCELLED, SCHEDULED, QUEUED]
 
 
 async def snapshot(sql) -> list:
-    """Everything about all jobs."""
+    """Return all columns of all jobs."""
     rows = await sql.fetch("SELECT * FROM taskd.jobs ORDER BY id")
     return [tuple(each.values()) for each in rows]
 

@@ -1,4 +1,4 @@
-"""What the store's tests share: workers, and as many connections as a race needs."""
+"""Fixtures of the store's tests: workers, and any number of connections for races."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.store.helpers import Connect, new_worker
 
 @pytest.fixture
 async def connect(dsn: str) -> AsyncIterator[Connect]:
-    """Opens plain connections; what a test left open ends with it."""
+    """Open plain connections, and close those that a test left open."""
     opened: list[asyncpg.Connection] = []
 
     async def one(**settings: str) -> Any:

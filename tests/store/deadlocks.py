@@ -1,4 +1,4 @@
-"""Everybody who writes to jobs meets on the same few rows, and nobody ends in a deadlock.
+"""All statements that write to jobs run on the same few rows, without a deadlock.
 
     python -m tests.store.deadlocks --rounds 1000 --seed 7
 
@@ -33,8 +33,8 @@ from tests.store.workflow_helpers import WRONG
 from tests.store.writers import QUEUES, TASKS, Writers, registry
 from tests.system.faults.cluster import private
 
-# A deadlock is an error soon; and none is so short that the one who waits gets away, but those
-# who say that they wait for ten milliseconds. A plan against PLANS is no work for JIT (stage.py).
+# A deadlock becomes an error soon, and before any lock_timeout except those of ten milliseconds.
+# JIT is off because plans against PLANS have high costs (stage.py).
 IMPATIENT = {"deadlock_timeout": "100ms", "application_name": "crowd", "jit": "off"}
 DRAIN_TURNS = 2000
 
@@ -43,7 +43,7 @@ STILL_THERE = """
 SELECT count(*) FROM pg_stat_activity
 WHERE application_name = 'crowd' AND datname = current_database()
 """
-# What may be left: a job that waits for one that failed and may be retried, and all behind it.
+# Jobs that may be left: one that waits for a failed parent that can be retried, and its dependants.
 LEFT = """
 WITH RECURSIVE rests AS (
     SELECT d.job_id
@@ -61,14 +61,14 @@ Act = Callable[[Any, Any], Awaitable[None]]
 
 
 class Crowd(Writers):
-    """All of them at once."""
+    """All writers at once."""
 
     def __init__(self, connect: Callable[..., Awaitable[Any]], rounds: int, seed: int) -> None:
         super().__init__(seed)
         self._connect, self._rounds = connect, rounds
 
     async def run(self) -> list[str]:
-        """Let them loose, then let all jobs end; what is wrong."""
+        """Run the writers, then let all jobs end; return what is wrong."""
         sql = await self._connect()
         on = fetches(sql)
         await workers.publish(on, "app", registry(), QUEUES)
@@ -79,7 +79,7 @@ class Crowd(Writers):
                 group.create_task(self._loop(each))
         await self._drain(sql)
         found = await self._wrong(sql)
-        # A backend tells its counts when it ends, at the latest.
+        # A backend reports its counts at its end at the latest.
         while await sql.fetchval(STILL_THERE):
             await asyncio.sleep(0.005)
         deadlocks = await sql.fetchval(DEADLOCKS) - before
@@ -106,7 +106,7 @@ class Crowd(Writers):
         await acks.close()
 
     async def _drain(self, sql: Any) -> None:
-        """Let all end that can."""
+        """Let all jobs end that can."""
         on = fetches(sql)
         await schedules.delete(on, ["s0", "s1"])
         await queues.resume(on, QUEUES)
@@ -130,7 +130,7 @@ class Crowd(Writers):
                 await asyncio.sleep(0.01)
 
     async def _wrong(self, sql: Any) -> list[str]:
-        """Jobs that are stuck, lost, there twice, or wait for something that will not come."""
+        """Return jobs that are stuck, lost, duplicated, or wait for nothing."""
         found = [f"stuck: {tuple(row)}" for row in await sql.fetch(LEFT)]
         found += [f"waits in vain: {tuple(row)}" for row in await sql.fetch(WRONG)]
         there = Counter(row[0] for row in await sql.fetch("SELECT id FROM taskd.jobs"))
@@ -140,7 +140,7 @@ class Crowd(Writers):
 
 
 class Keys(Crowd):
-    """Those who write to jobs with unique keys, and no others: more of them meet."""
+    """Only the writers to jobs with unique keys, so that more of them meet."""
 
     def _everybody(self) -> list[Act]:
         return [
@@ -150,7 +150,7 @@ class Keys(Crowd):
 
 
 async def long(kind: type[Crowd], rounds: int, seed: int) -> int:
-    """On a server of its own, whose log tells who met whom; the exit code."""
+    """Run on a server of its own, whose log shows the deadlocks; return the exit code."""
     settings = {"log_min_messages": "error", "log_lock_waits": "on"}
     async with private(settings) as cluster, AsyncExitStack() as stack:
         await migrations.migrate(Database({"dsn": cluster.dsn()}))

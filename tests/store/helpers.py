@@ -1,4 +1,4 @@
-"""Words for the store's tests."""
+"""Helpers of the store's tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskd.store.jobs import jobs
 
 Connect = Callable[..., Awaitable[Any]]
 
-# States as words, so that a table of cases reads well.
+# States as words, for tables of cases.
 SCHEDULED, QUEUED, RUNNING = JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING
 DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
 
@@ -26,7 +26,7 @@ PATIENCE_S = 10.0
 
 @asynccontextmanager
 async def workers_locked(sql: Any) -> AsyncIterator[None]:
-    """Statements that read taskd.worker, such as those that enqueue, wait until the block ends."""
+    """Make statements that read taskd.worker, such as enqueues, wait until the block ends."""
     await sql.execute("SELECT setval('taskd.needs', 1)")  # else nobody looks there
     async with sql.transaction():
         await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
@@ -34,8 +34,8 @@ async def workers_locked(sql: Any) -> AsyncIterator[None]:
 
 
 async def held_up(sql: Any, number: int) -> None:
-    """Until so many sessions wait for taskd.worker."""
-    # Databases that were copied from one template have their tables' numbers in common.
+    """Wait until `number` sessions wait for taskd.worker."""
+    # Databases that are copies of one template share the oids of their tables.
     query = """
         SELECT count(*) FROM pg_locks
         WHERE NOT granted AND relation = 'taskd.worker'::regclass
@@ -63,7 +63,7 @@ async def enqueue(on: Fetches, count: int = 1, queue: str = "q", **options: Any)
 
 
 async def running(on: Fetches, worker_id: int, count: int = 1, **options: Any) -> list[Job]:
-    """Jobs that this worker has just claimed, sorted by id."""
+    """Claim jobs for this worker; return them sorted by id."""
     await enqueue(on, count, **options)
     claimed = await jobs.claim(on, worker_id, options.get("queue", "q"), count)
     assert len(claimed) == count
@@ -79,7 +79,7 @@ def ack(job: Job, state: JobState, **more: Any) -> Ack:
 
 
 async def settle(on: Fetches, job: Job, state: JobState, **more: Any) -> JobState | None:
-    """Write one outcome; where the job went, None when it was not this worker's."""
+    """Write one outcome; return the new state, or None if the job was not this worker's."""
     moved = await jobs.ack_settled(on, job.worker_id, [ack(job, state, **more)])
     return moved.get(job.id)
 
@@ -103,13 +103,13 @@ async def rescue(on: Fetches) -> dict[int, JobState]:
 
 
 async def take_over(on: Fetches, job: Job) -> None:
-    """The job's worker is buried and its jobs are taken back."""
+    """Declare the job's worker dead, and rescue its jobs."""
     await bury(on, job.worker_id)
     assert job.id in await rescue(on)
 
 
 async def row(sql: Any, job_id: int) -> Any:
-    """The job as the view shows it, wherever it is; it is in one place only."""
+    """Return the job from the view taskd.jobs, and check that it is there once."""
     rows = await sql.fetch("SELECT * FROM taskd.jobs WHERE id = $1", job_id)
     assert len(rows) <= 1, f"job {job_id} is live and finished at once: {rows}"
     return rows[0] if rows else None
@@ -121,14 +121,14 @@ async def state_of(sql: Any, job_id: int) -> str | None:
 
 
 async def due_now(sql: Any, *ids: int) -> None:
-    """Move rows, not clocks."""
+    """Change the times of rows instead of the clock."""
     await sql.execute(
         "UPDATE taskd.job SET run_at = now() - interval '1 s' WHERE id = ANY ($1::bigint[])", ids
     )
 
 
 async def waits_for_lock(sql: Any, connection: Any) -> None:
-    """Wait until the connection's statement stands before a lock."""
+    """Wait until the connection's statement waits for a lock."""
     async with asyncio.timeout(PATIENCE_S):
         while not await sql.fetchval(
             "SELECT cardinality(pg_blocking_pids($1)) > 0", connection.get_server_pid()
@@ -137,7 +137,7 @@ async def waits_for_lock(sql: Any, connection: Any) -> None:
 
 
 async def steps_back(sql: Any, connection: Any) -> None:
-    """Wait until the connection's statement has met a lock, and sleeps before it tries again."""
+    """Wait until the connection's statement has met a lock, and sleeps before a retry."""
     async with asyncio.timeout(PATIENCE_S):
         while not await sql.fetchval(
             "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $1",
@@ -147,7 +147,7 @@ async def steps_back(sql: Any, connection: Any) -> None:
 
 
 class Transaction:
-    """A transaction held open on a connection of its own, until it is told to commit."""
+    """A transaction on a connection of its own, open until the test commits it."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -170,8 +170,8 @@ class Transaction:
         await held.rollback()
 
 
-# Whether somebody attends a queue; and its mark as a worker writes it, so many seconds ahead. As
-# the worker's time it is cut to milliseconds, and the last three digits are the worker's.
+# Whether a queue is polled; and its busy mark as a worker writes it, a number of seconds ahead. The
+# time is cut to milliseconds, and the last three digits are the worker's.
 MARKED = "SELECT coalesce(taskd.is_polled($1), false)"
 MARK = """
 SELECT taskd.write_busy_mark(
@@ -181,7 +181,7 @@ SELECT taskd.write_busy_mark(
 """
 UNMARK = "SELECT taskd.write_busy_mark($1, 0)"
 
-# Nobody rings for a queue that no worker serves: this one does.
+# A queue without workers is not notified, so this worker serves it.
 SERVES = 9001
 SERVE = f"""
 INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version,
@@ -192,7 +192,7 @@ ON CONFLICT (id) DO UPDATE SET queues = worker.queues || excluded.queues
 
 
 class Ears:
-    """Hears channels through a connection; `heard` grows in the order of the commits."""
+    """Listen to channels over a connection; `heard` grows in the order of the commits."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -211,7 +211,7 @@ class Ears:
         self.heard.append(channel)
 
     async def so_far(self) -> list[str]:
-        """What was heard; notifications come in one order, so the last one closes the list."""
+        """Return the notifications; they arrive in order, so a last one ends the list."""
         self._end.clear()
         await self._connection.execute("SELECT pg_notify('the_end', '')")
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""What the tests of limits share: published limits, and who stands where."""
+"""Helpers of the tests of limits: published limits, and the states of jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APP = "app"
 async def publish(
     on: Fetches, limit: Limit, *, task: str = "t", queue: str = "q"
 ) -> Task[..., Any]:
-    """A published task with a limit; its one argument makes the key."""
+    """Publish a task with a limit; its one argument is the key."""
 
     async def handler(tenant: str = "main") -> None: ...
 
@@ -27,7 +27,7 @@ async def publish(
     registry.add(made)
     await workers.publish(on, APP, registry, [queue])
     await limits.publish(on, APP, registry)
-    await limits.admit(on, 100)  # the opening that it has left
+    await limits.admit(on, 100)  # the opening that it has inserted
     return made
 
 
@@ -36,7 +36,7 @@ async def enqueue(on: Fetches, task: Task[..., Any], *tenants: str) -> list[int]
 
 
 async def lined_up(on: Fetches, limit: Limit, *tenants: str) -> tuple[Task[..., Any], list[int]]:
-    """A published task with a limit, and jobs of it that somebody has looked at."""
+    """Publish a task with a limit, and enqueue jobs of it that are checked for admission."""
     task = await publish(on, limit)
     born = await enqueue(on, task, *tenants)
     await limits.admit(on, 100)
@@ -46,14 +46,14 @@ async def lined_up(on: Fetches, limit: Limit, *tenants: str) -> tuple[Task[..., 
 async def one_runs(
     on: Fetches, worker: int, *tenants: str
 ) -> tuple[Task[..., Any], Job, list[int]]:
-    """The same with a limit of one, and the job that this worker runs."""
+    """Do the same with a limit of one, and run the admitted job."""
     task, born = await lined_up(on, Limit(concurrency=1), *tenants)
     [job] = await jobs.claim(on, worker, "q", 10)
     return task, job, born
 
 
 async def queued(sql: Any, key: str | None = None) -> list[int]:
-    """Who is admitted and not claimed."""
+    """Return the jobs that are admitted and not claimed."""
     rows = await sql.fetch(
         "SELECT id FROM taskd.job WHERE state = 'queued' AND coalesce(limit_key = $1, true) "
         "ORDER BY id",

@@ -29,7 +29,7 @@ STEPS = 40
 def play(
     dsn: str, examples: int, *, seed_: int | None = None, steps: int = STEPS, **bugs: Any
 ) -> None:
-    """Play so many examples; without a seed, the same ones each time.
+    """Play `examples` examples; without a seed, the same ones each time.
 
     Raises:
         AssertionError: the database and the model disagree; hypothesis tells the steps.
@@ -52,7 +52,7 @@ def play(
                 deadline=None,
                 print_blob=False,
                 report_multiple_bugs=False,
-                # Who has planted a bug wants to know that it is found, not how it is told best.
+                # With a planted bug only the failure matters, so the example is not shrunk.
                 phases=[Phase.generate] if planted else [Phase.generate, Phase.shrink],
                 suppress_health_check=list(HealthCheck),
                 verbosity=Verbosity.quiet if planted else Verbosity.normal,
@@ -78,7 +78,7 @@ async def _main(place: str, examples: int, seed_: int, steps: int) -> None:
     async with database(place, "machine") as dsn:
         print(f"seed {seed_}; {dsn}", flush=True)
         began = time.monotonic()
-        # The stage has a loop of its own.
+        # The stage has an event loop of its own.
         await asyncio.to_thread(play, dsn, examples, seed_=seed_, steps=steps)
         print(f"in order: {examples} examples in {time.monotonic() - began:.0f} s")
 

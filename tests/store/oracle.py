@@ -16,12 +16,12 @@ from tests.store.oracle_workflows import Workflows
 
 
 class Oracle(Workflows):
-    """States and fences; what limits, keys and workflows make of them is told one file each."""
+    """States and fences; limits, keys and workflows are in files of their own."""
 
     # Claiming.
 
     def may_claim(self, worker: int, queue: str, batch: int, *, limited: bool) -> list[Row]:
-        """What a claim takes, most urgent first."""
+        """Return the jobs that a claim takes, most urgent first."""
         if self.workers.get(worker) != "alive" or queue in self.paused:
             return []
         most = self.max_running.get(queue)
@@ -33,7 +33,7 @@ class Oracle(Workflows):
         return sorted(waiting, key=self.urgency)[: max(batch, 0)]
 
     def may_claim_suspect(self, worker: int) -> list[Row]:
-        """The suspects of which it takes one."""
+        """Return the suspects of which a claim takes one."""
         if self.workers.get(worker) != "alive":
             return []
 
@@ -59,7 +59,7 @@ class Oracle(Workflows):
         return row is not None and (row.state, row.worker, row.fence) == ("running", worker, fence)
 
     def fate(self, job: int, worker: int, fence: int) -> str:
-        """What check_acks says."""
+        """Return the answers of check_acks."""
         row = self.rows.get(job)
         if row is None:
             return "absent"
@@ -71,13 +71,13 @@ class Oracle(Workflows):
         self.finish(dict.fromkeys(jobs, ("done", None)))
 
     def complete(self, job: int) -> None:
-        """Done in the handler's own transaction, which takes no lock of a limit."""
+        """Complete a job in the handler's own transaction, which locks no limit."""
         row = self.rows[job]
         self._leave(row)
         self.finish({job: ("done", None)}, frees=False)
 
     def settle(self, acks: Iterable[Any]) -> dict[int, str]:
-        """Acks of owned jobs; where each goes."""
+        """Ack owned jobs; return the new state of each."""
         ends: dict[int, tuple[str, str | None]] = {}
         back: list[Row] = []
         went: dict[int, str] = {}
@@ -129,7 +129,7 @@ class Oracle(Workflows):
         self.finish(ends, back)
         return went
 
-    # What the end of jobs brings.
+    # Effects of the end of jobs.
 
     def finish(
         self,
@@ -138,7 +138,7 @@ class Oracle(Workflows):
         *,
         frees: bool = True,
     ) -> None:
-        """Ends jobs; `back`: those that have stopped running and have not ended."""
+        """End jobs; `back`: jobs that have stopped running and have not ended."""
         freed = [(row.limit, row.limit_key) for row in back if row.limit]
         freed += [(r.limit, r.limit_key) for r in map(self.rows.get, ends) if r and r.has_place]
         followers = []
@@ -217,7 +217,7 @@ class Oracle(Workflows):
         for job in [row.id for row in self.rows.values() if row.finished and where(row)]:
             del self.rows[job]
 
-    # What handlers have logged.
+    # Log lines of handlers.
 
     def write_log(self, job: int, fence: int, said: Log, *, keeps: bool) -> None:
         """`keeps`: the queue keeps jobs that end as this attempt did."""

@@ -9,7 +9,7 @@ from tests.store.oracle_rows import Row, Window
 
 
 class Keys(Limits):
-    """Who holds a key, and what happens to those that ask for it."""
+    """Holders of keys, and the outcomes of enqueues with a key."""
 
     def holder(self, task: str, key: str) -> Row | None:
         found = [r for r in self.live() if (r.task, r.key) == (task, key) and r.holds_key]
@@ -19,7 +19,7 @@ class Keys(Limits):
     def enqueue_unique(
         self, new: Row, on_conflict: str, *, window: bool = False, at_once: bool = False
     ) -> str:
-        """What happens to a job that asks for a key; `at_once`: it may be put off no longer."""
+        """Return the outcome for a job with a key; `at_once`: it cannot be debounced any longer."""
         assert new.key is not None
         name, newer = (new.task, new.key), new.version
         outcome = self._unique(new, on_conflict, at_once=at_once)

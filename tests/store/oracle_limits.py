@@ -1,4 +1,4 @@
-"""Limits in the model (oracle.py): who has a place, who is next, who may look again."""
+"""Limits in the model (oracle.py): slots, waiting jobs, and openings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.store.oracle_rows import Row, Rule, State
 
 
 class Limits(State):
-    """Gates, lines and places."""
+    """Admission, waiting jobs and slots."""
 
     def _leave(self, row: Row) -> None:
-        """It comes to the gate again; others may have its place."""
+        """Send the job through admission again; others may get its slot."""
         if row.has_place:
             assert row.limit is not None
             self.openings.add((row.limit, row.limit_key))
@@ -44,7 +44,7 @@ class Limits(State):
             row.state, row.gate = ("scheduled", "admitted") if row.crashes else ("queued", None)
 
     def admit(self) -> None:
-        """A look at all who came to a gate, and at all openings."""
+        """Check all jobs that have come to admission, and all openings."""
 
         def at_gate(row: Row) -> bool:
             suspect = row.state == "scheduled" and row.crashes > 0 and row.due

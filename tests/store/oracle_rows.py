@@ -1,4 +1,4 @@
-"""The rows of the model (oracle.py), and what can be read off them."""
+"""The rows of the model (oracle.py), and their properties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FINISHED = {"done", "failed", "cancelled"}
 MAX_CRASHES = 3
 MAX_ATTEMPTS = 20  # of the tasks that the machine has published
 INTERRUPTS_REFUNDED = 10
-# What must be equal to the row in the database: of all jobs, and of live ones.
+# Columns that must equal the row in the database: of all jobs, and of live ones.
 SHOWN = (
     "queue", "task", "state", "priority", "attempt", "max_attempts", "crashes", "interrupts",
     "fence", "worker", "version", "limit_key", "workflow", "lost_by",
@@ -55,14 +55,14 @@ class Row:
 
     @property
     def has_place(self) -> bool:
-        """Whether it counts for its limit."""
+        """Whether it holds a slot of its limit."""
         return self.limit is not None and (
             self.state in {"queued", "running"} or self.gate in {"next", "admitted"}
         )
 
     @property
     def in_line(self) -> bool:
-        """Whether it stands before its limit."""
+        """Whether it waits for admission by its limit."""
         return self.limit is not None and self.state == "blocked" and self.waits_for is None
 
     @property
@@ -71,12 +71,12 @@ class Row:
 
     @property
     def newest(self) -> int | None:
-        """The newest version that it, or its follower, stands for."""
+        """The newest version of it or its follower."""
         versions = [each.version for each in (self, self.follower) if each]
         return max((each for each in versions if each is not None), default=None)
 
     def shown(self) -> dict[str, Any]:
-        """What must be equal to the row in the database."""
+        """Return the values that must equal the row in the database."""
         both = {name: getattr(self, name) for name in SHOWN}
         if self.finished:
             return both | {"reason": self.reason}
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass
 class Edge:
-    """`job` waits for `parent`, until that is counted."""
+    """`job` waits for `parent`, until the dependency is counted."""
 
     parent: int
     job: int
@@ -96,7 +96,7 @@ class Edge:
 
 @dataclass
 class Rule:
-    """What a limit allows. One that nobody has declared or set admits none."""
+    """The bounds of a limit. A limit that nobody has declared or set admits no job."""
 
     concurrency: int | None = None
     in_all: int | None = None
@@ -106,7 +106,7 @@ class Rule:
 
 @dataclass
 class Window:
-    """A key that is held whatever became of its job."""
+    """A key that is held for a time, whatever happened to its job."""
 
     job: int
     version: int | None
@@ -124,7 +124,7 @@ class Log:
 
 @dataclass
 class State:
-    """All that the model knows."""
+    """All rows of the model."""
 
     rows: dict[int, Row] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
@@ -132,12 +132,12 @@ class State:
     workers: dict[int, str] = field(default_factory=dict)  # alive, lapsed, dead
     paused: set[str] = field(default_factory=set)
     max_running: dict[str, int] = field(default_factory=dict)
-    forgets: set[str] = field(default_factory=set)  # queues that keep nothing that is done
+    forgets: set[str] = field(default_factory=set)  # queues with a retention of 0
     limits: dict[str, Rule] = field(default_factory=dict)
     limited_tasks: set[str] = field(default_factory=set)
     openings: set[tuple[str, str | None]] = field(default_factory=set)
     logs: dict[tuple[int, int], Log] = field(default_factory=dict)  # by job and fence
-    # What the database has just shown: rows by id, with run_at, task and unique_key.
+    # The rows that the database has just shown, by id, with run_at, task and unique_key.
     seen: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def live(self, *states: str) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Jobs that wait for others in the model (oracle.py), and those that come back with others."""
+"""Workflows in the model (oracle.py): jobs that wait for others, and retries of both."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.store.oracle_rows import MAX_ATTEMPTS, Edge, Row
 
 
 class Workflows(Keys):
-    """Edges: counted when a parent ends, open again when it comes back."""
+    """Dependencies: counted when a parent ends, open again when it is retried."""
 
     def start(self, rows: list[Row], edges: list[Edge]) -> None:
-        """A workflow; parents that have ended are looked at at once."""
+        """Enqueue a workflow; parents that have ended take effect at once."""
         for row in rows:
             waits = sum(edge.job == row.id for edge in edges)
             self.enqueue(row)
@@ -26,7 +26,7 @@ class Workflows(Keys):
         self.unblock([(p, self.rows[p].state) for p in parents if self.rows[p].finished])
 
     def unblock(self, ended: list[tuple[int, str]]) -> None:
-        """Counts each end for those that wait for it; what cannot begin any more ends as well."""
+        """Count each end for its dependants; jobs that can no longer start end as well."""
         ended = list(ended)
         while ended:
             parent, state = ended.pop(0)
@@ -55,7 +55,7 @@ class Workflows(Keys):
         return job, "cancelled"
 
     def retry(self, jobs: Iterable[int], *, due: bool) -> list[int]:
-        """Who comes back."""
+        """Return the jobs that are retried."""
         wanted = self._cancelled_with(set(jobs))
         back = {job for job in wanted if self._may_return(job, wanted)}
         edges = [edge for edge in self.edges if edge.job in back and not edge.counted]

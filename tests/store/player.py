@@ -1,4 +1,4 @@
-"""Who plays the state machine (machine.py): what is drawn, and the words that the rules share."""
+"""The player of the state machine (machine.py): strategies, and helpers of the rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.store.oracle_rows import Row, Rule
 from tests.store.stage import CONCURRENCY, FREE, LIMITED, QUEUES, Stage
 
 HOUR_S = 3600.0
-# One, and after each failover another one that was never drawn before.
+# 1, and after each failover a number that was never drawn before.
 STRIDES = (1, 1_009, 1_000_003, 998_244_353)
 HAND = "hand"  # a limit that no code declares
 SCOPES = {"k-live": "live", "k-waiting": "waiting", "k-version": "live"}
@@ -85,28 +85,28 @@ BOUND = st.sampled_from([None, 1, 2])
 
 
 class Player(RuleBasedStateMachine):
-    """Plays on a stage. Each rule runs a statement, looks, and asks the oracle."""
+    """Play on a stage. Each rule runs a statement, reads all rows, and updates the oracle."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self.stage, self.on = stage, stage.hand
         self.oracle = Oracle(forgets={QUEUES[1]}, limited_tasks={LIMITED})
         self.oracle.limits[LIMITED] = Rule(CONCURRENCY, None, (CONCURRENCY, None))
-        self.tokens: list[Job] = []  # all claims that workers have heard of
+        self.tokens: list[Job] = []  # all claims whose reply a worker has received
         self.issued: set[tuple[int, int, int]] = set()
         self.workers: list[int] = []
         self.backup: Oracle | None = None
         self.failovers = 0
         self.newest = 10  # above the versions that are drawn
-        self.spoken = 0  # each text that is logged is another one
+        self.spoken = 0  # each logged text is unique
         self.places: dict[tuple[str, str | None], int] = {}
         self.places_then: dict[tuple[str, str | None], int] = {}
         self.do(stage.put_back("base"))
 
-    # Words.
+    # Helpers.
 
     def do(self, step: Coroutine[Any, Any, Any]) -> Any:
-        """Run it, and look at what there is now."""
+        """Run a statement, and read all rows afterwards."""
         self.sound = False
         try:
             return self.stage.run(step)
@@ -114,7 +114,7 @@ class Player(RuleBasedStateMachine):
             self.oracle.seen = self.stage.run(self.stage.see())
 
     def some(self, picks: Sequence[int], *states: str) -> list[int]:
-        """Ids of some jobs: in these states, or all; most of them live, for these change."""
+        """Draw ids of some jobs, in these states or in any; mostly live ones."""
         wanted = states or (LIVE if sum(picks) % 4 and self.oracle.live() else ())
         found = sorted(
             row.id for row in self.oracle.rows.values() if not wanted or row.state in wanted
@@ -122,13 +122,13 @@ class Player(RuleBasedStateMachine):
         return sorted({found[pick % len(found)] for pick in picks}) if found else []
 
     def held(self) -> list[Job]:
-        """The claims that are still their workers'."""
+        """Return the claims that their workers still hold."""
         return [
             each for each in self.tokens if self.oracle.owns(each.id, each.worker_id, each.fence)
         ]
 
     def batch(self, picks: Sequence[int], among: Sequence[Job]) -> list[Job]:
-        """Some of these, of one worker, sorted by id."""
+        """Draw some of these claims, of one worker, sorted by id."""
         chosen = [among[pick % len(among)] for pick in picks]
         mine = {each.id: each for each in chosen if each.worker_id == chosen[0].worker_id}
         return [mine[job] for job in sorted(mine)]

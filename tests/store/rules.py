@@ -1,4 +1,4 @@
-"""All rules of the state machine (machine.py) together, what always holds, and how a play ends."""
+"""All rules of the state machine (machine.py), its invariants, and the end of a play."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.store.stage import FREE, LIMITED, QUEUES, Stage
 
 
 class Machine(Births, Workers, Logs, Hands):
-    """Everything that may happen, in any order."""
+    """All rules, in any order."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         self.register()
         self.register()
 
-    # What holds after each step.
+    # Invariants after each step.
 
     @invariant()
     def rows_are_as_the_model_has_them(self) -> None:
@@ -49,7 +49,7 @@ class Machine(Births, Workers, Logs, Hands):
 
     @invariant()
     def limits_are_not_passed(self) -> None:
-        """By those who came since the last step; a limit may be set below what runs already."""
+        """Check the jobs admitted since the last step; a limit may be below what runs already."""
         places: dict[tuple[str, str | None], int] = {}
         for row in self.oracle.rows.values():
             if not row.finished and row.has_place:
@@ -66,7 +66,7 @@ class Machine(Births, Workers, Logs, Hands):
     # In the end.
 
     def teardown(self) -> None:
-        """Everything can be worked off; but what has failed is told as it is."""
+        """Work off all jobs; failures keep their outcomes."""
         if self.sound:
             self.drain()
             self.rows_are_as_the_model_has_them()
@@ -91,7 +91,7 @@ class Machine(Births, Workers, Logs, Hands):
                 self.free_those_who_wait()
 
     def work_off(self) -> bool:
-        """Claims and acks what there is; whether there was something."""
+        """Claim and ack all jobs; return whether there were any."""
         self.take_back(1000)
         for task in (FREE, LIMITED):
             self.do(changes.unpark(self.on, [task], 1000))

@@ -1,4 +1,4 @@
-"""Rules of the state machine (machine.py): claims, and what becomes of attempts."""
+"""Rules of the state machine (machine.py): claims, and outcomes of attempts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskd.store.jobs.jobs import ALL, Read
 from tests.store.player import ERROR, HOUR_S, PICK, PICKS, QUEUE, Player
 from tests.store.stage import FREE, LIMITED, QUEUES
 
-# What becomes of attempts: the state, and what else the ack says.
+# Outcomes of attempts: the state, and the other values of the ack.
 ENDS: dict[str, tuple[JobState, dict[str, Any]]] = {
     "failed": (JobState.FAILED, {"reason": "odd", "error": ERROR}),
     "retry": (JobState.SCHEDULED, {"delay_s": HOUR_S, "error": ERROR}),
@@ -29,7 +29,7 @@ ENDS: dict[str, tuple[JobState, dict[str, Any]]] = {
 
 
 class Attempts(Player):
-    """What workers say of jobs."""
+    """Claims and acks of workers."""
 
     # Claiming.
 
@@ -93,7 +93,7 @@ class Attempts(Player):
         self.do(limits.admit(self.on, 1000))
         self.oracle.admit()
 
-    # What becomes of attempts.
+    # Outcomes of attempts.
 
     @rule(picks=PICKS)
     @precondition(lambda self: self.held())
@@ -131,7 +131,7 @@ class Attempts(Player):
     )
     @precondition(lambda self: len(self.tokens) > len(self.held()))
     def ack_late(self, picks: list[int], ends: list[str], plain: bool) -> None:
-        """Of jobs that were taken away, or were acked before; beside some that are still there."""
+        """Ack jobs that were taken over or acked before, together with some that are still held."""
         held = {id(each) for each in self.held()}
         lost = [each for each in self.tokens if id(each) not in held]
         running = {row.id for row in self.oracle.live("running")}
@@ -149,7 +149,7 @@ class Attempts(Player):
     @rule(pick=PICK)
     @precondition(lambda self: self.held())
     def ack_after_claiming_again(self, pick: int) -> None:
-        """An old run of the same worker: only the fence tells its end from that of the new one."""
+        """Ack an old run of the same worker: only the fence distinguishes it from the new one."""
         held = self.held()
         job = held[pick % len(held)]
         self.ack_settled([job], ["released"])
@@ -161,7 +161,7 @@ class Attempts(Player):
     @rule(pick=PICK, late=st.booleans(), commits=st.booleans())
     @precondition(lambda self: self.tokens)
     def complete(self, pick: int, late: bool, commits: bool) -> None:
-        """In the handler's own transaction."""
+        """Complete a job in the handler's own transaction."""
         among = self.tokens if late else self.held() or self.tokens
         job = among[pick % len(among)]
         rows = self.do(self._complete(job, commits=commits))

@@ -1,4 +1,4 @@
-"""Rules of the state machine (machine.py): jobs are born, some with keys or in workflows."""
+"""Rules of the state machine (machine.py): enqueues, also with keys and of workflows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.store.oracle_rows import Edge
 from tests.store.player import HOUR_S, PICK, SCOPES, WANTED, Wanted
 from tests.store.rules_attempts import ENDS, Attempts
 
-# Workflows: for each job the places of those that it waits for.
+# Workflows: for each job the positions of its parents.
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "chain": [(), (0,), (1,)],
     "group": [(), (), (0, 1)],
@@ -26,7 +26,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
 
 
 class Births(Attempts):
-    """What producers say."""
+    """Enqueues of producers."""
 
     @rule(
         wanted=st.lists(WANTED, min_size=1, max_size=3),
@@ -34,7 +34,7 @@ class Births(Attempts):
         idle=st.booleans(),
     )
     def enqueue(self, wanted: list[Wanted], times: int, idle: bool) -> None:
-        """Several alike: they meet at the gate of one limit."""
+        """Enqueue several equal jobs, which wait for the same limit."""
         wanted = wanted * times
         born = self.do(jobs.enqueue(self.on, [each.new() for each in wanted]))
         for job, each in zip(born, wanted, strict=True):
@@ -42,7 +42,7 @@ class Births(Attempts):
         self.wake(wanted[0].queue, idle=idle)
 
     def wake(self, queue: str, *, idle: bool) -> None:
-        """As in life, a worker that is `idle` looks at the gates and takes a job at once."""
+        """As in production, an `idle` worker runs admission and claims a job at once."""
         if idle:
             self.admit()
             self.claim_from(self.worker(0), queue, 1)
@@ -77,7 +77,7 @@ class Births(Attempts):
 
     @rule(wanted=WANTED, end=st.sampled_from(sorted(ENDS)))
     def newer_version_meanwhile(self, wanted: Wanted, end: str) -> None:
-        """It comes while the one before runs, which then ends somehow."""
+        """Enqueue it while the previous job runs, which then ends in any way."""
         for _ in range(2):
             self.newest += 1
             self.unique(wanted, Unique("k-version", version=self.newest))

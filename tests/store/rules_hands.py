@@ -1,4 +1,4 @@
-"""Rules of the state machine (machine.py): what comes by hand, and by time."""
+"""Rules of the state machine (machine.py): operators, and the passing of time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.store.oracle_rows import FINISHED
 from tests.store.player import BOUND, HAND, HOUR_S, LIVE, PICKS, QUEUE, STRIDES, Player
 from tests.store.stage import FREE, LIMITED
 
-# Rows are moved, not clocks.
+# The times of rows change, not the clock.
 EXPIRE = """
 UPDATE taskd.job_history SET expires_at = now() - interval '1 s' WHERE id = ANY ($1::bigint[])
 """
@@ -26,7 +26,7 @@ class Hands(Player):
     """Operators, clocks, upkeep and failovers."""
 
     def moment(self, column: str, ids: Sequence[int], ahead_s: float = -1.0) -> None:
-        """Move rows, not clocks."""
+        """Change the times of rows instead of the clock."""
         self.do(
             self.stage.sql(
                 f"UPDATE taskd.job SET {column} = now() + make_interval(secs => $2) "
@@ -122,7 +122,7 @@ class Hands(Player):
     @rule(task=st.sampled_from([FREE, LIMITED]))
     @precondition(lambda self: any(row.parked for row in self.oracle.live()))
     def resume_task(self, task: str) -> None:
-        """It was paused when its jobs were given back."""
+        """Park jobs: the task was paused when its jobs were released."""
         self.do(tasks.pause(self.on, [task], None, None))
         assert self.do(tasks.resume(self.on, [task])) == [task]
         self.do(changes.unpark(self.on, [task], 1000))
@@ -161,7 +161,7 @@ class Hands(Player):
         lambda self: self.oracle.windows or len(self.oracle.live()) < len(self.oracle.rows)
     )
     def upkeep(self, picks: list[int], keys: bool) -> None:
-        """Some of the history expires, or the windows of keys lapse."""
+        """Let a part of the history expire, or keys that are held for a time."""
         if keys:
             self.do(self.stage.sql("UPDATE taskd.job_key SET until = now() - interval '1 s'"))
             self.do(history.prune_keys(self.on))
@@ -183,14 +183,15 @@ class Hands(Player):
     @rule(again=st.booleans())
     @precondition(lambda self: self.backup is not None and self.stride != STRIDES[-1])
     def fail_over(self, again: bool) -> None:
-        """A standby takes over that has not heard of the last commits. Workers draw new strides."""
+        """Fail over to a standby without the last commits. Workers draw new strides."""
         self.do(self.stage.put_back("backup"))
         seen = self.oracle.seen
         assert self.backup is not None
         self.oracle = copy.deepcopy(self.backup)
         self.oracle.seen = seen
         self.failovers += 1
-        # A limit may have been set below what ran already when the standby last heard of it.
+        # A limit may have been set below what ran already when the standby received its last
+        # commit.
         self.places = self.places_then
         if not again:
             self.backup = None

@@ -1,4 +1,4 @@
-"""Rules of the state machine (machine.py): workers live and die, and jobs are taken back."""
+"""Rules of the state machine (machine.py): workers live and die, and jobs are rescued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.store.player import HOUR_S, PICK
 from tests.store.rules_attempts import Attempts
 from tests.store.stage import FREE, LIMITED, QUEUES
 
-# Rows are moved, not clocks.
+# The times of rows change, not the clock.
 LAPSE = "UPDATE taskd.worker SET lease_until = now() - interval '1 s' WHERE id = $1"
 PUT_OFF = """
 UPDATE taskd.job SET run_at = now() + interval '1 h' WHERE crashes > 1 AND run_at > now()
@@ -22,7 +22,7 @@ UPDATE taskd.job SET run_at = now() + interval '1 h' WHERE crashes > 1 AND run_a
 
 
 class Workers(Attempts):
-    """What becomes of workers."""
+    """Leases of workers, and rescues."""
 
     @rule()
     @precondition(lambda self: list(self.oracle.workers.values()).count("alive") < 2)
@@ -58,7 +58,7 @@ class Workers(Attempts):
     @rule(batch=st.sampled_from([1, 1000]), pick=PICK, lapses=st.booleans())
     @precondition(lambda self: self.oracle.live("running"))
     def rescue(self, batch: int, pick: int, lapses: bool) -> None:
-        """The lease of one who runs something may just have run out; nobody has buried it."""
+        """Let a worker ack whose lease has just run out and that is not declared dead."""
         if lapses:
             self.lapse(self.owner(pick))
         self.take_back(batch)
@@ -80,14 +80,14 @@ class Workers(Attempts):
 
     async def _rescue(self, batch: int) -> dict[int, JobState]:
         went = await jobs.rescue(self.on, batch, 3)
-        # A later rescue waits for seconds; how long shall not depend on how fast this machine is.
+        # Later rescues delay the job by seconds, which must not depend on the speed of the machine.
         await self.stage.sql(PUT_OFF)
         return went
 
     @rule(pick=PICK)
     @precondition(lambda self: self.oracle.live("running"))
     def take_over(self, pick: int) -> None:
-        """The owner of a running job is proved dead, and its jobs are taken back at once."""
+        """Prove the owner of a running job dead, and rescue its jobs at once."""
         worker = self.owner(pick)
         self.do(workers.bury(self.on, [worker], proved=True))
         self.oracle.workers[worker] = "dead"
@@ -96,7 +96,7 @@ class Workers(Attempts):
     @rule(pick=PICK)
     @precondition(lambda self: self.oracle.live("running"))
     def reconcile(self, pick: int) -> None:
-        """A worker gives back what the database says it runs, and it does not know."""
+        """Release the jobs that a worker does not know and that the database says it runs."""
         worker = self.worker(pick)
         rows = self.do(workers.running_jobs(self.on, worker))
         mine = [row for row in self.oracle.live("running") if row.worker == worker]

@@ -1,4 +1,4 @@
-"""What the tests of schedules share: making them, letting ticks come, firing."""
+"""Helpers of the tests of schedules: create them, let ticks come, fire."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def make(on: Any, *made: Schedule, app: str | None = None) -> dict[str, st
 
 
 async def late(sql: Any, by_s: float, name: str = "s") -> datetime:
-    """Let the next tick have come so long ago; when that was."""
+    """Move the next tick into the past; return its time."""
     return await sql.fetchval(
         "UPDATE taskd.schedule SET next_at = clock_timestamp() - make_interval(secs => $1), "
         "starts_at = clock_timestamp() - make_interval(secs => $1) "
@@ -34,7 +34,7 @@ async def late(sql: Any, by_s: float, name: str = "s") -> datetime:
 
 
 async def fire_due(lane: Lane) -> int:
-    """Fire what is due, as a worker does; how many schedules were fired here."""
+    """Fire due schedules, as a worker does; return how many were fired."""
     due = [await schedules.due(lane, 100, with_query=each) for each in (False, True)]
     return sum([await fire(lane, each) for each in (*due[0], *due[1])])
 

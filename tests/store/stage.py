@@ -1,4 +1,4 @@
-"""The database of the machine (machine.py): seen as a whole, remembered, and put back."""
+"""The database of the machine (machine.py): read as a whole, saved, and restored."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Stage:
         await self.remember("base")
 
     async def remember(self, copy: str) -> None:
-        """Copy all rows, and how far ids have been drawn."""
+        """Copy all rows, and the state of the sequences."""
         await self.connection.execute(
             "BEGIN;"
             + "".join(
@@ -138,7 +138,7 @@ class Stage:
         )
 
     async def put_back(self, copy: str) -> None:
-        """All as it was then, the ids that come next as well."""
+        """Restore all rows and sequences."""
         all_tables = ", ".join(f"taskd.{table}" for table in TABLES)
         await self.connection.execute(
             f"BEGIN; TRUNCATE {all_tables};"
@@ -151,7 +151,7 @@ class Stage:
         )
 
     async def see(self) -> dict[int, dict[str, Any]]:
-        """All jobs, live and finished; each in one place only."""
+        """Return all jobs, live and finished, and check that each is there once."""
         rows = await self.connection.fetch(SEE)
         seen = {row["id"]: dict(row) for row in rows}
         assert len(seen) == len(rows), "a job is live and finished at once, or twice"

@@ -1,4 +1,4 @@
-"""ack.sql: the guard is (id, worker_id, fence, running); what it does not match changes nothing."""
+"""ack.sql: an ack that its guard (id, worker_id, fence, running) does not match changes nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_success_moves_the_job_to_the_history_as_it_was(sql, lane: Lane,
 async def test_a_batch_of_successes_with_differing_fences_is_matched_pair_by_pair(
     sql, lane: Lane, me
 ) -> None:
-    # width_bucket finds the place of an id in the sorted ids, and so its fence.
+    # width_bucket finds the position of an id in the sorted ids, and so its fence.
     batch = await running(lane, me, 300)
     rng = random.Random(7)
     fences = {job.id: rng.randrange(1, 5) for job in batch}
@@ -77,7 +77,8 @@ async def test_one_wrong_fence_in_a_batch_keeps_its_own_job_only(
 
 
 async def test_ids_between_and_beyond_those_of_the_batch_are_not_matched(sql, lane, me) -> None:
-    # width_bucket also gives a place to ids that are not in the list: the list itself decides.
+    # width_bucket also returns a position for ids that are not in the list: the list itself
+    # decides.
     batch = await running(lane, me, 9)
     picked = batch[1:8:2]
     assert await done(lane, *picked) == 4
@@ -140,7 +141,7 @@ async def test_a_snooze_does_not_count(sql, lane: Lane, me) -> None:
     assert waiting["errors"] == "[]"
 
 
-async def test_a_release_queues_again_in_its_old_place_and_rings(sql, lane: Lane, me) -> None:
+async def test_a_release_queues_again_in_its_old_place_and_notifies(sql, lane: Lane, me) -> None:
     ears = Ears(sql)
     await ears.listen("taskd_q")
     first, second = await running(lane, me, 2)
@@ -200,7 +201,7 @@ async def test_the_first_and_the_last_nineteen_errors_are_kept(sql, lane: Lane, 
 
 
 @pytest.mark.parametrize("state", [QUEUED, SCHEDULED])
-async def test_a_released_suspect_goes_to_the_slow_lane_and_not_to_the_hot_index(
+async def test_a_released_suspect_goes_to_quarantine_and_not_to_the_index_of_claims(
     sql, lane: Lane, me, other, state: JobState
 ) -> None:
     await take_over(lane, await run_one(lane, me))

@@ -1,4 +1,4 @@
-"""What became of an ack, and completing inside the handler's own transaction."""
+"""Status of acks, and completion inside of the handler's own transaction."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_ne
     job = await run_one(lane, me)
     await bury(lane, me)
     await jobs.rescue(lane, 1, 3)
-    # Its snapshot was taken before the burial, and it commits only now.
+    # Its snapshot was taken before the worker was declared dead, and it commits only now.
     await sql.execute("UPDATE taskd.worker SET died_at = NULL WHERE id = $1", me)
     late = await jobs.claim_suspect(lane, me, ["q"], ["t"])
     assert late is not None
@@ -75,7 +75,7 @@ async def test_without_a_history_a_written_ack_is_absent(sql, lane: Lane, me, st
 async def test_the_fate_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, me, other) -> None:
     job = await run_one(lane, me)
     await take_over(lane, job)
-    assert await fate(lane, job) == "lost"  # waits in the slow lane
+    assert await fate(lane, job) == "lost"  # waits in quarantine
     again = await jobs.claim_suspect(lane, other, ["q"], ["t"])
     assert again is not None
     assert await fate(lane, job) == "lost"  # runs elsewhere

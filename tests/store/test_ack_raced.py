@@ -1,4 +1,4 @@
-"""Acks that come late, or while somebody cancels or rescues: the guard and the flag decide."""
+"""Acks that are late, or race with cancels and rescues: the guard and the flag decide."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_cancel_flagged_between_claim_and_ack_decides_what_would_run_aga
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
 
 
-async def test_a_success_beats_a_cancel_that_came_too_late(sql, lane: Lane, me) -> None:
+async def test_a_success_wins_over_a_cancellation_that_came_too_late(sql, lane: Lane, me) -> None:
     job = await run_one(lane, me)
     await jobs.cancel(lane, [job.id], "by hand")
     assert await done(lane, job) == 1

@@ -1,4 +1,4 @@
-"""One connection hears the rings of many queues."""
+"""One connection receives the notifications of many queues."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Channels
 
-# All that a name may have in it, and as long as one may be.
+# All characters that a name can have, and the maximal length.
 QUEUES = ["default", "a.b-c_0", "-", "q" * 48, *(f"q{n}" for n in range(46))]
 
 
 class Counters(Database):
-    """Keeps its last connection, and the text of each statement there."""
+    """A database that keeps its last connection, and the text of each statement there."""
 
     async def connect(self, purpose: str, **settings: str) -> Any:
         self.ran: list[str] = []
@@ -44,7 +44,7 @@ async def channels(database: Counters, heard: asyncio.Queue[str]) -> AsyncIterat
     made.drop()
 
 
-async def test_each_ring_is_heard_as_one_of_its_queue(
+async def test_each_notification_is_received_with_its_queue(
     channels: Channels, heard: asyncio.Queue[str], sql: Any
 ) -> None:
     for queue in (*QUEUES, "not_served"):
@@ -55,10 +55,10 @@ async def test_each_ring_is_heard_as_one_of_its_queue(
 
 
 async def test_so_many_channels_cost_one_round_trip(channels: Channels, database: Counters) -> None:
-    # This fails when asyncpg keeps its listeners elsewhere: then each is a statement of its own.
+    # This fails if asyncpg stores its listeners elsewhere: then each is a statement of its own.
     assert len(channels) == 50
     [listen] = [text for text in database.ran if "LISTEN" in text]
-    assert listen.count("LISTEN") == 51  # and the one of all workers
+    assert listen.count("LISTEN") == 51  # and the channel of all workers
 
 
 async def test_a_channel_that_is_no_longer_listened_to_is_noticed(

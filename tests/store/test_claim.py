@@ -1,4 +1,4 @@
-"""claim.sql: each job to exactly one worker, most urgent first, and to live workers only."""
+"""claim.sql: each job goes to exactly one live worker, most urgent first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.store.helpers import (
 )
 
 
-async def test_a_claim_says_who_runs_the_job_and_raises_its_fence(sql, lane: Lane, me) -> None:
+async def test_a_claim_stores_the_worker_and_raises_the_fence(sql, lane: Lane, me) -> None:
     [job_id] = await enqueue(lane, args='{"a": 1}', max_attempts=7, timeout_s=2.5, priority=3)
     [job] = await jobs.claim(lane, me, "q", 10)
     assert (job.id, job.fence, job.attempt, job.task, job.queue) == (job_id, 1, 1, "t", "q")
@@ -96,7 +96,7 @@ async def test_two_claiming_connections_share_the_jobs_and_never_one_job(
             claimed.extend(job.id for job in await jobs.claim(fetches(connection), worker, "q", 5))
 
     await asyncio.gather(*map(loop, connections, (me, other)))
-    # What one connection had locked, the other stepped over: the rest is still there.
+    # Each connection has skipped the rows that the other had locked; the rest is still there.
     while batch := await jobs.claim(lane, me, "q", 100):
         claimed.extend(job.id for job in batch)
     assert len(claimed) == total
@@ -146,7 +146,7 @@ async def test_a_worker_that_is_no_more_claims_nothing(sql, lane: Lane, how: str
     assert [await state_of(sql, each) for each in (plain, suspect)] == ["queued", "scheduled"]
 
 
-async def test_a_claim_that_commits_after_the_burial_is_found_by_the_next_rescue(
+async def test_a_claim_that_commits_after_its_worker_was_declared_dead_is_found_by_the_next_rescue(
     sql, lane: Lane, connect: Connect, me, other
 ) -> None:
     [job_id] = await enqueue(lane)
@@ -210,7 +210,7 @@ async def test_suspects_come_one_at_a_time_oldest_first(sql, lane: Lane, me, oth
     assert order == suspects[::-1]
 
 
-async def test_a_suspect_is_claimed_by_those_only_who_serve_its_queue_and_know_its_task(
+async def test_a_suspect_is_claimed_only_by_workers_that_serve_its_queue_and_know_its_task(
     lane: Lane, me, other
 ) -> None:
     job = await run_one(lane, me)
@@ -248,7 +248,7 @@ async def test_a_suspect_whose_time_has_not_come_waits(sql, lane: Lane, me, othe
 async def test_a_claim_asks_no_more_whether_what_a_job_says_is_within_its_limits(
     sql: Any, lane: Lane, me: int
 ) -> None:
-    """Nor does the way that a job takes from there; else each claim would pay for what few say."""
+    """Nor do later moves of the job: otherwise each claim would pay for optional values."""
     job = await sql.fetchval(
         "INSERT INTO taskd.job (queue, task, timeout_s, metadata) "
         "VALUES ('default', 'quick', 5, '{}') RETURNING id"

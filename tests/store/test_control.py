@@ -75,7 +75,7 @@ async def test_a_new_time_moves_a_job_between_queued_and_scheduled(sql: Any, lan
     await change(lane, [job_id], run_at=datetime.now(UTC) - timedelta(days=1))
     assert await state_of(sql, job_id) == "queued"
     await sql.execute("UPDATE taskd.job SET state = 'scheduled', crashes = 1")
-    await change(lane, [job_id], delay_s=0.0)  # a suspect stays in its lane
+    await change(lane, [job_id], delay_s=0.0)  # a suspect stays in quarantine
     assert await state_of(sql, job_id) == "scheduled"
 
 
@@ -93,7 +93,7 @@ async def test_everything_can_be_changed_and_a_deadline_be_taken_away(sql: Any, 
     assert (job["deadline"], job["args"]) == (None, '{"m": 2, "n": 1}')
 
 
-async def test_a_change_rings_the_queue_that_the_job_is_in_now(
+async def test_a_change_notifies_the_queue_that_the_job_is_in_now(
     sql: Any, lane: Lane, connect: Connect
 ) -> None:
     ears = Ears(await connect())
@@ -124,7 +124,7 @@ async def test_new_arguments_are_checked_against_the_published_task(
     with pytest.raises(InvalidArgs, match=why.replace("$", r"\$")):
         await change(lane, [job_id], **changes)
     assert (await row(sql, job_id))["args"] == '{"to": "ada"}'
-    # And by the database, for those who come through SQL.
+    # And by the database, for SQL clients.
     with pytest.raises(asyncpg.PostgresError, match="argument"):
         await sql.fetch(
             "SELECT * FROM taskd.change(ARRAY[$1::bigint], args => '{\"odd\": 1}')", job_id
@@ -221,7 +221,7 @@ async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
     async for ids in changes.find(lane, Filter()):
         met += ids
         if ids == waiting[:3]:
-            await enqueue(lane, 5)  # what comes meanwhile is not met
+            await enqueue(lane, 5)  # jobs that are enqueued meanwhile are not found
     assert met == [*waiting, *(job.id for job in ended)]
 
 
@@ -252,7 +252,7 @@ async def keyed_job(lane: Lane, me: int) -> Job:
     return job
 
 
-async def test_a_retry_waits_for_whoever_takes_its_key_and_leaves_the_job_where_it_is(
+async def test_a_retry_waits_for_a_transaction_that_takes_its_key_and_leaves_the_job_where_it_is(
     sql: Any, connect: Connect, keyed_job: Job
 ) -> None:
     retrying = await connect()

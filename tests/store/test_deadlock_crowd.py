@@ -1,4 +1,4 @@
-"""All who write to jobs meet on the same rows: no deadlock, and nothing is lost, stuck or twice.
+"""All statements that write to jobs run on the same rows: no deadlock, and no job is lost.
 
 The long form is a command: python -m tests.store.deadlocks.
 """
@@ -19,7 +19,7 @@ from tests.store.deadlocks import Crowd, Keys
 from tests.store.helpers import Connect
 
 ROUNDS = 30
-# Each of these has happened, or it was no crowd.
+# Each of these must have happened.
 HAPPENED = ("claimed", "done", "settled", "cancelled", "retried", "rescued", "changed", "enqueued",
             "replaced", "blocked", "limits set", "paused")  # fmt: skip
 
@@ -28,7 +28,7 @@ HAPPENED = ("claimed", "done", "settled", "cancelled", "retried", "rescued", "ch
 async def alone(server: TestServer) -> AsyncIterator[None]:
     """One crowd at a time: each has 39 connections, and the embedded server takes 100."""
     turn = await asyncpg.connect(server.dsn("postgres"))
-    # Asked again and again: whoever waits within a statement is an old transaction to other tests.
+    # Polled, because a wait inside of a statement would be an old transaction for other tests.
     while not await turn.fetchval("SELECT pg_try_advisory_lock(hashtext('crowd'))"):
         await asyncio.sleep(0.05)
     yield
@@ -36,7 +36,9 @@ async def alone(server: TestServer) -> AsyncIterator[None]:
 
 
 @pytest.mark.timeout(240)
-async def test_all_who_write_to_jobs_meet_without_a_deadlock(connect: Connect) -> None:
+async def test_all_statements_that_write_to_jobs_run_together_without_a_deadlock(
+    connect: Connect,
+) -> None:
     # DEADLOCKS_SEED repeats what each of them does, though not when.
     seed = int(os.environ.get("DEADLOCKS_SEED") or random.SystemRandom().randrange(10**6))
     crowd = Crowd(connect, ROUNDS, seed)
@@ -46,10 +48,10 @@ async def test_all_who_write_to_jobs_meet_without_a_deadlock(connect: Connect) -
 
 
 class Crossing(Crowd):
-    """One of them crosses himself, over two connections, and does not tell."""
+    """One writer deadlocks with itself, over two connections, and hides the error."""
 
     async def _pauses(self, connection: Any, acks: Any) -> None:
-        """A statement that tries again would look the same from outside."""
+        """A statement that retries would look the same from outside."""
         both = (connection, acks)
         for at, each in enumerate(both):
             await each.execute("BEGIN")

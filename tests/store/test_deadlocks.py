@@ -33,13 +33,13 @@ JOBS = 60
 PHASES = 10
 ROUNDS = 20
 LEAST_EACH = 10
-# A deadlock is an error at once, and no test run is long enough to pass by luck. A plan against
-# PLANS is no work for JIT (stage.py).
+# A deadlock becomes an error at once. JIT is off because plans against PLANS have high costs
+# (stage.py).
 IMPATIENT = {"deadlock_timeout": "50ms", "jit": "off"}
 
 
 class Crowd:
-    """Everybody who writes to jobs, over one set of rows; counts what came of it."""
+    """Writers to jobs, over one set of rows, with counts of their effects."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
@@ -74,14 +74,14 @@ class Crowd:
             self.counts["settled"] += len(moved)
 
     async def meddle(self, on: Any) -> None:
-        """Cancel and retry some, in no order, as people name them."""
+        """Cancel and retry some jobs, in any order, as people name them."""
         for _ in range(ROUNDS):
             some, more = (self.rng.sample(self.ids, JOBS // 3) for _ in range(2))
             self.counts["cancelled"] += len(await jobs.cancel(on, some, "by hand"))
             self.counts["retried"] += len(await jobs.retry(on, more))
 
     async def keep_up(self, on: Any, others: asyncio.Future[Any]) -> None:
-        """Rescue and promote as long as the others are at it."""
+        """Rescue and promote while the others run."""
         while not others.done():
             self.counts["rescued"] += len(await rescue(on))
             self.counts["promoted"] += sum((await jobs.promote(on, JOBS)).values())
@@ -94,7 +94,7 @@ async def test_nobody_deadlocks_over_the_same_rows(sql, lane: Lane, connect: Con
     plain = [fetches(await connect(**IMPATIENT)) for _ in range(5)]
     acking = [fetches(await connect(**IMPATIENT, **PLANS)) for _ in range(2)]
     for _ in range(PHASES):
-        # A deadlock would be raised by whom PostgreSQL chose as its victim.
+        # The victim of a deadlock, chosen by PostgreSQL, would raise it.
         others = asyncio.gather(
             crowd.work(plain[0], acking[0]),
             crowd.work(plain[1], acking[1]),
@@ -103,7 +103,7 @@ async def test_nobody_deadlocks_over_the_same_rows(sql, lane: Lane, connect: Con
         )
         await crowd.keep_up(plain[4], others)
         await others
-        # What is done does not come back by itself.
+        # Completed jobs do not come back by themselves.
         await sql.execute("UPDATE taskd.job_history SET state = 'failed', attempt = 1")
     assert {what: n for what, n in crowd.counts.items() if n < LEAST_EACH} == {}, crowd.counts
     everywhere = await sql.fetch("SELECT id FROM taskd.jobs ORDER BY id")
@@ -113,7 +113,7 @@ async def test_nobody_deadlocks_over_the_same_rows(sql, lane: Lane, connect: Con
 async def test_a_batch_does_not_wait_for_a_holder_that_came_out_of_the_order(
     sql, lane: Lane, connect: Connect, me: int
 ) -> None:
-    """Two who waited so for each other's jobs met in a deadlock."""
+    """Two batches that waited for each other's jobs in this way deadlocked."""
 
     def replacing(key: str) -> NewJob:
         return NewJob("t", queue="q", unique=Unique(key, on_conflict="replace"))
@@ -130,7 +130,7 @@ async def test_a_batch_does_not_wait_for_a_holder_that_came_out_of_the_order(
     await locking.execute("BEGIN")
     await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", b.id)
     await inserting.execute("COMMIT")
-    # It holds a, and b is locked: it must let a go for whoever wants it with b.
+    # It holds a, and b is locked: it must release a for a transaction that holds b and wants a.
     await steps_back(sql, batching)
     await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", a)
     assert not batch.done()
@@ -141,7 +141,7 @@ async def test_a_batch_does_not_wait_for_a_holder_that_came_out_of_the_order(
 async def test_a_batch_lets_go_of_a_holder_while_somebody_else_takes_a_new_key(
     sql, lane: Lane, connect: Connect
 ) -> None:
-    """Who waits for a key waits for a transaction, and that may want what the batch holds."""
+    """A wait for a key is a wait for a transaction, which may want rows that the batch holds."""
     both = [NewJob("t", queue="q", unique=Unique(key, on_conflict="replace")) for key in "ab"]
     batching, inserting = await connect(), await connect()
     [a] = await jobs.enqueue(lane, both[:1])

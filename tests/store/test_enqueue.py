@@ -1,4 +1,4 @@
-"""enqueue.sql: jobs are born queued or scheduled, in the caller's transaction, and ring once."""
+"""enqueue.sql: jobs become queued or scheduled, in the caller's transaction, and notify once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_delay_counts_from_the_transactions_begin(sql, connect: Connect)
     assert ((await row(sql, job_id))["run_at"] - began).total_seconds() == 60
 
 
-async def test_jobs_and_rings_of_a_rolled_back_transaction_never_were(
+async def test_a_rolled_back_transaction_leaves_no_jobs_and_no_notifications(
     sql, lane: Lane, connect: Connect
 ) -> None:
     ears = Ears(sql)
@@ -93,7 +93,7 @@ async def test_jobs_and_rings_of_a_rolled_back_transaction_never_were(
     assert await ears.so_far() == []
 
 
-async def test_each_queue_is_rung_once_per_statement_and_scheduled_jobs_ring_too(
+async def test_each_queue_is_notified_once_per_statement_and_scheduled_jobs_notify_too(
     sql, lane: Lane
 ) -> None:
     ears = Ears(sql)

@@ -1,4 +1,4 @@
-"""history.sql: what is kept, for how long, and how it goes without standing before an ack."""
+"""history.sql: retention, and its upkeep, which blocks no ack."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AHEAD = range(history.DAYS_AHEAD + 1)
 
 @pytest.fixture
 async def upkeep(database: Database) -> AsyncIterator[Lane]:
-    """The lane that the historian uses."""
+    """The connection that the pruner uses."""
     made = Lane(database, "history", lock_timeout=str(history.LOCK_TIMEOUT_MS))
     yield made
     await made.close()
@@ -70,7 +70,7 @@ async def make_leaf(sql, days: int) -> str:
 
 
 async def drop_dated(sql) -> None:
-    """As if nobody had kept house for a long time."""
+    """Make the history look as if no upkeep had run for a long time."""
     for leaf in await leaves(sql):
         await sql.execute(f"DROP TABLE taskd.{leaf}")
 
@@ -80,7 +80,7 @@ async def in_default(sql) -> int:
 
 
 async def keep_house(lane: Lane) -> list[str]:
-    """One round of the historian's work; the partitions that it dropped."""
+    """Run the pruner once; return the partitions that it dropped."""
     await history.make_partitions(lane)
     dropped = []
     while leaf := await history.drop_expired(lane):
@@ -348,7 +348,7 @@ async def test_a_default_partition_in_use_is_pruned_around_what_others_hold(
     assert await row(sql, two.id) is None
 
 
-# Several workers keep house at once.
+# Several workers do the upkeep at once.
 
 
 async def test_four_workers_keep_house_at_once_and_none_of_them_stumbles(

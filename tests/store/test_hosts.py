@@ -82,7 +82,7 @@ def test_without_a_dsn_the_driver_knows_the_host() -> None:
 
 @pytest.fixture
 async def silent_port() -> AsyncIterator[int]:
-    """Somebody who takes connections and never says a word, as a machine that has vanished."""
+    """A server that accepts connections and never answers, like a machine that has vanished."""
     gone = asyncio.Event()
 
     async def wait(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -108,7 +108,7 @@ async def test_without_a_history_a_cancelled_job_is_gone(sql, lane: Lane) -> Non
 
 
 @pytest.mark.parametrize("state", [FAILED, CANCELLED])
-async def test_a_retry_keeps_id_fence_and_errors_and_rings(
+async def test_a_retry_keeps_id_fence_and_errors_and_notifies(
     sql, lane: Lane, me, state: JobState
 ) -> None:
     job = await run_one(lane, me, args='{"a": 1}', priority=9, timeout_s=3.0)

@@ -1,4 +1,4 @@
-"""A lane: one connection, one statement at a time, which nobody's cancellation breaks off."""
+"""A lane: one connection, one statement at a time, which no cancellation interrupts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from taskd.store.connections.database import Database, Lane
 from tests.store.helpers import MARKED, held_up, workers_locked
 
-# Waits for whoever holds taskd.worker.
+# Waits for the lock of taskd.worker.
 WAITS = ("set_busy_mark", "default", 1, 1.0, False)
 
 
@@ -35,7 +35,7 @@ async def test_a_statement_ends_before_its_caller_hears_that_he_was_cancelled(
     assert await sql.fetchval(MARKED, "q")
 
 
-async def test_closing_tells_who_waits_for_an_answer_and_who_waits_for_his_turn(
+async def test_closing_fails_callers_that_wait_for_an_answer_and_callers_in_the_queue(
     sql: Any, lane: Lane
 ) -> None:
     async with workers_locked(sql):
@@ -72,7 +72,7 @@ async def test_closing_ends_an_attempt_to_connect() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_who_is_cancelled_while_it_connects_hears_of_it_then(
+async def test_a_caller_that_is_cancelled_during_the_connect_learns_of_it_afterwards(
     sql: Any, lane: Lane, times: int
 ) -> None:
     await lane.close()

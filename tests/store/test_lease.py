@@ -1,4 +1,4 @@
-"""lease.sql: who lives, who is buried, and what becomes of the jobs of the dead."""
+"""lease.sql: leases, dead workers, and the rescue of their jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def lease_left_s(sql, worker: int) -> float:
     )
 
 
-async def test_a_beat_renews_the_lease_and_says_whether_the_worker_drains(sql, lane) -> None:
+async def test_a_renewal_extends_the_lease_and_stores_whether_the_worker_drains(sql, lane) -> None:
     worker = await new_worker(lane, lease_s=5.0)
     assert await lease_left_s(sql, worker) <= 5
     assert await workers.beat(lane, worker, 300.0, draining=True)
@@ -56,20 +56,20 @@ async def test_a_beat_renews_the_lease_and_says_whether_the_worker_drains(sql, l
     assert await sql.fetchval("SELECT draining FROM taskd.worker WHERE id = $1", worker)
 
 
-async def test_a_beat_of_a_buried_worker_finds_nothing_and_revives_nobody(sql, lane, me) -> None:
+async def test_a_renewal_by_a_dead_worker_finds_nothing_and_revives_nobody(sql, lane, me) -> None:
     await bury(lane, me)
     died_at = await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me)
     assert not await workers.beat(lane, me, 300.0, draining=False)
     assert await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me) == died_at
 
 
-async def test_a_late_beat_renews_a_lease_that_nobody_has_acted_upon(sql, lane, me) -> None:
+async def test_a_late_renewal_extends_a_lease_that_nobody_has_acted_upon(sql, lane, me) -> None:
     await lapse(sql, me)
     assert await workers.beat(lane, me, 300.0, draining=False)
     assert await workers.bury(lane, [me], proved=False) == []
 
 
-async def test_burial_is_once_and_for_ever(lane: Lane, me) -> None:
+async def test_a_worker_is_declared_dead_once_and_for_ever(lane: Lane, me) -> None:
     assert await workers.bury(lane, [me], proved=True) == ["host/1"]
     assert await workers.bury(lane, [me], proved=True) == []
 
@@ -81,7 +81,7 @@ async def test_without_proof_only_a_lapsed_lease_buries(sql, lane: Lane, me, oth
     assert await workers.beat(lane, me, 30.0, draining=False)
 
 
-async def test_a_beat_that_comes_before_the_burial_commits_saves_the_worker(
+async def test_a_renewal_before_the_declaration_commits_saves_the_worker(
     sql, lane: Lane, connect: Connect, me
 ) -> None:
     await lapse(sql, me)
@@ -95,7 +95,7 @@ async def test_a_beat_that_comes_before_the_burial_commits_saves_the_worker(
     assert await workers.beat(lane, me, 300.0, draining=False)
 
 
-async def test_a_beat_that_waits_for_the_burial_learns_of_it(
+async def test_a_renewal_that_waits_for_the_declaration_learns_of_it(
     sql, lane: Lane, connect: Connect, me
 ) -> None:
     beating = await connect()
@@ -148,7 +148,9 @@ async def test_without_a_boot_id_nobody_is_a_neighbour(sql, lane: Lane, me) -> N
     assert not other.neighbour
 
 
-async def test_who_is_alone_sees_nobody_and_still_learns_what_is_due(sql, lane: Lane, me) -> None:
+async def test_a_worker_that_is_alone_sees_no_others_and_still_learns_what_is_due(
+    sql, lane: Lane, me
+) -> None:
     seen = await workers.look_around(lane, incarnation(me), 30.0)
     nothing_due = (None, None, None, [])
     assert seen == ([], False, False, nothing_due, (None, None), False, frozenset(), [], {})
@@ -176,7 +178,7 @@ async def test_orphans_are_running_jobs_without_a_living_owner(sql, lane: Lane, 
     assert await orphans()
     assert len(await rescue(lane)) == 2
     assert not await orphans()
-    # Neither the lowest nor the highest of the owners may be overlooked, nor one without a row.
+    # Neither the lowest nor the highest owner may be overlooked, nor one without a row.
     for stranger in (1, 2**62):
         await sql.execute(
             "UPDATE taskd.job SET worker_id = $1 "
@@ -215,7 +217,7 @@ async def test_jobs_of_the_living_are_left_alone_even_when_their_lease_has_lapse
     assert await rescue(lane) == {}
 
 
-async def test_a_job_of_a_dead_worker_comes_back_as_a_suspect_and_rings(sql, lane, me) -> None:
+async def test_a_job_of_a_dead_worker_comes_back_as_a_suspect_and_notifies(sql, lane, me) -> None:
     job = await run_one(lane, me)
     await bury(lane, me)
     ears = Ears(sql)

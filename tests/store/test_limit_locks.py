@@ -1,4 +1,4 @@
-"""The lock of a limit: who takes it, who waits for it, and who looks again."""
+"""The lock of a limit: which statements take it, wait for it, and leave openings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.store.helpers import (
 from tests.store.limit_helpers import enqueue, lined_up, one_runs, publish, queued
 
 
-async def test_whoever_parks_a_job_while_another_ends_leaves_nobody_behind(
+async def test_a_job_that_is_parked_while_another_one_ends_is_not_left_behind(
     lane: Lane, sql: Any, connect: Connect, me: int
 ) -> None:
     task, job, _ = await one_runs(lane, me, "x")
     [second] = await enqueue(lane, task, "x")
     ending = await connect()
     async with Transaction(ending) as transaction:
-        # It has the lock of the limit and has not committed: others see the place taken.
+        # It has the lock of the limit and has not committed: others see the slot as used.
         await ending.execute("DELETE FROM taskd.job WHERE id = $1", job.id)
         await ending.execute("SELECT taskd.free_slots('{t}', '{\"\"}')")
         assert (await limits.admit(lane, 100)).looked == 0
@@ -37,7 +37,7 @@ async def test_whoever_parks_a_job_while_another_ends_leaves_nobody_behind(
 async def test_the_end_of_a_job_sees_what_was_parked_while_it_waited_for_the_lock(
     lane: Lane, sql: Any, connect: Connect, me: int
 ) -> None:
-    # It gives up after 100 ms and leaves an opening, which a starved machine may make of this.
+    # It gives up after 100 ms and inserts an opening, which can happen on a starved machine.
     await sql.execute("ALTER FUNCTION taskd.lock_limit SET lock_timeout = '30s'")
     task, job, _ = await one_runs(lane, me, "x")
     [second] = await enqueue(lane, task, "x")

@@ -1,4 +1,4 @@
-"""The gate of limits: who is admitted, who is parked, and who gives a place back."""
+"""Admission by limits: admitted jobs, parked jobs, and freed slots."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_cancelling_a_job_that_waits_frees_its_place_only_if_it_has_one(
     assert (await row(sql, third))["state"] == "blocked"
 
 
-async def test_the_places_of_a_dead_worker_come_back_with_the_rescue(
+async def test_the_slots_of_a_dead_worker_come_back_with_the_rescue(
     lane: Lane, sql: Any, me: int, other: int
 ) -> None:
     _, born = await lined_up(lane, Limit(concurrency=2), *["x"] * 4)
@@ -164,7 +164,8 @@ async def test_in_all_counts_the_jobs_of_all_keys(lane: Lane, sql: Any, me: int)
     assert await states(sql) == {"queued": 2, "blocked:next": 2, "blocked:parked": 2}
     [first, _] = sorted(await jobs.claim(lane, me, "q", 10), key=lambda job: job.id)
     await done(lane, first)
-    # The place of the key goes to the next of the key; the one in all to whoever came first.
+    # The slot of the key goes to the next job of the key, the slot among all keys to the oldest
+    # job.
     assert await queued(sql) == [born[1]]
     await sql.execute("DELETE FROM taskd.opening")
     assert await states(sql) == {"queued": 1, "running": 1, "blocked:next": 2, "blocked:parked": 1}
@@ -176,7 +177,7 @@ async def test_a_rate_admits_a_burst_and_then_as_tokens_come(lane: Lane, sql: An
     due = await jobs.next_due(lane)
     assert due.gate_s is not None
     assert 0.5 < due.gate_s <= 1
-    # No look before that: nothing is due, and so nothing is looked at.
+    # Nothing is due before that, so nothing is checked.
     assert await limits.admit(lane, 100) == (0, {})
     await jobs.claim(lane, me, "q", 10)
     await sql.execute("UPDATE taskd.bucket SET filled_at = filled_at - interval '2 s'")
@@ -271,6 +272,6 @@ async def test_the_jobs_of_a_schedule_come_to_the_gate_too(lane: Lane, sql: Any)
     for _ in range(2):
         await sql.execute("SELECT taskd.run_schedule('s')")
         await limits.admit(lane, 100)
-    # The second one has cancelled the first, and has its place.
+    # The second job has cancelled the first one, and has its slot.
     assert len(await queued(sql, "x")) == 1
     assert await states(sql) == {"queued": 1}

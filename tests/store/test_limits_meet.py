@@ -1,4 +1,4 @@
-"""Limits and others: workflows, pipelines, changes by hand, pauses and deadlines meet the gate."""
+"""Admission together with workflows, pipelines, changes by hand, pauses and deadlines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.store.limit_helpers import enqueue, publish, queued, states
 
 
 async def start(on: Any, *several: NewJob) -> list[int]:
-    """A chain; the ids of its jobs."""
+    """Enqueue a chain; return the ids of its jobs."""
     made = chain(*several)._plan()
     return (await workflows.start(on, made, [node.job for node in made.nodes]))[1:]
 
 
 async def admit(lane: Lane, me: int) -> dict[int, Any]:
-    """Look at the gates and claim what came through."""
+    """Run admission, and claim the admitted jobs."""
     await limits.admit(lane, 100)
     return {job.id: job for job in await jobs.claim(lane, me, "q", 10)}
 
@@ -39,7 +39,7 @@ async def test_a_limited_job_that_waits_for_another_comes_to_the_gate_after_it(
     [rival] = await enqueue(lane, task, "x")
     claimed = await admit(lane, me)
     assert list(claimed) == [first]
-    assert [each["blocked"] for each in await limits.list_limits(lane)] == [1]  # the rival
+    assert [each["blocked"] for each in await limits.list_limits(lane)] == [1]  # the other worker
     assert (await jobs.next_due(lane)).gate_s is None
     assert await done(lane, claimed[first]) == 1
     assert await queued(sql) == [rival]

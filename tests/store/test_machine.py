@@ -11,7 +11,7 @@ from tests.planted import Bug, FunctionBug, planted
 from tests.store import machine
 
 EXAMPLES = 100
-# They wait for nothing, but beside others each may take a minute.
+# Each may take a minute on a busy machine.
 pytestmark = pytest.mark.timeout(600)
 # Found late in the hundred examples, or behind them: pytest -m long.
 MORE_EXAMPLES = 1000
@@ -28,7 +28,7 @@ def test_the_statements_do_what_the_model_says(dsn: str) -> None:
     machine.play(dsn, EXAMPLES, steps=25)
 
 
-# What a hand that slips could make of the real texts.
+# Plausible mistakes in the real statements.
 STATEMENTS = {
     "a claim that leaves the fence": planted(
         "claim_jobs", (r"job\.fence \+ \$8", "job.fence + 0 * $8")

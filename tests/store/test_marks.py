@@ -1,4 +1,4 @@
-"""Marks of attended queues: who writes them, who takes them back, and how depth is looked after."""
+"""Busy marks: who sets and clears them, and depth limits of polled queues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.store.helpers import (
     waits_for_lock,
 )
 
-# Two workers whose digits differ.
+# Two workers with different last digits.
 FIRST, SECOND = 7_001, 7_002
 VALUE = "SELECT taskd.busy_mark('q')"
 SEQUENCE = "SELECT to_regclass('taskd.mark_q')"
@@ -40,7 +40,7 @@ FULL = (QueueFull, asyncpg.PostgresError)
 
 @pytest.fixture
 async def both(lane: Lane) -> None:
-    """They serve the queue."""
+    """Register workers that serve the queue."""
     for each in (FIRST, SECOND):
         await workers.register(lane, incarnation(each), 3600.0, ["q"], [])
 
@@ -59,7 +59,7 @@ async def limit_depth(lane: Lane, max_depth: int | None) -> None:
     await limits.limit_queue(lane, "q", max_depth=max_depth, without=without)
 
 
-# Who writes one, and who takes it back.
+# Who sets a mark, and who clears it.
 
 
 @pytest.mark.usefixtures("both")
@@ -77,22 +77,23 @@ async def test_a_mark_that_another_worker_renewed_later_is_not_withdrawn_by_the_
 
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("max_depth", [None, 9])
-async def test_who_gives_way_leaves_the_mark_of_another(
+async def test_a_worker_that_gives_way_leaves_the_mark_of_another(
     lane: Lane, sql: Any, max_depth: int | None
 ) -> None:
     await limit_depth(lane, max_depth)
     attends = partial(busy_marks.attend, lane, "q", for_s=LONG_S)
-    # Nobody attends; it is its own mark; it is another's.
+    # No mark; its own mark; another worker's mark.
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
     before = await sql.fetchval(VALUE)
     assert await attends(worker_id=SECOND, gives_way=True) is None
     assert await sql.fetchval(VALUE) == before
-    # Who is needed attends as well, and then the first one gives way.
+    # A worker that is needed sets a mark as well, and then the first one gives way.
     assert await attends(worker_id=SECOND) == (False, 1)
     assert await attends(worker_id=FIRST, gives_way=True) is None
     assert await attends(worker_id=SECOND, gives_way=True) == (True, 1)
-    # Nobody gives way to a mark that was taken back, has lapsed, or is of a clock set back.
+    # No worker gives way to a mark that was cleared, has expired, or was written before a clock was
+    # set back.
     await busy_marks.withdraw(lane, "q", SECOND)
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
     for ahead_s in (-1.0, 3600.0):
@@ -154,7 +155,7 @@ async def _is_unknown(_lane: Lane, _sql: Any) -> None: ...
 @pytest.mark.parametrize(
     "prepare", [_serves_another, _is_buried, _has_retired, _is_silent, _is_unknown]
 )
-async def test_who_does_not_live_or_not_serve_the_queue_marks_nothing(
+async def test_a_worker_that_is_dead_or_does_not_serve_the_queue_sets_no_mark(
     lane: Lane, sql: Any, prepare: Callable[[Lane, Any], Awaitable[None]]
 ) -> None:
     await prepare(lane, sql)
@@ -194,7 +195,7 @@ async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fail
     assert await sql.fetchval(MARKED, "q")
     await busy_marks.withdraw(lane, "q", FIRST if commits else SECOND)
     assert not await sql.fetchval(MARKED, "q")
-    # From now on there is one that both write.
+    # From now on both write the same sequence.
     for each in (FIRST, SECOND):
         await busy_marks.attend(lane, "q", each, LONG_S)
         assert await sql.fetchval("SELECT taskd.busy_mark('q') % 1000") == each % 1000
@@ -203,7 +204,7 @@ async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fail
 async def test_workers_write_marks_operators_take_them_back_and_others_read_them(
     logins: Logins, sql: Any
 ) -> None:
-    """As members of their roles, which own nothing."""
+    """Connections as members of their roles, which own nothing."""
     on = {kind: await asyncpg.connect(logins.dsn(kind)) for kind in ("worker", "admin", "observer")}
     producer = await asyncpg.connect(logins.dsn("producer"))
     worker = fetches(on["worker"])
@@ -224,7 +225,7 @@ async def test_workers_write_marks_operators_take_them_back_and_others_read_them
 
 
 async def test_a_mark_is_logged_and_goes_with_its_queue(sql: Any) -> None:
-    """Why logged, tests/system/faults/test_failover.py shows."""
+    """tests/system/faults/test_failover.py shows why the sequence is logged."""
     await sql.execute(MARK, "q", LONG_S, FIRST)
     kind = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
     assert await sql.fetchval(kind)
@@ -242,7 +243,7 @@ async def test_the_longest_name_of_a_queue_has_a_mark_of_its_own(sql: Any) -> No
     assert await sql.fetchval(MARKED, another)
 
 
-# The depth of an attended queue.
+# The depth of a polled queue.
 
 Enqueue = Callable[[Any], Awaitable[Any]]
 
@@ -276,10 +277,10 @@ async def producer(connect: Connect) -> Any:
 
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("enqueue", DOORS)
-async def test_an_attended_queue_that_is_full_refuses_jobs_and_is_not_rung_for(
+async def test_a_polled_queue_that_is_full_refuses_jobs_and_is_not_notified(
     lane: Lane, sql: Any, producer: Any, enqueue: Enqueue
 ) -> None:
-    # This alone rings the queue, for who claims from it must know.
+    # This alone notifies the queue, because its poller must know.
     await limit_depth(lane, 4)
     ears = Ears(sql)
     await ears.listen("taskd_q")
@@ -297,7 +298,7 @@ async def test_an_attended_queue_that_is_full_refuses_jobs_and_is_not_rung_for(
 
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("enqueue", DOORS)
-async def test_a_limit_of_the_depth_of_an_attended_queue_holds_for_the_next_enqueue(
+async def test_a_depth_limit_of_a_polled_queue_holds_for_the_next_enqueue(
     lane: Lane, sql: Any, producer: Any, enqueue: Enqueue
 ) -> None:
     await busy_marks.attend(lane, "q", FIRST, LONG_S)
@@ -306,7 +307,7 @@ async def test_a_limit_of_the_depth_of_an_attended_queue_holds_for_the_next_enqu
     await limit_depth(lane, 1)
     with pytest.raises(FULL, match="is full"):
         await enqueue(producer)
-    # Its worker, which knows nothing of it, renews the mark.
+    # Its worker renews the mark without knowing of the limit.
     await busy_marks.attend(lane, "q", FIRST, LONG_S)
     with pytest.raises(FULL, match="is full"):
         await enqueue(producer)

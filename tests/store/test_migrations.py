@@ -1,4 +1,4 @@
-"""Migrations: applied once by however many start at the same time, and never backwards."""
+"""Migrations: applied once, however many runners start at the same time, and never backwards."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_of_several_that_migrate_at_once_each_migration_is_applied_by_one(
     assert await migrations.check(database) == NEXT + 1
 
 
-async def test_who_migrates_waits_for_who_is_migrating_and_says_so(
+async def test_a_migration_waits_for_another_one_and_says_so(
     database: Database, connect: Connect, heard
 ) -> None:
     newer = made("CREATE TABLE taskd.more ();")
@@ -86,7 +86,7 @@ async def test_who_migrates_waits_for_who_is_migrating_and_says_so(
     assert await waiting == [newer]
 
 
-async def test_it_does_not_wait_for_ever_for_who_is_migrating(
+async def test_a_migration_does_not_wait_for_ever_for_another_one(
     database: Database, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrate, "RUNNER_WAIT_S", 0.1)
@@ -97,7 +97,7 @@ async def test_it_does_not_wait_for_ever_for_who_is_migrating(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_migration_that_gets_no_lock_tries_again_and_then_names_who_holds_it(
+async def test_a_migration_that_gets_no_lock_tries_again_and_then_names_the_holder(
     database: Database, sql, connect: Connect, heard
 ) -> None:
     newer = made(
@@ -134,13 +134,15 @@ async def test_a_migration_that_fails_changes_nothing_and_says_so(dsn: str, sql)
     assert await migrations.check(Database({"dsn": dsn})) == NEXT - 1
 
 
-async def test_who_may_not_migrate_is_told_of_the_right(logins, dsn: str) -> None:
+async def test_a_login_without_the_right_to_migrate_gets_permission_denied(
+    logins, dsn: str
+) -> None:
     newer = made("CREATE TABLE taskd.half ();")
     with pytest.raises(PermissionDenied):
         await migrations.migrate(Database({"dsn": logins.dsn("worker")}), known(newer))
 
 
-# What runs in no transaction.
+# Migrations without a transaction.
 
 INDEX = "CREATE INDEX CONCURRENTLY IF NOT EXISTS job_extra ON taskd.job (task, run_at);"
 
@@ -150,16 +152,16 @@ async def test_an_index_that_was_left_invalid_is_made_again(
     database: Database, sql, connect: Connect
 ) -> None:
     newer = made(INDEX, "no transaction")
-    # A transaction with an older snapshot, for whose end the index has to wait.
+    # A transaction with an older snapshot: the index build has to wait for its end.
     old = await connect()
     transaction = old.transaction(isolation="repeatable_read")
     await transaction.start()
     await old.fetch("SELECT FROM taskd.job")
     writer = await connect()
-    with pytest.raises(MigrationFailed, match=f"pid {old.get_server_pid()} .*It goes on where"):
+    with pytest.raises(MigrationFailed, match=f"pid {old.get_server_pid()} .*It continues where"):
         await migrations.migrate(database, known(newer), lock_wait_s=0.3)
     assert await sql.fetchval(VALID) is False
-    # Meanwhile jobs come and go.
+    # Jobs are enqueued and end meanwhile.
     await writer.execute("INSERT INTO taskd.job (queue, task, args) VALUES ('q', 't', '{}')")
     await transaction.rollback()
     assert await migrations.migrate(database, known(newer)) == [newer]
@@ -232,7 +234,7 @@ async def test_a_drain_is_announced_and_waited_for(database: Database, sql, hear
     with pytest.raises(MigrationFailed, match="is announced"):
         await migrations.migrate(database, known(newer), drain=True, workers_wait_s=0.1)
     assert [name for name, _ in heard] == ["migration.announced"]
-    # Code that will not work with it does not begin any more; nothing else has changed.
+    # Code that will not work with it refuses to start; nothing else has changed.
     with pytest.raises(SchemaTooNew, match=f"about to be at {NEXT:04d}"):
         await migrations.check(database)
     assert await sql.fetchval("SELECT to_regclass('taskd.more')") is None
@@ -245,10 +247,10 @@ async def test_a_drain_is_announced_and_waited_for(database: Database, sql, hear
     assert await waiting == [newer]
 
 
-# Schemas that do not fit.
+# Schemas of other versions.
 
 
-async def test_a_database_without_the_schema_is_told_apart(empty_dsn: str) -> None:
+async def test_a_database_without_the_schema_is_recognized(empty_dsn: str) -> None:
     with pytest.raises(SchemaMissing, match="taskd db migrate"):
         await migrations.check(Database({"dsn": empty_dsn}))
     assert await migrations.entries(Database({"dsn": empty_dsn})) == []
@@ -274,12 +276,12 @@ async def test_a_newer_database_is_used_as_long_as_it_says_so(database: Database
             await refuse(database)
 
 
-async def test_a_database_of_a_build_before_the_first_release_is_told_apart(
+async def test_a_database_of_a_build_before_the_first_release_is_recognized(
     database: Database, sql
 ) -> None:
     await sql.execute("ALTER TABLE taskd.migration DROP COLUMN works_with")
     for refuse in (migrations.check, migrations.migrate):
-        with pytest.raises(SchemaEdited, match=r"before the first release.*begin anew"):
+        with pytest.raises(SchemaEdited, match=r"before the first release"):
             await refuse(database)
 
 

@@ -1,4 +1,4 @@
-"""Whether any queue needs something of who enqueues: workers that live, and depths with a limit."""
+"""The sequence `needs`: enqueues need checks while a worker lives or a depth is limited."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store.helpers import Connect, Transaction, bury, incarnation, waits_f
 
 FIRST, SECOND = 7_001, 7_002
 NEEDED = "SELECT pg_sequence_last_value('taskd.needs') <> 0"
-# Above READ COMMITTED whoever enqueues rings, unless nothing is to be looked at.
+# Above READ COMMITTED producers always notify, unless the checks are off.
 OLD = "repeatable_read"
 USUAL = """
 INSERT INTO taskd.job AS j (task, queue) VALUES ('t', 'q')
@@ -53,7 +53,7 @@ async def test_nothing_is_needed_when_the_last_worker_has_left_and_not_before(
     assert await sql.fetchval(NEEDED)
 
 
-async def test_the_last_to_leave_may_leave_the_dead_behind_that_were_buried(
+async def test_the_last_worker_turns_the_checks_off_even_if_dead_workers_are_left(
     lane: Lane, sql: Any
 ) -> None:
     for each in (FIRST, SECOND):
@@ -91,7 +91,7 @@ async def _limits(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("act", [_registers, _limits])
-async def test_who_leaves_is_not_the_last_beside_one_whose_commit_is_to_come(
+async def test_a_leaving_worker_is_not_the_last_beside_one_that_has_not_committed_yet(
     lane: Lane, sql: Any, connect: Connect, act: Any
 ) -> None:
     other = await connect()
@@ -105,10 +105,10 @@ async def test_who_leaves_is_not_the_last_beside_one_whose_commit_is_to_come(
 
 
 @pytest.mark.parametrize("act", [_registers, _limits])
-async def test_it_counts_before_the_commit_of_who_needs_it(
+async def test_the_checks_are_on_before_the_commit_that_needs_them(
     sql: Any, connect: Connect, act: Any
 ) -> None:
-    """So whoever has read that nothing is needed has a lower xid than what is drawn after it."""
+    """A producer that has read that checks are off has a lower xid than any drawn afterwards."""
     other = await connect()
     async with Transaction(other) as held:
         await act(other)
@@ -117,7 +117,7 @@ async def test_it_counts_before_the_commit_of_who_needs_it(
     assert await sql.fetchval(NEEDED)
 
 
-async def test_who_registers_while_the_last_one_leaves_is_needed(
+async def test_a_worker_that_registers_while_the_last_one_leaves_turns_the_checks_on(
     sql: Any, connect: Connect
 ) -> None:
     leaving, coming = await connect(), await connect()
@@ -131,8 +131,10 @@ async def test_who_registers_while_the_last_one_leaves_is_needed(
     assert await sql.fetchval(NEEDED)
 
 
-async def test_who_reads_what_is_needed_has_an_xid_before(sql: Any, connect: Connect) -> None:
-    """Held where it reads, which waits for whoever alters the sequence."""
+async def test_a_producer_has_its_xid_before_it_reads_whether_checks_are_on(
+    sql: Any, connect: Connect
+) -> None:
+    """Stop the producer at its read, which waits for a transaction that alters the sequence."""
     producer, other = await connect(), await connect()
     async with Transaction(other) as held:
         await other.execute("ALTER SEQUENCE taskd.needs NO CYCLE")
@@ -144,13 +146,13 @@ async def test_who_reads_what_is_needed_has_an_xid_before(sql: Any, connect: Con
     await enqueueing
 
 
-async def test_nobody_looks_whom_to_ring_where_nothing_is_needed(
+async def test_no_workers_are_looked_up_while_the_checks_are_off(
     lane: Lane, sql: Any, connect: Connect
 ) -> None:
     producer = await connect()
     async with producer.transaction(isolation=OLD):
         assert not await producer.fetchval(USUAL)
-    # Without a value, as when somebody has made it anew, nothing is known.
+    # Without a value, as in a sequence that was just created, the checks are on.
     await sql.execute("SELECT setval('taskd.needs', 0, false)")
     async with producer.transaction(isolation=OLD):
         assert await producer.fetchval(USUAL)

@@ -1,4 +1,4 @@
-"""Named statements are kept ready with their connection."""
+"""Statements are prepared once per connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.statements import statement
 
-# How often this session has prepared that text.
+# How often this session has prepared the text.
 PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE statement = $1"
 CHANGED = (
     "DROP VIEW taskd.due; CREATE VIEW taskd.due AS "

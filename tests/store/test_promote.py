@@ -1,4 +1,4 @@
-"""promote.sql: what is due becomes queued; suspects do not."""
+"""promote.sql: due jobs become queued, except for suspects."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_next_due_tells_plain_jobs_and_suspects_apart(sql, lane: Lane, me)
     assert due.suspect_s <= 0
 
 
-async def test_a_promotion_rings_the_queues_it_fills_and_no_other(sql, lane: Lane) -> None:
+async def test_a_promotion_notifies_the_queues_that_it_fills_and_no_other(sql, lane: Lane) -> None:
     await enqueue(lane, 3, delay_s=60)
     await enqueue(lane, delay_s=60, queue="r")
     ears = Ears(sql)

@@ -1,4 +1,4 @@
-"""What an operator allows a queue: how many run, how many begin, how many wait."""
+"""Limits of queues: how many jobs run, start per second, and wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_an_ordinary_claim_gets_nothing_from_a_limited_queue(lane: Lane, m
     assert len(await jobs.claim(lane, me, "q", 10)) == 1
 
 
-async def test_places_come_back_however_a_job_ends(lane: Lane, me: int, other: int) -> None:
+async def test_slots_come_back_however_a_job_ends(lane: Lane, me: int, other: int) -> None:
     await enqueue(lane, 9)
     await allow(lane, max_running=3)
     first, second, third = (await limits.claim(lane, me, "q", 10)).jobs
@@ -111,7 +111,7 @@ async def test_claims_of_several_workers_never_pass_the_limit_together(
     await asyncio.gather(*(work(on, (me, other)[n % 2]) for n, on in enumerate(lanes)))
     for on in lanes:
         await on.close()
-    # Who held a place when another one was claimed, by the database's clock.
+    # The jobs that held a slot when another one was claimed, by the database's clock.
     passed = await sql.fetchval(
         "SELECT max((SELECT count(*) FROM taskd.job_history AS o "
         "WHERE o.started_at <= h.started_at AND o.finished_at > h.started_at)) "

@@ -47,13 +47,13 @@ async def test_declaring_makes_a_row_per_queue_and_leaves_existing_ones_alone(sq
 async def test_queues_are_written_in_the_order_of_their_names(
     sql, lane: Lane, connect: Connect, first
 ) -> None:
-    # Two starting workers that write the same queues in two orders would deadlock.
+    # Two starting workers that write the same queues in different orders would deadlock.
     names = [f"q{n}" for n in range(40)]
     await connect_and_hold(sql, connect, names[0], first, names[::-1])
 
 
 async def connect_and_hold(sql, connect: Connect, held: str, first, names: list[str]) -> None:
-    """Hold the first name; a writer of all of them must wait there, before it has any other."""
+    """Lock the first name: a statement that writes all names must wait there first."""
     writing = await connect()
     async with Transaction(await connect()) as holding:
         await declare(fetches(holding.connection), held)
@@ -74,7 +74,7 @@ async def test_a_pause_says_since_when_until_when_and_why(sql, lane: Lane) -> No
     assert (again["paused_until"], again["pause_reason"]) == (None, None)
 
 
-async def test_a_resume_names_and_rings_those_that_were_paused(sql, lane: Lane) -> None:
+async def test_a_resume_returns_and_notifies_the_queues_that_were_paused(sql, lane: Lane) -> None:
     await declare(lane, "a", "b")
     await queues.pause(lane, ["b"], None, None)
     ears = Ears(sql)

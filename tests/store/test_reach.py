@@ -62,7 +62,7 @@ async def refused(dsn: str, **more: str) -> TaskdError:
 
 @pytest.fixture
 async def port() -> AsyncIterator[Callable[[Answer], Awaitable[int]]]:
-    """Starts servers that are none of PostgreSQL's; their ports."""
+    """Start servers that are not PostgreSQL; return their ports."""
     servers: list[asyncio.Server] = []
 
     async def start(answer: Answer) -> int:
@@ -80,7 +80,7 @@ async def test_nobody_listens_there() -> None:
     assert str(error) == (
         "PostgreSQL cannot be reached at host 127.0.0.1, port 1, database jobs: connection refused"
     )
-    assert "See that PostgreSQL runs there" in error.__notes__[0]
+    assert "Check that PostgreSQL runs there" in error.__notes__[0]
 
 
 async def test_there_is_no_such_host() -> None:
@@ -113,7 +113,7 @@ async def test_the_server_speaks_no_ssl(port: Callable[[Answer], Awaitable[int]]
 
     number = await port(says_no)
     error = await refused(f"postgresql://ada@127.0.0.1:{number}/jobs?sslmode=require")
-    assert str(error).endswith(": the DSN asks for SSL, and the server speaks none")
+    assert str(error).endswith(": the DSN requires SSL, and the server does not support it")
     assert "sslmode" in error.__notes__[0]
 
 
@@ -125,7 +125,7 @@ async def test_what_answers_is_no_postgresql(port: Callable[[Answer], Awaitable[
         writer.close()
 
     error = await refused(f"postgresql://ada@127.0.0.1:{await port(http)}/jobs")
-    assert str(error).endswith(": what answers there is no PostgreSQL")
+    assert str(error).endswith(": the server there is not PostgreSQL")
 
 
 async def test_nobody_answers(

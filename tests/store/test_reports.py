@@ -1,4 +1,4 @@
-"""The reports that look for one thing read no table of jobs from end to end."""
+"""Reports about one thing read no table of jobs from end to end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def filled(sql: Any) -> Any:
 
 
 async def read(sql: Any, name: str, *args: object) -> set[str]:
-    """The indexes that a statement reads, and the tables that it reads from end to end."""
+    """Return the indexes that a statement reads, and the tables that it reads from end to end."""
     types, text = statement(name).types, statement(name).text
     values = ", ".join("NULL" if arg is None else str(arg) for arg in args)
     await sql.execute(f"PREPARE asked ({', '.join(types)}) AS {text}")

@@ -1,4 +1,4 @@
-"""Roles: what members of each cannot do, statement by statement, and what nobody can be refused."""
+"""Roles: what members of each cannot do, statement by statement, and what all of them can."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def call(*arguments: str) -> str:
 
 @pytest.fixture
 async def as_(logins: Logins) -> AsyncIterator[As]:
-    """Opens a plain connection as a member of a role."""
+    """Open a plain connection as a member of a role."""
     opened: list[Any] = []
 
     async def one(kind: str) -> Any:
@@ -64,7 +64,7 @@ async def as_(logins: Logins) -> AsyncIterator[As]:
 
 @pytest.fixture
 async def rows(sql: Any, lane: Lane, logins: Logins) -> Any:
-    """A waiting job of somebody else, a running one and a finished one; what is there."""
+    """Insert a waiting, a running and a finished job of another user; return all rows."""
     worker = await new_worker(lane)
     args = json.dumps({"iban": "DE02"})
     await jobs.enqueue(
@@ -83,7 +83,7 @@ async def rows(sql: Any, lane: Lane, logins: Logins) -> Any:
 
 
 async def wrongly_answered(connection: Any, refused: dict[str, str]) -> dict[str, str]:
-    """The statements that were not refused with the SQLSTATE that they should be."""
+    """Return the statements that were not refused with the expected SQLSTATE."""
     wrong = {}
     for statement, wanted in refused.items():
         try:
@@ -99,10 +99,10 @@ async def wrongly_answered(connection: Any, refused: dict[str, str]) -> dict[str
 
 
 def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
-    """What a producer tries, and the SQLSTATE that it gets."""
+    """Statements of a hostile producer, and the SQLSTATE of their refusal."""
     group, me = logins.role("producer"), f"{logins.role('producer')}_login"
     denied = [
-        # Other people's jobs.
+        # Other users' jobs.
         "UPDATE taskd.job SET args = '{}'",
         "UPDATE taskd.job SET state = 'done'",
         "UPDATE taskd.job SET fence = fence + 1",
@@ -119,7 +119,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "COPY taskd.job TO STDOUT",
         "COPY (SELECT args FROM taskd.job) TO STDOUT",
         "MERGE INTO taskd.job USING (SELECT 1) AS x ON true WHEN MATCHED THEN DELETE",
-        # Columns that are none of a producer's business.
+        # Columns that a producer must not write.
         new(fence="9"),
         new(worker_id="1", state="'running'"),
         new(attempt="900"),
@@ -131,7 +131,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         new() + " RETURNING args",
         "SELECT setval('taskd.job_id_seq', 1)",
         "SELECT nextval('taskd.job_id_seq')",
-        # The history, the workers, the queues, the tasks, the ledger.
+        # The history, the workers, the queues, the tasks, the migration history.
         f"INSERT INTO taskd.job_history {FINISHED}",
         f"INSERT INTO taskd.job_history_default {FINISHED}",
         "DELETE FROM taskd.job_history",
@@ -173,7 +173,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "SELECT taskd.drop_expired_partition('job_history_20010101')",
         "SELECT taskd.prune_default_partition(1)",
         "SELECT taskd.lock_history_upkeep()",
-        # Marks, of which it may only know when they end.
+        # Busy marks, which it may only read.
         "SELECT taskd.write_busy_mark('q', 0)",
         "SELECT taskd.set_busy_mark('q', 1, 60, false)",
         "SELECT taskd.clear_busy_mark('q', NULL)",
@@ -188,7 +188,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "BEGIN; LOCK TABLE taskd.job IN ACCESS EXCLUSIVE MODE",
         "BEGIN; LOCK TABLE taskd.job_history IN ACCESS EXCLUSIVE MODE",
         "BEGIN; LOCK TABLE taskd.worker IN SHARE MODE",
-        # Somebody else's rights.
+        # Other users' rights.
         f"SET ROLE {logins.role('owner')}",
         f"SET ROLE {logins.role('worker')}",
         f"SET SESSION AUTHORIZATION {logins.role('owner')}",
@@ -205,10 +205,10 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
     ]
     spaces = "' '"
     return dict.fromkeys(denied, DENIED) | {
-        # States in which no job is born.
+        # States in which no job can be inserted.
         new(state="'done'"): CHECKED,
         new(state="'running'"): CHECKED,
-        # Values beyond their limits, through both doors.
+        # Values beyond their bounds, by INSERT and by function.
         call("'t'", f"jsonb_build_object('a', repeat({spaces}, 262144))", "queue => 'q'"): LIMIT,
         new(args=f"jsonb_build_object('a', repeat({spaces}, 262144))"): CHECKED,
         call("'t'", "'[]'", "queue => 'q'"): PARAMETER,
@@ -352,7 +352,7 @@ async def test_statistics_tell_no_arguments(as_: As, sql: Any, rows: Any) -> Non
         assert await (await as_(kind)).fetchval(seen) == 0
 
 
-# What nobody can be refused.
+# What every user can do.
 
 
 async def test_advisory_locks_that_a_producer_holds_stop_no_upkeep(
@@ -377,7 +377,7 @@ async def test_advisory_locks_that_a_producer_holds_stop_no_upkeep(
     assert await history.drop_expired(lane) == "job_history_20010101"
     assert await history.prune_default(lane) == 0
     await lane.close()
-    # A worker starts; only who migrates waits, and is told so after its time.
+    # A worker starts; only the migration waits, and fails after its limit.
     await migrations.check(Database({"dsn": logins.dsn("worker")}))
 
 
@@ -403,7 +403,7 @@ async def test_what_an_open_transaction_of_a_producer_holds_stops_nobody(
     await worker.close()
 
 
-async def test_whoever_listens_hears_the_names_of_queues_and_nothing_else(
+async def test_a_session_that_listens_receives_names_of_queues_and_nothing_else(
     as_: As, lane: Lane, logins: Logins, sql: Any
 ) -> None:
     ears = Ears(await as_("producer"))  # it asserts that no payload comes
@@ -442,7 +442,7 @@ CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql
 CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql
     AS $$ SELECT 'object' || nextval('evil.calls') $$;
 """
-# What falls into it, each part once.
+# Each part of the upkeep, once.
 TRAPPED = (
     "SELECT 'q'::taskd.queue_name = 'q'::text",
     "SELECT 't'::taskd.task_name = 't'::text",
@@ -468,7 +468,8 @@ async def test_functions_and_operators_of_somebody_elses_schema_are_never_called
     producer = await as_("producer")
     await producer.execute(TRAP)
     await sql.execute("GRANT USAGE ON SCHEMA evil TO PUBLIC")
-    # As a database from before PostgreSQL 15, where all look into a schema that all may write to.
+    # Like a database from before PostgreSQL 15, with a schema in the search path that all users may
+    # write to.
     name = await sql.fetchval("SELECT current_database()")
     await sql.execute(f'ALTER DATABASE "{name}" SET search_path = evil, pg_catalog, pg_temp')
     worker = Lane(Database({"dsn": logins.dsn("worker")}), "worker")
@@ -481,7 +482,7 @@ async def test_functions_and_operators_of_somebody_elses_schema_are_never_called
     hostile = await as_("producer")
     assert await hostile.fetchval("SHOW search_path") == "evil, pg_catalog, pg_temp"
     await hostile.execute("CREATE TEMP TABLE job (id bigint); CREATE TEMP TABLE task (name text)")
-    # One that nobody has published, and three that go the short way.
+    # An unpublished task, and three jobs that need nothing but arguments.
     calls = (
         call("'t'", "queue => 'q'"),
         call("'known'"),
@@ -493,7 +494,7 @@ async def test_functions_and_operators_of_somebody_elses_schema_are_never_called
         claimed = await jobs.claim(worker, me, "q", 10)
         assert sorted(job.id for job in claimed) == ids[:3]
         await jobs.ack_done(worker, me, [job.id for job in claimed], [job.fence for job in claimed])
-        # The second time the queue is attended.
+        # The second time the queue is polled.
         await sql.execute(MARK, "q", 60.0, 1)
     await history.make_partitions(worker)
     await history.prune_default(worker)

@@ -1,4 +1,4 @@
-"""Roles are made by who may; grants come anew; what taskd says of a refusal quotes no row."""
+"""Roles are created by permitted logins; grants are renewed; errors quote no row."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from tests.logins import Logins, as_user
 
 async def test_a_refused_statement_says_which_role_may_run_it(logins: Logins) -> None:
     lane = Lane(Database({"dsn": logins.dsn("producer")}), "worker")
-    with pytest.raises(PermissionDenied, match="taskd_worker, as `taskd db roles` makes them"):
+    with pytest.raises(PermissionDenied, match=r"taskd_worker \(made by `taskd db roles`"):
         await jobs.promote(lane, 1)
     with pytest.raises(PermissionDenied, match="taskd_observer or taskd_admin"):
         await lane.fetch("list_jobs", None, None, None, None, 1)
     await lane.close()
 
 
-async def test_roles_are_made_by_who_may(logins: Logins, database: Database) -> None:
+async def test_roles_are_created_by_a_login_with_the_right(
+    logins: Logins, database: Database
+) -> None:
     with pytest.raises(PermissionDenied, match="taskd db roles --sql"):
         await roles.make(Database({"dsn": logins.dsn("worker")}), logins.prefix)
-    # The second time no superuser is needed: a member of the owner grants anew.
+    # The second run needs no superuser: a member of the owner grants again.
     await roles.make(Database({"dsn": logins.dsn("owner")}), logins.prefix)
 
 
@@ -49,7 +51,7 @@ async def test_no_superuser_is_needed_where_the_owner_of_the_schema_may_make_rol
         await roles.make(database, prefix)
         owner = "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'taskd'"
         assert await plain.fetchval(owner) == f"{prefix}_owner"
-        # Its functions run with their new owner's rights, and go on.
+        # Its functions run with their new owner's rights, and keep working.
         lane = Lane(database, "history")
         await plain.execute(f"GRANT {prefix}_worker TO {boss}")
         assert await history.make_partitions(lane) == 0
@@ -65,7 +67,7 @@ async def test_no_superuser_is_needed_where_the_owner_of_the_schema_may_make_rol
 async def test_a_schema_that_was_handed_over_gets_its_grants_anew_after_a_migration(
     logins: Logins, sql: Any, database: Database
 ) -> None:
-    # As a migration run by a superuser leaves it: a new table that nobody may read, a new owner.
+    # As after a migration by a superuser: a new table that nobody may read, and a new owner.
     await sql.execute(
         "ALTER TABLE taskd.task RENAME TO past; CREATE TABLE taskd.task (LIKE taskd.past)"
     )
@@ -87,7 +89,7 @@ def test_a_prefix_that_would_need_quotes_is_refused(prefix: str) -> None:
         roles.script(prefix)
 
 
-# Rows in messages.
+# Row values in messages.
 
 
 async def test_an_error_quotes_no_row(sql: Any, lane: Lane) -> None:

@@ -1,4 +1,4 @@
-"""Schedules in the database: what a tick makes, once, whoever looks and whoever dies."""
+"""Schedules in the database: the jobs of a tick are made once, whichever workers poll and die."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_month_of_ticks_does_not_drift(sql: Any, lane: Lane) -> None:
     await make(lane, nightly(when=Every(21600.1)))
     begin = await late(sql, 1.0)
     for n in range(124):
-        # Every tick is looked at late, each time by something else.
+        # Each tick is fired late, by a different delay.
         await sql.execute(
             "UPDATE taskd.schedule SET starts_at = starts_at - (next_at - clock_timestamp()) "
             "- make_interval(secs => $1), next_at = clock_timestamp() - make_interval(secs => $1)",
@@ -61,7 +61,7 @@ async def test_a_month_of_ticks_does_not_drift(sql: Any, lane: Lane) -> None:
     assert reckoned == begin + timedelta(seconds=124 * 21600.1)
 
 
-async def test_a_tick_rings_for_its_queue(sql: Any, lane: Lane, connect: Any) -> None:
+async def test_a_tick_notifies_its_queue(sql: Any, lane: Lane, connect: Any) -> None:
     ears = Ears(await connect())
     await ears.listen("taskd_q")
     await make(lane, nightly())
@@ -77,7 +77,7 @@ async def test_a_tick_rings_for_its_queue(sql: Any, lane: Lane, connect: Any) ->
     ("catch_up", "most", "late_s", "ticks"),
     [
         ("none", 100, 30.0, [0]),
-        ("none", 100, 179.0, [2]),  # the last one came a moment ago: it is no missed one
+        ("none", 100, 179.0, [2]),  # the last tick was a moment ago, so it was not missed
         ("none", 100, 3600.0 * 24 - 1 + 0.5, [1439]),
         ("last", 100, 3600.0, [60]),
         ("all", 100, 3600.0, list(range(61))),
@@ -233,7 +233,7 @@ async def test_a_query_without_rows_makes_no_job_and_is_no_error(sql: Any, lane:
         ("SELECT 1 AS a, pg_sleep(10)", "statement timeout"),
     ],
 )
-async def test_a_bad_query_is_told_and_the_next_tick_goes_on(
+async def test_a_bad_query_is_reported_and_the_next_tick_goes_on(
     sql: Any, database: Any, query: str, error: str
 ) -> None:
     database.statement_timeout_s = 1.0 if "sleep" in query else 5.0

@@ -1,4 +1,4 @@
-"""A tick is fired once, whoever looks at the same time and whoever dies."""
+"""A tick is fired once, whichever workers poll at the same time and die."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_worker_that_dies_between_the_jobs_and_the_commit_has_fired_noth
         tick + timedelta(seconds=60),
     )
     assert (fired["outcome"], fired["jobs"]) == ("fired", 1)
-    # Meanwhile it is in its hands; others do not wait.
+    # Meanwhile it is locked; others do not wait.
     assert not await fire(lane, read)
     pid = dying.get_server_pid()
     dying.terminate()

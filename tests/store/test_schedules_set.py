@@ -1,4 +1,4 @@
-"""Schedules that are made, changed, paused and run: by an app, by hand and by SQL."""
+"""Create, change, pause and run schedules: by an app, by hand and by SQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskd.worker.upkeep.schedule_runner import fire
 from tests.store.helpers import Transaction
 from tests.store.schedule_helpers import fire_due, late, made, make, nightly, row
 
-# Made, changed, declared.
+# Create, change, declare.
 
 
 async def test_a_change_that_leaves_the_rhythm_leaves_the_next_tick(sql: Any, lane: Lane) -> None:
@@ -55,7 +55,7 @@ async def test_what_an_app_declares_is_its_own(sql: Any, lane: Lane) -> None:
         with pytest.raises(AppError, match=f"'{taken}'"):
             await schedules.publish(lane, "shop", [nightly("b"), nightly(taken, Every(5.0))])
     assert await sql.fetchval("SELECT count(*) FROM taskd.schedule") == 3
-    # Two apps may import one module: what they say alike belongs to who has started last.
+    # Two apps can import one module: equal declarations belong to the app that has started last.
     await schedules.publish(lane, "shop", [nightly("b"), nightly("c")])
     await schedules.publish(lane, "mail", [])
     assert (await row(sql, "c"))["app"] == "shop"
@@ -69,7 +69,7 @@ async def test_what_an_operator_does_survives_the_start_of_the_app(sql: Any, lan
     a, b = await row(sql, "a"), await row(sql, "b")
     assert (a["pause_reason"], a["deadline_s"], a["changed_at"]) == ("not now", 5.0, None)
     assert (b["every_s"], b["app"], b["changed_at"] is None) == (3600.0, "shop", False)
-    # Deleted, it is what its code says again.
+    # After its deletion the declaration of its code applies again.
     assert await schedules.delete(lane, ["b", "x"]) == {"b": "shop"}
     await schedules.publish(lane, "shop", [nightly("a"), nightly("b")])
     assert (await row(sql, "b"))["every_s"] == 60.0
@@ -86,7 +86,7 @@ async def test_two_workers_that_start_together_declare_each_schedule_once(
         await lane.close()
 
 
-# Paused, resumed, run.
+# Pause, resume, run.
 
 
 async def test_a_pause_fires_nothing_and_is_not_made_up_for(sql: Any, lane: Lane) -> None:
@@ -98,7 +98,7 @@ async def test_a_pause_fires_nothing_and_is_not_made_up_for(sql: Any, lane: Lane
     assert await schedules.next_ticks(lane) == (None, None)
     assert await schedules.resume(lane, ["s", "c"]) == ["c", "s"]
     assert await schedules.resume(lane, ["s", "c"]) == []
-    assert await fire_due(lane) == 1  # cron's next tick is reckoned
+    assert await fire_due(lane) == 1  # the next tick of cron is computed
     assert await made(sql) == await made(sql, "c") == []
     for name in ("s", "c"):
         after = await row(sql, name)
@@ -110,12 +110,12 @@ async def test_a_pause_with_an_end_ends_by_itself_with_the_first_tick_after_it(
 ) -> None:
     await make(lane, nightly(), nightly("c", Cron("* * * * *"), catch_up="all"))
     await schedules.pause(lane, ["s", "c"], 7200.0, "why")
-    assert await fire_due(lane) == 1  # cron's next tick is reckoned
+    assert await fire_due(lane) == 1  # the next tick of cron is computed
     for name in ("s", "c"):
         after = await row(sql, name)
         assert timedelta(0) < after["next_at"] - after["paused_until"] <= timedelta(seconds=60)
     assert 7190 < (await schedules.next_ticks(lane)).plain_s <= 7260
-    # The rhythm may change meanwhile, and the pause stays.
+    # The times can change meanwhile, and the pause stays.
     await make(lane, nightly(when=Every(10.0)), nightly("c", Cron("*/2 * * * *")))
     assert await fire_due(lane) == 1
     for name in ("s", "c"):
@@ -199,7 +199,9 @@ async def test_a_cron_that_nobody_can_read_pauses_the_schedule(sql: Any, lane: L
         ("every => '5 min', starts_at => '0001-01-01 BC'", "moment_is_finite"),
     ],
 )
-async def test_sql_is_told_what_is_wrong(sql: Any, arguments: str, error: str) -> None:
+async def test_errors_of_sql_clients_say_what_is_wrong(
+    sql: Any, arguments: str, error: str
+) -> None:
     with pytest.raises(asyncpg.PostgresError, match=error):
         await sql.execute(f"SELECT taskd.set_schedule('s', 't', queue => 'q', {arguments})")
     for name in ("''", "repeat('x', 201)", r"E'a\nb'"):

@@ -31,7 +31,7 @@ async def publish(on, app: str, *names: str, **options: Any) -> None:
     await workers.publish(on, app, registry(*names, **options), ["q"])
 
 
-async def test_a_published_task_can_be_found_by_those_who_do_not_import_it(lane: Lane) -> None:
+async def test_a_published_task_can_be_found_by_clients_that_do_not_import_it(lane: Lane) -> None:
     await publish(lane, "shop", "b", "a", queue="mail", max_attempts=3, timeout_s=9)
     assert await tasks.names(lane) == ["a", "b"]
     found = await tasks.find(lane, ["a", "nobody's"])
@@ -51,7 +51,7 @@ async def test_within_an_app_the_newest_start_wins(lane: Lane) -> None:
     assert before.published_at < after.published_at
 
 
-async def test_another_app_with_other_arguments_is_refused_and_told_whose_task_it_is(lane) -> None:
+async def test_another_app_with_other_arguments_is_refused_with_the_name_of_the_owner(lane) -> None:
     await publish(lane, "shop", "a")
     before = await tasks.find(lane, ["a"])
     with pytest.raises(AppError, match="'a' of app 'shop'"):
@@ -68,7 +68,7 @@ async def test_another_app_with_the_same_arguments_takes_the_task_over(lane: Lan
 async def test_a_conflict_is_seen_even_when_it_comes_from_a_start_at_the_same_time(
     sql, lane: Lane, connect: Connect
 ) -> None:
-    # The other app's row is not in the snapshot of the statement that then meets it.
+    # The other app's row is not in the snapshot of the statement that then finds it.
     second = await connect()
     async with Transaction(await connect()) as first:
         await publish(fetches(first.connection), "shop", "a")

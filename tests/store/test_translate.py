@@ -1,4 +1,4 @@
-"""What the driver raises, in taskd's words: they decide who may go on and who must stop."""
+"""Translation of the driver's errors, which decides whether a caller can go on."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_a_server_that_is_down_is_down_for_everybody(error: Exception) -> None:
     ids=lambda error: f"{type(error).__name__} {error}",
 )
 def test_what_only_this_machine_may_suffer_is_no_outage(error: Exception) -> None:
-    """Another worker may still reach the server, and take the jobs over when the lease ends."""
+    """Another worker may still reach the server, and rescue the jobs when the lease ends."""
     said = translate(error)
     assert isinstance(said, StoreUnavailable)
     assert not isinstance(said, Down)
 
 
-def test_what_holds_one_statement_up_is_told_from_what_holds_all_up() -> None:
+def test_an_obstacle_of_one_statement_is_distinguished_from_one_of_all_statements() -> None:
     assert isinstance(translate(asyncpg.LockNotAvailableError("lock timeout")), HeldUp)
     assert isinstance(translate(asyncpg.QueryCanceledError("statement timeout")), HeldUp)
     assert isinstance(translate(TimeoutError()), Silence)

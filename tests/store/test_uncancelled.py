@@ -1,4 +1,4 @@
-"""Work that is run to its end in the task of its caller, which may be cancelled meanwhile."""
+"""Shielded work runs to its end in the task of its caller, which may be cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def story(tell: Story) -> Story:
 
 
 class Work:
-    """Waits for a future, and then for another turn of the loop."""
+    """Wait for a future, and then for another iteration of the loop."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[str] = asyncio.get_running_loop().create_future()

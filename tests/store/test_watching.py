@@ -1,4 +1,4 @@
-"""What `taskd top` and `taskd tail` ask: nothing ends unseen, and no history is read."""
+"""Statements of `taskd top` and `taskd tail`: no end is missed, and no history is read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def finish(sql: Any, ids: list[int], state: str = "done", reason: str | No
 
 
 class Tail:
-    """As the command does it."""
+    """Poll, as the command does."""
 
     def __init__(self, lane: Any) -> None:
         self.lane, self.watch, self.teller = lane, Watch(), None
@@ -97,7 +97,7 @@ async def test_jobs_that_wait_far_behind_the_newest_end_seen(lane, sql):
     assert {job for event, job in await tail() if event == "done"} == set(ids[7:2900:17])
 
 
-async def test_a_job_whose_transaction_commits_late_and_that_ends_at_once_is_told(
+async def test_a_job_whose_transaction_commits_late_and_that_ends_at_once_is_reported(
     lane, sql, database
 ):
     tail = Tail(lane)
@@ -148,7 +148,7 @@ async def test_the_state_counts_what_lives(lane, sql):
     seen = await watching.state(lane, first.last_id)
     queues = {each.queue: each for each in seen.queues}
     email, web = queues["email"], queues["web"]
-    assert (email.queued, email.running, email.workers, email.attended) == (2, 1, 1, True)
+    assert (email.queued, email.running, email.workers, email.polled) == (2, 1, 1, True)
     assert (web.queued, web.scheduled, web.paused, web.pause_reason) == (2, 1, True, "no provider")
     assert queues["quiet"].paused
     assert email.oldest_due_s >= 0
@@ -160,7 +160,7 @@ async def test_the_state_counts_what_lives(lane, sql):
     ]
 
 
-async def test_limits_with_a_line_are_told_by_key(lane, sql):
+async def test_limits_with_waiting_jobs_are_reported_by_key(lane, sql):
     await sql.execute(
         "INSERT INTO taskd.job_limit (name, concurrency, by_hand) VALUES ('api', 1, true)"
     )
@@ -194,7 +194,7 @@ async def test_ends_are_found_among_the_newest_before_the_head_and_among_those_t
     }
 
 
-async def test_an_attempt_that_is_tried_again_is_told_with_its_error(lane, sql):
+async def test_an_attempt_that_is_retried_is_reported_with_its_error(lane, sql):
     [job] = await enqueue(sql)
     await sql.execute(
         "UPDATE taskd.job SET state = 'scheduled', attempt = 1, run_at = now() + interval '9 s', "

@@ -1,4 +1,4 @@
-"""Jobs that begin to wait for others that are there already, by SQL; and the locks of that."""
+"""Jobs that are enqueued to wait for existing jobs, by SQL, and the locks for that."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_running_job_gets_a_dependant(sql, lane: Lane, me) -> None:
     assert await state_of(sql, child) == "queued"
 
 
-async def test_an_ack_waits_for_whoever_just_begins_to_wait(
+async def test_an_ack_waits_for_a_transaction_that_adds_a_dependant(
     sql, lane: Lane, connect: Connect, me
 ) -> None:
     parent = await run_one(lane, me)
@@ -81,7 +81,7 @@ async def test_an_ack_waits_for_whoever_just_begins_to_wait(
     assert await state_of(sql, child) == "queued"
 
 
-async def test_whoever_begins_to_wait_for_a_job_that_just_ends_learns_how(
+async def test_a_new_dependant_of_a_job_that_just_ends_learns_its_outcome(
     sql, lane: Lane, connect: Connect, me
 ) -> None:
     parent = await run_one(lane, me)
@@ -95,7 +95,7 @@ async def test_whoever_begins_to_wait_for_a_job_that_just_ends_learns_how(
     assert await state_of(sql, child) == "queued"
 
 
-async def test_whoever_waits_for_a_job_that_is_just_retried_is_not_forgotten(
+async def test_a_new_dependant_of_a_job_that_is_just_retried_waits_for_it(
     sql, lane: Lane, connect: Connect, me
 ) -> None:
     parent = await run_one(lane, me)
@@ -127,7 +127,7 @@ async def test_those_behind_a_job_that_comes_while_it_ends_go_with_it(
     assert await state_of(sql, late_one) == "cancelled"
 
 
-async def test_an_id_that_nobody_knows_is_told(sql, lane: Lane) -> None:
+async def test_an_unknown_id_is_refused(sql, lane: Lane) -> None:
     [parent] = await enqueue(lane)
     with pytest.raises(Exception, match="no job has the id 987654321"):
         await sql.fetchval(AFTER, [parent, 987654321], "cancel")
@@ -181,7 +181,9 @@ async def test_one_that_is_held_up_by_a_dependant_far_behind_it_keeps_nobody_els
     assert set((await states(sql, ids)).values()) == {"failed", "cancelled"}
 
 
-async def test_who_can_only_wait_for_each_other_is_told(sql, lane: Lane, connect: Connect) -> None:
+async def test_jobs_that_can_only_wait_for_each_other_are_refused(
+    sql, lane: Lane, connect: Connect
+) -> None:
     ids = await start(lane, ("a", []), ("b", ["a"]), ("c", ["a"]))
     patience = {"lock_timeout": "100ms"}
     async with (
@@ -199,7 +201,7 @@ async def test_who_can_only_wait_for_each_other_is_told(sql, lane: Lane, connect
 
 
 @pytest.mark.parametrize("how", ["added", "retried"])
-async def test_an_end_in_an_older_snapshot_overlooks_nobody_who_has_begun_to_wait(
+async def test_an_end_in_an_older_snapshot_overlooks_no_new_dependant(
     sql, lane: Lane, connect: Connect, me, how: str
 ) -> None:
     ids = await start(lane, ("a", []), ("b", []), ("c", ["a", "b"]))

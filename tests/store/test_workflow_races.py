@@ -1,5 +1,5 @@
-"""Acks, cancels, retries, rescues and additions to one workflow: in any order, all is right, and
-nobody ends in a deadlock."""
+"""Acks, cancels, retries, rescues and additions to one workflow: correct in any order, without a
+deadlock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICIES = ["cancel", "cancel", "wait", "continue", "only"]
 
 
 class Crowd:
-    """Everybody who writes to jobs of workflows; counts what came of it."""
+    """Writers to jobs of workflows, with counts of their effects."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids

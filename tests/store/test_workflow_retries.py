@@ -1,4 +1,4 @@
-"""Jobs that wait for others when one of those is retried: who comes back, and who does not."""
+"""Retries of jobs that others wait for: which dependants are retried, and which are not."""
 
 from __future__ import annotations
 

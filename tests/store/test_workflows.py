@@ -1,4 +1,4 @@
-"""Jobs that wait for others: what the end of one does to the next, whatever that end was."""
+"""Jobs that wait for others: the effect of each outcome on the dependants."""
 
 from __future__ import annotations
 

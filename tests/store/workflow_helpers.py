@@ -1,4 +1,4 @@
-"""What the tests of workflows share: starting one, and every way in which a job ends."""
+"""Helpers of the tests of workflows: start one, and end a job in every way."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.store.helpers import (
     state_of,
 )
 
-# How a job can end, as a word for the tables below.
+# Ways in which a job can end.
 ENDS = ["done", "done with a result", "completed", "failed", "cancelled", "by hand", "crashed"]
 GOOD = ENDS[:3]
-# The state in which a policy leaves a job whose parent has ended well, or not.
+# The state of a job by its policy and the outcome of its parent.
 AFTERWARDS = {
     ("cancel", True): "queued",
     ("cancel", False): "cancelled",
@@ -36,7 +36,8 @@ AFTERWARDS = {
 }
 
 AFTER = "SELECT taskd.enqueue_after('t', '{}', $1::bigint[], queue => 'q', on_failed => $2)"
-# Whoever waits is held up by as many as it counts, and each of these will end, or may be retried.
+# A blocked job has as many open dependencies as it counts, and each parent will end or can be
+# retried.
 WRONG = """
 SELECT job.id, job.state::text, job.waits_for, held.up, held.in_vain
 FROM taskd.job AS job
@@ -54,7 +55,7 @@ WHERE (job.state = 'blocked') <> (job.waits_for IS NOT NULL)
 
 
 async def start(on: Any, *nodes: tuple[Any, ...], name: str = "flow") -> dict[str, int]:
-    """Start a workflow of (name, after, on_failed); the ids of its jobs by name."""
+    """Start a workflow of (name, after, on_failed); return the ids of its jobs by name."""
     made = plan(
         name,
         [

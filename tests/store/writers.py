@@ -1,4 +1,4 @@
-"""Everybody who writes to jobs, each as it is done in a worker, by a producer or by hand."""
+"""Writers to jobs, as workers, producers and operators run them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AFTER = "SELECT taskd.enqueue_after($1, '{}', $2::bigint[], queue => 'q', on_fai
 
 
 def registry() -> Registry:
-    """A plain task, one whose jobs have keys, and one with a limit."""
+    """Publish a plain task, one whose jobs have keys, and one with a limit."""
 
     async def handler(tenant: str = "main") -> None: ...
 
@@ -61,7 +61,7 @@ def registry() -> Registry:
 
 
 class Alone(Pool):
-    """As the client's own connections, over which nothing else is in the transaction."""
+    """Connections like those of the client, without other statements in the transaction."""
 
     def __init__(self, connection: Any) -> None:
         self._on = fetches(connection)
@@ -72,11 +72,11 @@ class Alone(Pool):
 
 
 class Writers:
-    """What each of them does in a round.
+    """The action of each writer in a round.
 
     Attributes:
-        did: how often each has had an effect, and what was refused, by SQLSTATE.
-        born: ids of jobs that somebody was told he has enqueued.
+        did: how often each had an effect, and the refusals by SQLSTATE.
+        born: ids of jobs whose enqueue was confirmed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -103,7 +103,7 @@ class Writers:
         return self._dice.sample(self._ids, min(len(self._ids), self._dice.randint(1, most)))
 
     async def _works(self, connection: Any, acks: Any) -> None:
-        """Claim, die now and then, ack late, in all ways."""
+        """Claim, sometimes die, and ack late, in all ways."""
         on, me = fetches(connection), await new_worker(fetches(connection))
         queue = self._dice.choice(QUEUES)
         batch = await jobs.claim(on, me, queue, 15)
@@ -141,11 +141,11 @@ class Writers:
             self.did["settled"] += len(await jobs.ack_settled(acks, me, outcomes))
 
     def _parked(self, state: JobState) -> bool:
-        """Now and then, as if its task had been paused; whoever keeps up brings it back."""
+        """Sometimes park a job, as if its task had been paused; the upkeep brings it back."""
         return state is SCHEDULED and self._dice.random() < 0.3
 
     async def _enqueues(self, connection: Any, _acks: Any) -> None:
-        """Plain jobs and limited ones, some for later, some with a deadline."""
+        """Enqueue plain and limited jobs, some for later, some with a deadline."""
         if len(self._ids) > LIVE_MOST:
             await asyncio.sleep(0.001)
         made = [
@@ -157,7 +157,7 @@ class Writers:
         self._note(await jobs.enqueue(fetches(connection), made))
 
     async def _enqueues_keys(self, connection: Any, _acks: Any) -> None:
-        """A batch, in no order; in a transaction now and then, where `skip` locks as well."""
+        """Enqueue a batch in any order, sometimes in a transaction, where `skip` locks as well."""
         made = [self._keyed() for _ in range(self._dice.randint(1, KEYS))]
         if self._dice.random() < 0.5:
             made.append(NewJob("t", queue="q"))
@@ -189,7 +189,7 @@ class Writers:
                 self.born.add(int(each))
 
     async def _enqueues_workflows(self, connection: Any, _acks: Any) -> None:
-        """A chain, or a job behind some that are there: a fan-in."""
+        """Enqueue a chain, or a fan-in behind existing jobs."""
         parents = [each for each in self._some(4) if each <= self._known]
         if self._dice.random() < 0.5 or not parents:
             plan = chain(*[NewJob("t", queue="q")] * 3, self._limited.job("x0"))._plan()
@@ -210,7 +210,7 @@ class Writers:
         self.did["retried"] += len(await jobs.retry(fetches(connection), self._some(25)))
 
     async def _changes(self, connection: Any, _acks: Any) -> None:
-        """Priority, queue, time, and the key of a limit."""
+        """Change priority, queue, time, and the key of a limit."""
         dice = self._dice
         wanted, args = dice.choice(
             [
@@ -225,7 +225,7 @@ class Writers:
         self.did["changed"] += sum(each == "changed" for each in changed.values())
 
     async def _limits(self, connection: Any, _acks: Any) -> None:
-        """Settings of limits and queues, by hand and by a worker that starts."""
+        """Set limits and queues, by hand and as a starting worker."""
         on, dice = fetches(connection), self._dice
         match dice.randrange(5):
             case 0:
@@ -255,7 +255,7 @@ class Writers:
         self.did["paused"] += 1
 
     async def _schedules(self, connection: Any, _acks: Any) -> None:
-        """Set, run, pause, and fire what is due."""
+        """Set, run and pause schedules, and fire due ones."""
         on, dice = fetches(connection), self._dice
         name = f"s{dice.randrange(2)}"
         match dice.randrange(6):
@@ -276,7 +276,7 @@ class Writers:
                     self.did["fired"] += await fire(on, each)
 
     async def _keeps_up(self, connection: Any, _acks: Any) -> None:
-        """As each worker: rescue, promote, admit, expire, unpark."""
+        """Do the upkeep of a worker: rescue, promote, admit, expire, unpark."""
         on = fetches(connection)
         self.did["rescued"] += len(await rescue(on))
         self.did["promoted"] += sum((await jobs.promote(on, 100)).values())
@@ -285,10 +285,10 @@ class Writers:
         self.did["unparked"] += sum((await changes.unpark(on, TASKS, 50)).values())
 
     async def _keeps_house(self, connection: Any, _acks: Any) -> None:
-        """What comes by every ten minutes; and whom everybody shall meet from now on."""
+        """Do the upkeep of every ten minutes, and choose the jobs for the next rounds."""
         on = fetches(connection)
         self._ids = [each[0] for each in await connection.fetch(SOME)]
-        # Those of transactions that were begun before and are not committed yet, too.
+        # Including jobs of transactions that began before and have not committed.
         self._known = max(self._ids, default=0)
         self._ids += [self._known + n for n in range(1, 4)]
         await connection.execute("SET lock_timeout = 50")
