@@ -1,4 +1,4 @@
-"""The app: the module named by --app, imported with its submodules for their @task functions."""
+"""Import the app: the module named by --app, with its submodules, for their @task functions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from taskd.worker.running.process_pool import process_slots
 
 
 def load_app(name: str) -> Registry:
-    """Import the app and everything below it; the default registry, filled.
+    """Import the app and everything below it; return the filled default registry.
 
-    The current directory is importable, as users of other workers expect.
+    The current directory is importable, as with other workers.
 
     Raises:
         AppError: it cannot be imported, or registers no task.
@@ -36,7 +36,7 @@ def load_app(name: str) -> Registry:
     module = _import(name)
     for path in getattr(module, "__path__", ()):
         for found in pkgutil.walk_packages([path], prefix=f"{name}."):
-            # A package's __main__ is a program, not a place where tasks are registered.
+            # A package's __main__ is a program, and registers no tasks.
             if not found.name.endswith(".__main__"):
                 _import(found.name)
     if not len(registries.DEFAULT):
@@ -48,7 +48,7 @@ def load_app(name: str) -> Registry:
 
 
 def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> Registry:
-    """The registry with those built-in tasks whose names it does not define itself."""
+    """Return the registry with the enabled built-in tasks whose names it does not define itself."""
     for task in built_ins:
         own = registry.get(task.name)
         if own is None:
@@ -59,15 +59,15 @@ def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> R
 
 
 def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
-    """Queue names and how many attempts each may run: `--queue email --queue reports:4`.
+    """Return queue names with their concurrency: `--queue email --queue reports:4`.
 
     Raises:
         ConfigError: a name or a number is wrong, or there is nothing to serve.
     """
     if not len(registry):
         raise ConfigError(
-            "there are no tasks to run: name your module with --app (or TASKD_APP), or turn a "
-            "built-in one on: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
+            "there are no tasks to run. Name your module with --app (or TASKD_APP), or enable a "
+            "built-in one: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
             "TASKD_HTTP_HOSTS for http_request"
         )
     limits: dict[str, int] = {}
@@ -88,7 +88,7 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
             limits[check_queue(name)] = limit
         except InvalidJob as error:
             raise ConfigError(str(error)) from None
-        # What waits here for a thread or the like could run in another worker's.
+        # A job that waits here for a thread could run in another worker's.
         kinds = {task.kind for task in registry if task.queue == name}
         if kinds and kinds <= rooms.keys():
             limits[name] = min(limit, sum(rooms[kind] for kind in kinds))

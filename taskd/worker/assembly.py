@@ -1,4 +1,4 @@
-"""The anatomy of a worker: its connections, its services, and the order in which they stop."""
+"""The parts of a worker: its connections, its services, and the order in which they stop."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.service import Service
 from taskd.worker.stopping.emergency_stop import EmergencyStop
 from taskd.worker.supervisor import Supervisor
-from taskd.worker.upkeep.duties import Pruner, Reconciler, Rescuer, Timer
 from taskd.worker.upkeep.promoter import Promoter
+from taskd.worker.upkeep.pruner import Pruner
+from taskd.worker.upkeep.reconciler import Reconciler
+from taskd.worker.upkeep.rescuer import Rescuer
 from taskd.worker.upkeep.schedule_runner import ScheduleRunner
+from taskd.worker.upkeep.timer import Timer
 
-# Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever
-# the statistics say. A generic plan that flipped to a scan took 20 ms in place of 3 for 500 acks; a
-# claim that was planned while the table was empty took 100 ms after a burst of 200,000 jobs; and a
-# bitmap scan locks rows in another order than ids, which deadlocked with a cancel. So nothing is
-# planned anew, either: PostgreSQL holds a plan for the array at hand to be cheaper than one for any
-# array, and planned each batch of acks again, 0.5 ms for one job.
+# Each statement of a worker goes by ids or along one index, so the planner gets no choice: a
+# generic plan that flips to a scan is slow for every batch, and a bitmap scan locks rows in another
+# order than that of ids, which can deadlock. Plans are not made anew either: PostgreSQL would
+# replan each batch, as it thinks that a plan for the given array is cheaper.
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_hashjoin": "off",
@@ -56,12 +57,12 @@ PLANS = {
 
 
 class Assembly:
-    """All parts of one worker. Made once, on the loop that runs them.
+    """All parts of one worker; made once, on the loop that runs them.
 
     Args:
-        limits: queue names, and how many attempts each may run.
-        me: this process's incarnation as it is now.
-        notify: who is told how the worker is, if anybody.
+        limits: queue names, with their concurrency.
+        me: this process's row in the table of workers, as it is now.
+        notify: reports the worker's state to a supervisor, if there is one.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Assembly:
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
         self.firers = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
-        self.sweeper = Rescuer(
+        self.rescuer = Rescuer(
             self.upkeep,
             lease,
             me,
@@ -139,57 +140,57 @@ class Assembly:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
         self.supervisor = Supervisor(self._tiers(beside, Pruner(database)))
 
-    def _tiers(self, beside: list[Service], historian: Pruner) -> list[list[Service]]:
-        """What runs, in the order in which it starts; it stops in the opposite one."""
+    def _tiers(self, beside: list[Service], pruner: Pruner) -> list[list[Service]]:
+        """Return the services in the order of their start; they stop in the reverse order."""
         upkeep: list[Service] = [
-            self.sweeper,
+            self.rescuer,
             self.promoter,
             *self.firers,
             self.reconciler,
             self.scout,
             self.progress,
             *([self.keeper] if self.keeper else []),
-            historian,
+            pruner,
         ]
         return [
             beside,
             [self.acker],  # outlives every attempt
             [*upkeep, *([self.listener] if self.listener else [])],
-            [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
+            [*self.consumers.values(), self.quarantine],  # stopping it only stops claims
         ]
 
     def _runs(self, job: Job) -> bool:
-        """Whether an attempt of this very claim waits for something here."""
+        """Return whether an attempt of exactly this claim waits for something here."""
         return any(runner.runs(job) for runner in self.runners)
 
     def _works_for(self) -> Job | None:
-        """The job on whose behalf the main loop works, asked in its thread."""
+        """Return the job for which the main loop runs now; called in the loop's thread."""
         here = threading.get_ident() == self._thread
         return self._pulse.running(self._loop) if here else None
 
     def _hides(self, job: Job) -> Callable[[str], str] | None:
-        """What hides the arguments of a job that its task redacts, if it does."""
+        """Return the function that hides redacted arguments of a job, if its task has any."""
         task = self.shared.registry.get(job.task)
         if task is None or not task.redact:
             return None
         return hider(self._pulse.together.get(job.id, [job]), task)
 
     def begin_lines(self) -> None:
-        """Name the job in what handlers log, and keep it where that is wanted."""
+        """Add the job to the log lines of handlers, and keep these lines where that is wanted."""
         own_threads(self._loop, self._works_for)
         self.lines.install()
         if self.keeper is not None:
             self._deafen = self.keeper.begin(self._loop.call_soon_threadsafe)
 
     def end_lines(self) -> None:
-        """The opposite."""
+        """Undo it."""
         self.lines.remove()
         self._deafen()
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
-        """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""
+        """Make what brings jobs to the runners: consumers, idle poller, timer, quarantine."""
         self.scout = IdlePoller(self.upkeep, settings.poll_s)
-        self.slow_lane = Quarantine(
+        self.quarantine = Quarantine(
             self.claims,
             lease,
             self.acker,
@@ -198,10 +199,10 @@ class Assembly:
             lambda: self.shared.paused,
             self.reconciler.doubt,
         )
-        self.shared.suspect_ended = self.slow_lane.wakeup.set
-        self.acker.on_written.append(self.slow_lane.written)
+        self.shared.suspect_ended = self.quarantine.wakeup.set
+        self.acker.on_written.append(self.quarantine.written)
         self.consumers: dict[str, Consumer] = {}
-        self.promoter = Promoter(self.upkeep, self.consumers, self.slow_lane.wakeup)
+        self.promoter = Promoter(self.upkeep, self.consumers, self.quarantine.wakeup)
         for runner in self.runners:
             self.consumers[runner.queue] = Consumer(
                 runner,
@@ -217,14 +218,14 @@ class Assembly:
             self.acker.on_written.append(self.consumers[runner.queue].written)
 
     def _add_listening(self, settings: Settings, database: Database) -> None:
-        """What wakes them: one listener for all queues."""
+        """Return what wakes them: one listener for all queues."""
         listening = database
         if settings.listen_dsn is not None:
             listening = Database(
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
         self.listener: Listener | None = None
-        # Through a pooler nothing is heard: polling is all there is.
+        # Notifications do not pass a pooler, so only polling remains.
         if not listening.pooled:
-            calls = Calls(self.shared.lease, self.sweeper.wakeup, self.reconciler.wakeup)
+            calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
             self.listener = Listener(listening, self.consumers, self.promoter.hear, calls.hear)

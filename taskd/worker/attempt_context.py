@@ -1,4 +1,4 @@
-"""What a handler gets as `ctx`."""
+"""The `ctx` of handlers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskd.store.connections.statements import Fetches
 
 
 class Reads:
-    """How handlers read from the database, also those that run in threads."""
+    """Reads from the database for handlers, also for those in threads."""
 
     def __init__(self, lane: Fetches) -> None:
         self.lane = lane
@@ -28,7 +28,7 @@ class Reads:
 
 
 class AttemptContext:
-    """What a handler gets as `ctx`; the promises are in taskd.Context.
+    """The `ctx` of a handler; taskd.Context documents it.
 
     Attributes:
         completed: the completion was written in a transaction.
@@ -72,7 +72,7 @@ class AttemptContext:
 
     @property
     def job(self) -> Job:
-        """The claimed job; for taskd itself."""
+        """Return the claimed job; for taskd itself."""
         return self._job
 
     @property
@@ -87,7 +87,7 @@ class AttemptContext:
 
     @property
     def queue(self) -> str:
-        """The queue it came from."""
+        """The queue that it was claimed from."""
         return self._job.queue
 
     @property
@@ -97,7 +97,7 @@ class AttemptContext:
 
     @property
     def fence(self) -> int:
-        """This attempt's token: grows with every claim of the job."""
+        """This attempt's token: it grows with every claim of the job."""
         return self._job.fence
 
     def remaining_s(self) -> float | None:
@@ -105,22 +105,22 @@ class AttemptContext:
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     async def results(self) -> dict[str, Any]:
-        """What the jobs that this one waited for have returned, by the names of their nodes.
+        """Return the results of the jobs that this one waited for, by the names of their nodes.
 
         Raises:
-            ResultsTooLarge: it takes over 8 MiB.
+            ResultsTooLarge: they take over 8 MiB.
             StoreUnavailable: the database does not answer.
         """
         read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
         if read.by_node is None:
             raise ResultsTooLarge(
-                f"job {self._job.id}: what the jobs before it returned takes {read.size:,} bytes; "
-                f"at most {RESULTS_BYTES_MAX:,} are read. Return references to it instead."
+                f"job {self._job.id}: the results of the jobs before it take {read.size:,} bytes; "
+                f"the limit is {RESULTS_BYTES_MAX:,}. Return references to the data instead."
             )
         return read.by_node
 
     def results_sync(self) -> dict[str, Any]:
-        """The same for plain functions.
+        """Do the same for plain functions.
 
         Raises:
             ResultsTooLarge, StoreUnavailable: as results().
@@ -128,10 +128,10 @@ class AttemptContext:
         return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far this attempt is.
+        """Report how far this attempt is.
 
         Raises:
-            TypeError, ValueError: done or total is no number, or not a finite one.
+            TypeError, ValueError: done or total is not a finite number.
         """
         self._progress(self._job, done, total, note)
 
@@ -141,13 +141,13 @@ class AttemptContext:
         Its effects and the completion then commit together, or neither does.
 
         Raises:
-            LeaseLost: the job was taken over; leave the transaction by an exception, so that it
-                rolls back.
+            LeaseLost: another worker owns the job; leave the transaction with an exception, so that
+                it is rolled back.
         """
         await self._complete(callers_connection.fetches(conn), result)
 
     def complete_sync(self, conn: Any, result: Any = None) -> None:
-        """The same for plain functions, whose connections block.
+        """Do the same for plain functions, with blocking connections.
 
         Raises:
             LeaseLost: as complete().

@@ -1,8 +1,8 @@
-"""What operators have set: paused tasks and the concurrency of queues, as this worker knows it.
+"""Settings by operators: paused tasks and the concurrency of queues, as this worker knows them.
 
-The truth is in the database. A worker reads it before its first claim and then every five seconds,
-with what it asks about its surroundings anyway; a call on the channel of all workers has it look at
-once. So a pause is late by a round trip, or, where nothing is heard, by five seconds at most.
+The database has the truth. A worker reads it before its first claim and then every five seconds,
+together with other upkeep data; a notification on the channel of all workers makes it read at once.
+So a pause takes effect after a round trip, or, without notifications, within five seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from taskd.worker.lease import Lease
 from taskd.worker.running.runner import Runner, Shared
 from taskd.worker.service import Wakeup
 
-# Whoever may connect can call, in vain and without end.
+# Any user who can connect can send such notifications, without end.
 LOOK_FOR_CALLS_EVERY_S = 0.2
 
 
 class Controls:
-    """Heeds what operators have set.
+    """Applies what operators have set.
 
     Args:
-        runners: each is as large as its settings say, until somebody sets it otherwise.
+        runners: their size is the worker's own setting, unless an operator has set another one.
         shared: where consumers read which tasks are paused.
     """
 
@@ -34,12 +34,12 @@ class Controls:
         self._set: Mapping[str, int] = {}
 
     def configure(self, limits: Mapping[str, int]) -> None:
-        """The settings were read again."""
+        """Note that the worker's settings were read again."""
         self._configured.update(limits)
         self._resize()
 
     def heed(self, paused: frozenset[str], limits: Mapping[str, int]) -> None:
-        """The database was read: the paused tasks, and the queues whose concurrency is set."""
+        """Apply what was read: the paused tasks, and the queues with a set concurrency."""
         if paused != self._shared.paused:
             self._shared.paused = paused
             events.tasks_paused(sorted(paused))
@@ -49,7 +49,7 @@ class Controls:
                 events.queue_resized(runner.queue, runner.limit)
 
     def _resize(self) -> list[Runner]:
-        """Make each runner as large as it is to be; those that have changed."""
+        """Set the size of each runner; return those that have changed."""
         changed = []
         for runner in self._runners:
             limit = self._set.get(runner.queue, self._configured[runner.queue])
@@ -60,14 +60,14 @@ class Controls:
 
 
 class Calls:
-    """Hears the calls on the channel of all workers.
+    """Receives notifications on the channel of all workers.
 
-    One without a payload is for everybody: something was set. One with a worker's id is for that
-    worker: a job that it runs is to be cancelled.
+    A notification without a payload concerns all workers: an operator has set something. One with a
+    worker's id concerns that worker: the cancellation of one of its jobs was requested.
 
     Args:
-        look: has the worker read what is set.
-        reconcile: has it read which of its jobs are to be cancelled.
+        look: makes the worker read what operators have set.
+        reconcile: makes it read which of its jobs to cancel.
     """
 
     def __init__(self, lease: Lease, look: Wakeup, reconcile: Wakeup) -> None:
@@ -75,7 +75,7 @@ class Calls:
         self._look, self._reconcile = Seldom(look), Seldom(reconcile)
 
     def hear(self, payload: str) -> None:
-        """Somebody calls."""
+        """Handle a notification."""
         if not payload:
             self._look.set()
         elif payload == str(self._lease.worker_id):
@@ -83,7 +83,7 @@ class Calls:
 
 
 class Seldom:
-    """Sets a wake-up, at once or so long after the last time that it is not set too often."""
+    """Sets a wake-up, at once or after a minimum interval since the last time."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
@@ -93,6 +93,6 @@ class Seldom:
         """Set it."""
         now = time.monotonic()
         if self._at > now:
-            return  # it is going to be
+            return  # it is scheduled already
         self._at = max(now, self._at + LOOK_FOR_CALLS_EVERY_S)
         asyncio.get_running_loop().call_later(self._at - now, self._wakeup.set)

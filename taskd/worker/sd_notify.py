@@ -1,7 +1,7 @@
-"""What a worker says to its supervisor, in the words of sd_notify(3): a few lines a datagram.
+"""Report the state of a worker to its supervisor, by the protocol of sd_notify(3).
 
-The supervisor is systemd, or the parent of several processes (parent.py), which speaks the same
-protocol to its children. Twenty lines of a stable protocol need no dependency.
+The supervisor is systemd, or the parent of several processes (parent.py), which uses the same
+protocol. The protocol is small and stable, so no library is needed.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
 STATUS_EVERY_S = 1.0
-# Said once a second during the drain, so a stop that goes on is not taken for one that hangs. It
-# also covers what comes after the last of them: flushing, closing, ending.
+# Sent once a second during the drain, so that a long stop is not taken for a hanging one. It also
+# covers the time after the last message: flush, close, exit.
 EXTEND_BY_S = 15.0
 QUEUES_NAMED = 5
 REPORT_TRIES = 20
 REPORT_TRY_EVERY_S = 0.05
-# systemd drops a datagram of more than 4096 bytes; what a parent is told is far smaller.
+# systemd drops a datagram of more than 4096 bytes; reports to a parent are far smaller.
 DATAGRAM_BYTES_MAX = 65536
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(slots=True)
 class Status:
-    """How a worker, or all processes of one, are doing.
+    """The state of a worker, or of all its processes.
 
     Attributes:
         jobs: attempts by how they ended.
-        silent_s: seconds since the database last answered; 0: it does answer.
-        stuck, unready: as health.Condition has them.
+        silent_s: seconds since the database last answered; 0: it answers.
+        stuck, unready: as in health.Condition.
     """
 
     queues: str = ""
@@ -60,7 +60,7 @@ class Status:
 
     @classmethod
     def total(cls, parts: Sequence[Status]) -> Status:
-        """All of them in one."""
+        """Return the state of all of them together."""
         made = cls()
         for part in parts:
             made.queues = part.queues or made.queues
@@ -72,15 +72,15 @@ class Status:
 
 
 class Notify:
-    """Sends; it never waits and never raises, and does nothing where nobody listens.
+    """Sends messages; it never waits and never raises, and does nothing without a listener.
 
     Args:
-        address: a path, or an abstract name that begins with @; empty: nobody listens.
-        watchdog_s: within so many seconds the supervisor wants to hear that the loop ticks.
-        to_parent: the listener is the parent of several processes, which also takes reports.
+        address: a path, or an abstract name that begins with @; empty: no listener.
+        watchdog_s: the supervisor expects a sign that the loop runs within this time.
+        to_parent: the listener is the parent of several processes, which also accepts reports.
 
     Attributes:
-        every_s: how often tick() is to be called.
+        every_s: how often to call tick().
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class Notify:
     ) -> None:
         self.watchdog_s = watchdog_s
         self.to_parent = to_parent
-        # A parent hears its children and then speaks itself: a quarter each makes a half in all.
+        # A parent receives from its children and then sends itself: two quarters make half the
+        # time.
         self.every_s = min(STATUS_EVERY_S, STATUS_EVERY_S if watchdog_s is None else watchdog_s / 4)
         self._address: str | bytes = address
         if address.startswith("@"):
@@ -105,10 +106,10 @@ class Notify:
     def from_environment(
         cls, environ: MutableMapping[str, str], pid: int, *, to_parent: bool = False
     ) -> Notify:
-        """The supervisor that NOTIFY_SOCKET names.
+        """Return the supervisor that NOTIFY_SOCKET names.
 
-        Its variables are taken out of the environment: no program that a handler starts shall
-        speak in the name of this process.
+        Its variables are removed from the environment, so that no program of a handler can report
+        for this process.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         usec = environ.pop("WATCHDOG_USEC", "")
@@ -119,26 +120,26 @@ class Notify:
 
     @property
     def active(self) -> bool:
-        """Whether there is a supervisor to speak to."""
+        """Return whether there is a supervisor."""
         return self._socket is not None
 
     def close(self) -> None:
-        """Nothing more is said."""
+        """Send nothing more."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def starting(self) -> None:
-        """The signal handlers are in place; a parent may forward signals from now on."""
+        """The signal handlers are installed; a parent can forward signals from now on."""
         self._say(STATUS="starting")
 
     def ready(self) -> None:
-        """It listens and claims; or it has read its settings again."""
+        """The worker listens and claims; or it has read its settings again."""
         self._owed.pop("RELOADING", None)
         self._say(READY=1)
 
     def reloading(self) -> None:
-        """It reads its settings again; ready() follows."""
+        """The worker reads its settings again; ready() follows."""
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._say(RELOADING=1, MONOTONIC_USEC=now_usec)
 
@@ -147,11 +148,11 @@ class Notify:
         self._say(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
 
     def tick(self, status: Status, *, ticking: bool = True, draining: bool = False) -> None:
-        """Once every `every_s`: what there is to say.
+        """Send the present state; called every `every_s`.
 
         Args:
-            ticking: the loop turns, which is all that the watchdog is told; whether the database
-                answers does not count, or an outage would restart every worker there is.
+            ticking: whether the loop runs, the only thing that the watchdog learns: if an outage of
+                the database counted, it would restart every worker.
         """
         said: dict[str, object] = {}
         if ticking and self.watchdog_s is not None:
@@ -169,7 +170,7 @@ class Notify:
             self._say(**said)
 
     async def report(self, report: Mapping[str, Any]) -> bool:
-        """Hand the drain report to the parent; False: there is none, or it does not take it."""
+        """Send the drain report to the parent; False: there is none, or it does not accept it."""
         for _ in range(REPORT_TRIES if self.to_parent else 0):
             if self._say(X_TASKD_REPORT=json.dumps(report)):
                 return True
@@ -184,14 +185,14 @@ class Notify:
         lines = [f"{name}={value}\n" for name, value in self._owed.items()]
         try:
             self._socket.sendto("".join(lines).encode(errors="replace"), self._address)
-        except OSError:  # the listener's queue is full (10 datagrams are usual), or it is gone
+        except OSError:  # the listener's queue is full (10 datagrams by default), or it is gone
             return False
         self._owed.clear()
         return True
 
 
 class Notifier(Loop):
-    """Service: keeps the supervisor informed."""
+    """Service: reports to the supervisor regularly."""
 
     name = "notifier"
 
@@ -208,7 +209,7 @@ class Notifier(Loop):
         self._health = health
 
     async def tick(self) -> float:
-        """Say how things are."""
+        """Report the present state."""
         self._notify.tick(self._status(), draining=self._lease.draining)
         return self.every_s
 
@@ -217,20 +218,20 @@ class Notifier(Loop):
         queues = ", ".join(names[:QUEUES_NAMED])
         if len(names) > QUEUES_NAMED:
             queues += f" and {len(names) - QUEUES_NAMED} more"
-        # Beats are a sixth of the lease apart; one that is late may still be on its way.
+        # Renewals are a sixth of the lease apart; a late one may still be on its way.
         silent_s = self._lease.silent_s + self._lease.lease_s * 2 / 3
         if not self._lease.outage and silent_s < self._lease.lease_s / 3:
             silent_s = 0.0
         running = sum(runner.running for runner in self._runners)
-        # A supervisor other than a parent goes by the ticks alone.
+        # systemd acts only on the ticks.
         how = self._health.look() if self._notify.to_parent else Condition()
         return Status(queues, running, dict(self._jobs), int(silent_s), how.stuck, how.unready)
 
 
 class Ear:
-    """A parent's end: a socket whose abstract address leaves nothing behind, whoever is killed.
+    """A parent's socket; its abstract address leaves nothing behind, whatever process is killed.
 
-    As with systemd's own, everybody may send to it; the kernel says who did.
+    As with systemd's socket, any process can send to it; the kernel provides the sender's pid.
     """
 
     def __init__(self) -> None:
@@ -241,7 +242,7 @@ class Ear:
         self.address = "@" + self.socket.getsockname()[1:].decode()
 
     def heard(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """What has arrived: the sender's pid and what it said."""
+        """Return what has arrived: the sender's pid and the message."""
         with suppress(BlockingIOError):
             while True:
                 data, extra, _, _ = self.socket.recvmsg(
@@ -254,5 +255,5 @@ class Ear:
                         yield CREDENTIALS.unpack(credentials)[0], said
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket."""
         self.socket.close()

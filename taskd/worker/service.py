@@ -9,22 +9,22 @@ from typing import Protocol
 
 
 class Service(Protocol):
-    """Something a worker runs. To raise is to crash: the supervisor starts it again."""
+    """Something that a worker runs. An exception is a crash: the supervisor restarts it."""
 
     name: str
 
     async def run(self) -> None:
-        """Work until told to stop."""
+        """Run until stopped."""
 
     def stop(self) -> None:
-        """Ask to stop. Returns at once; harmless twice, or before run()."""
+        """Ask it to stop. Returns at once; can be called twice, or before run()."""
 
 
 class Wakeup:
-    """A coalescing "something is there": set from anywhere, waited for by one service.
+    """A coalescing wake-up: set from anywhere, awaited by one service.
 
-    An asyncio.Event whose wait ends by itself. To have asyncio.timeout cancel the wait of one cost
-    twice as much (170 us, not 90), and most of a worker's wake-ups are waits that end like that.
+    It is an asyncio.Event whose wait has a timeout of its own, which takes half the time of
+    asyncio.timeout around an event; most waits of a worker end by their timeout.
     """
 
     def __init__(self) -> None:
@@ -40,15 +40,15 @@ class Wakeup:
             _release(waiter)
 
     def clear(self) -> None:
-        """Forget what was set; done before looking, so that a ring meanwhile is not lost."""
+        """Clear it; done before the service looks for work, so that a later wake-up is not lost."""
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Whether a wait would return at once."""
+        """Return whether a wait would return at once."""
         return self._is_set
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until set, at most `timeout_s`; whether it was set."""
+        """Wait until set, at most `timeout_s`; return whether it was set."""
         if self._is_set:
             return True
         loop = asyncio.get_running_loop()
@@ -70,10 +70,10 @@ def _release(waiter: asyncio.Future[None]) -> None:
 
 
 class Loop:
-    """A service that does one thing every so often: subclasses write tick().
+    """A service that does one thing regularly: subclasses define tick().
 
     Attributes:
-        wakeup: set it to have the next tick at once.
+        wakeup: set it for a tick at once.
         turned_at: when the last tick began (time.monotonic).
     """
 
@@ -86,11 +86,11 @@ class Loop:
         self.turned_at = time.monotonic()
 
     async def tick(self) -> float | None:
-        """Do it once; seconds until the next time, None: `every_s`, jittered."""
+        """Do it once; return seconds until the next time, None: `every_s`, with jitter."""
         raise NotImplementedError
 
     async def run(self) -> None:
-        """Tick, wait, tick again."""
+        """Tick, wait, and repeat."""
         while not self.stopping:
             self.wakeup.clear()
             self.turned_at = time.monotonic()
@@ -99,33 +99,33 @@ class Loop:
                 await self.wakeup.wait(jittered_s(self.every_s) if wait_s is None else wait_s)
 
     def stop(self) -> None:
-        """Ask to stop."""
+        """Ask it to stop."""
         self.stopping = True
         self.wakeup.set()
 
 
 def jittered_s(delay_s: float) -> float:
-    """The delay, give or take a fifth: what happens together should not stay together."""
+    """Return the delay plus or minus a fifth, so that services do not stay synchronised."""
     return delay_s * random.uniform(0.8, 1.2)
 
 
-# What comes behind such a wait, a connection and a look or two, is over 5 s after an outage.
+# After an outage, this wait, a connection and the first statements together take up to 5 s.
 RETRY_S_MAX = 4.5
 
 
 class Backoff:
-    """Full-jitter backoff for reconnecting: random between nothing and a bound that doubles."""
+    """Full-jitter backoff for reconnects: random between zero and a bound that doubles."""
 
     def __init__(self, base_s: float = 0.1, cap_s: float = RETRY_S_MAX) -> None:
         self._base_s, self._cap_s = base_s, cap_s
         self._tries = 0
 
     def next_s(self) -> float:
-        """How long to wait before the next try."""
+        """Return how long to wait before the next try."""
         bound_s: float = min(self._cap_s, self._base_s * 2.0 ** min(self._tries, 16))
         self._tries += 1
         return random.uniform(0.2, 1.0) * bound_s
 
     def reset(self) -> None:
-        """It worked."""
+        """Note a success."""
         self._tries = 0

@@ -1,4 +1,4 @@
-"""What a worker process tells of itself when somebody asks: counts, and how things are now."""
+"""The status of a worker process: its counters and its present state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class WorkerStatus(msgspec.Struct):
     """One process at one moment.
 
     Attributes:
-        process: which of several; 1: it is alone.
-        running, waiting, limits: by queue: attempts that run, jobs that were claimed and have not
-            begun, how many attempts may run.
+        process: its number among several; 1: it is alone.
+        running, waiting, limits: by queue: running attempts, claimed jobs that have not started,
+            and concurrency.
         unwritten: outcomes that are not written yet.
-        trusted_s: for how long its claims are honoured without another beat.
-        lags, lag_s: as watch.Pulse has them.
+        trusted_s: how long its claims stay valid without a further lease renewal.
+        lags, lag_s: as in loop_monitor.Pulse.
         up_s: seconds since it started.
     """
 
@@ -46,7 +46,7 @@ _started = time.monotonic()
 def take(
     process: int, condition: Condition, counted: Counted, parts: Assembly | None
 ) -> WorkerStatus:
-    """The process as it is; before its parts are made, there is little to tell."""
+    """Return the present status; before its parts are made, there is little to report."""
     made = WorkerStatus(process, time.monotonic() - _started, condition, counted)
     if parts is not None:
         made.running = {runner.queue: runner.running for runner in parts.runners}

@@ -1,6 +1,6 @@
-"""The worker: what it consists of, how it starts, and how it stops.
+"""The worker: how it starts, runs and stops.
 
-Its anatomy is in assembly.py; read `_drain` here for its end.
+assembly.py has its parts; `_drain` below is its end.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ FLUSH_S = 5.0
 RETIRE_S = 1.0
 BESIDE_S = 2.0
 
-# One each for claims, acks, upkeep, beats and listening, and now and then one for the history and
-# one for the queries of schedules. With more than one queue there is a second one for claims.
+# One each for claims, acks, upkeep, lease and LISTEN, and temporary ones for the history and for
+# queries of schedules. With more than one queue there is a second one for claims.
 CONNECTIONS = 7
 
 
@@ -57,20 +57,20 @@ class Worker:
 
     Args:
         settings: see taskd.config.
-        registry: the tasks it runs.
+        registry: the tasks that it runs.
         database: where the jobs are.
-        app: whose tasks these are.
-        until_empty: end when the queues hold nothing that this worker could run soon.
-        reload: called on SIGHUP; returns the settings as they are now.
-        on_close: awaited at the very end, such as closing connections of built-in tasks.
-        notify: who is told how it is: systemd, or the parent of several processes.
-        place: which one of several processes this is.
-        last: the process is its own and ends with it; signals that ask to stop are ignored from
-            then on.
+        app: the app of these tasks.
+        until_empty: end when the queues hold no job that this worker could run soon.
+        reload: called on SIGHUP; returns the present settings.
+        on_close: awaited at the very end, for example to close connections of built-in tasks.
+        notify: the supervisor to report to: systemd, or the parent of several processes.
+        place: the number of this process among several.
+        last: the process ends with this worker; from then on it ignores signals that ask it to
+            stop.
 
     Attributes:
-        beside: services that run from before the start to after the drain, such as probes.
-        counting: what counts events, if anything does: begin_counting().
+        beside: services that run from before the start until after the drain, such as probes.
+        counting: counts events, if begin_counting() was called.
     """
 
     def __init__(
@@ -119,20 +119,20 @@ class Worker:
         events.measure(self.counting)
 
     def condition(self) -> Condition:
-        """How it is, for probes."""
+        """Return its condition, for probes."""
         parts: Assembly | None = getattr(self, "parts", None)
         return Condition(unready="it starts") if parts is None else parts.health.look()
 
     def snapshot(self) -> WorkerStatus:
-        """All that it has counted, and how things are now."""
+        """Return all counters, and the present state."""
         counted = Counters(self.limits) if self.counting is None else self.counting
         parts: Assembly | None = getattr(self, "parts", None)
         return take(self._place.number, self.condition(), counted.copy(), parts)
 
-    # Life.
+    # Start and run.
 
     async def run(self) -> int:
-        """Work until stopped; the exit code.
+        """Run until stopped; return the exit code.
 
         Raises:
             SchemaError, AppError, ConfigError, ResourceError, StoreUnavailable, PermissionDenied:
@@ -174,7 +174,7 @@ class Worker:
             await self._stop_asked.wait()
             await self._drain()
         finally:
-            # A signal that comes now must not cut the end off.
+            # A signal that arrives now must not cut the end off.
             try:
                 await self._close()
             finally:
@@ -182,7 +182,7 @@ class Worker:
         return self.report.exit_code
 
     def stop(self, why: str = "") -> None:
-        """Ask to stop: the first time to drain, the second to cancel, the third to abandon."""
+        """Ask it to stop: the first call drains, the second cancels, the third abandons."""
         self._stops = 3 if why == "SIGQUIT" else self._stops + 1
         if not self.report.why:
             self.report.why = why or "asked"
@@ -209,8 +209,8 @@ class Worker:
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         if self._last:
-            # What is there by now stays until the end. To search it for garbage held up all
-            # handlers for 30 ms at a time, of an app that imports nothing, and so for 1 ms at most.
+            # Existing objects stay until the end. Without this, each full garbage collection would
+            # scan them and delay all handlers by some 30 ms.
             gc.collect()
             gc.freeze()
         self._traces = traces.begin()
@@ -218,11 +218,11 @@ class Worker:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
         await self._register()
-        await self.parts.sweeper.look()  # before the first claim: what is paused is not run
+        await self.parts.rescuer.look()  # before the first claim: paused tasks must not run
         self._beat = LeaseThread(
             self.database, self._lease, self._pulse, self._buried, self._works_with
         )
-        self._pulse.ticked = time.monotonic()  # nobody has looked after it so far
+        self._pulse.ticked = time.monotonic()  # no other worker has promoted jobs until now
         self._beat.start()
         self.parts.supervisor.start()
         self._watchers = [
@@ -231,7 +231,7 @@ class Worker:
         ]
         if self._until_empty:
             self._watchers.append(asyncio.create_task(self._watch_empty(), name="watch-empty"))
-        # Without LISTEN it works by polling; the start does not wait for it for long.
+        # Without LISTEN it works by polling, so the start does not wait for it for long.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 if self.parts.listener is not None:
@@ -242,7 +242,7 @@ class Worker:
         self._notify.ready()
 
     async def _with_room(self, connects: Callable[[], Awaitable[object]]) -> None:
-        """Do it once the server has a connection for it, which others may give back any moment."""
+        """Do it when the server has a free connection, which can be at any moment."""
         backoff = Backoff()
         while True:
             try:
@@ -259,7 +259,7 @@ class Worker:
                     await self._stop_asked.wait()
 
     async def _check_connections(self) -> None:
-        """The connection budget, checked against the server before it is used."""
+        """Check the connection budget against the server before using it."""
         needed = CONNECTIONS + (len(self.limits) > 1)
         needed += self.settings.http != "off" and self._place.alone
         if any(task.kind is Kind.TRANSACTION for task in self.registry):
@@ -274,8 +274,8 @@ class Worker:
                 f"; the server allows {usable}. Raise its max_connections"
                 f"{'' if self._place.alone else ', or run fewer processes'}."
             )
-        # Those of the lanes are open and counted. Others may end at any time, so it only warns;
-        # the first of several processes does so for all of them, before they are started.
+        # Connections of the lanes are open and counted. Others can end at any time, so this only
+        # warns; the first of several processes does so for all, before the others start.
         free = usable - server.used + len(self.parts.lanes)
         wanted = of_all if self._place.number == 1 else needed
         if wanted > free:
@@ -308,10 +308,10 @@ class Worker:
             **self._connections,
         )
 
-    # What may happen meanwhile.
+    # Events while it runs.
 
     def _buried(self, worker_id: int) -> None:
-        """This incarnation was declared dead: its jobs are others' now. Drop them, start anew."""
+        """This worker was declared dead, and others own its jobs: drop them, and restart."""
         if worker_id != self._lease.worker_id or self._lease.buried:
             return
         self._lease.buried = True
@@ -323,20 +323,20 @@ class Worker:
             self._reborn = asyncio.create_task(self._be_reborn(), name="reborn")
 
     def _works_with(self, oldest: int) -> None:
-        """The oldest code that works with the schema now, or with what is announced for it."""
+        """Handle the oldest code that works with the schema now, or with an announced migration."""
         if oldest > self._me.schema.newest and not self.report.outgrown:
             events.worker_outgrown(self._me.schema.newest, oldest)
             self.report.outgrown = True
             if not self._stop_asked.is_set():
                 self.stop(
-                    f"the schema works with code of {oldest:04d} and later: "
+                    f"the schema works with code {oldest:04d} and later: "
                     "upgrade taskd on this machine"
                 )
 
     async def _be_reborn(self) -> None:
         backoff = Backoff()
         while True:
-            # A new id each time: the row of a try whose answer was lost may be there.
+            # A new id for each try: the row of a try without an answer may exist.
             self._me = new_incarnation(self._app)
             try:
                 await self._register()
@@ -345,25 +345,25 @@ class Worker:
                 events.service_crashed("reborn", error, crashes=1, delay_s=delay_s)
                 await asyncio.sleep(delay_s)
             else:
-                # What they claimed for a dead worker was nothing, and nobody rang for it.
-                self.parts.slow_lane.wakeup.set()
+                # Claims for a dead worker brought nothing, and producers sent no NOTIFY for it.
+                self.parts.quarantine.wakeup.set()
                 for consumer in self.parts.consumers.values():
                     consumer.doubt()
                 return
 
     def _quiet(self, quiet: bool) -> None:
-        """SIGTSTP and SIGCONT: claim nothing more; claim again."""
+        """SIGTSTP and SIGCONT: pause claims; resume claims."""
         # systemd sends a SIGCONT after its SIGTERM, and so does `timeout`.
-        if quiet == self.parts.slow_lane.quiet or self._stop_asked.is_set():
+        if quiet == self.parts.quarantine.quiet or self._stop_asked.is_set():
             return
-        self.parts.slow_lane.quiet = quiet
+        self.parts.quarantine.quiet = quiet
         for consumer in self.parts.consumers.values():
             consumer.quiet = quiet
         self.parts.health.quiet = quiet
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
-        """SIGHUP: limits, log level, drain times; everything else needs a restart."""
+        """SIGHUP: concurrency, log level, drain times; everything else needs a restart."""
         if self._reload is None:
             return
         ready = self.ready.is_set()
@@ -398,16 +398,17 @@ class Worker:
         self.report.left = await emptied(self.parts, list(self.limits), self.registry.names())
         self.stop("empty")
 
-    # Its end.
+    # Stop.
 
     async def _drain(self) -> None:
-        """The phases of a stop; each is bounded, and a further signal skips ahead."""
+        """Run the phases of a stop; each is limited, and a further signal skips ahead."""
         began = time.monotonic()
         self._lease.draining = True
         self._notify.stopping()
         self.report.running = sum(runner.running for runner in self.parts.runners)
-        # 0 and 1: no new claim; what was claimed and not started goes back, its attempt refunded,
-        # and so does what a claim in flight still brings, so that nothing has to wait for it.
+        # 0 and 1: claim nothing more. Claimed jobs that have not started are released and their
+        # attempts refunded, also those that a claim in flight still brings, so that no job has to
+        # wait for it.
         for runner in self.parts.runners:
             self.report.released += runner.close()
             runner.warn_all()
@@ -416,29 +417,29 @@ class Worker:
             self.parts.supervisor.stop_tier(self.settings.statement_timeout_s + 3.0),
             name="claims-end",
         )
-        # 2: running handlers may end.
+        # 2: let running handlers finish.
         await self._wait_for_attempts(self.settings.drain_s, stops=2)
-        # 3: they are cancelled; what ignores that is abandoned by the ticker after cancel_s.
+        # 3: cancel them; the timer abandons those that ignore it after cancel_s.
         for runner in self.parts.runners:
             runner.cancel_all("stop")
         await self._wait_for_attempts(self.settings.cancel_s + 0.5, stops=3)
-        # 4: the rest is left behind.
+        # 4: abandon the rest.
         for runner in self.parts.runners:
             runner.abandon_all()
         self.report.abandoned = sum(runner.abandoned for runner in self.parts.runners)
-        # 5: outcomes out, row closed.
+        # 5: write the outcomes, close the worker's row.
         await claims_end
         await self.parts.supervisor.stop_tier(UPKEEP_STOP_S)
         await self._flush()
         self.report.drain_s = round(time.monotonic() - began, 2)
 
     def _patience_s(self, stops: int) -> float:
-        """How long the phases of a stop may take from its first, second and third signal on."""
+        """Return how long the phases of a stop can take from its first, second and third signal on."""
         drain_s = self.settings.drain_s if stops < 2 else 0.0
         return drain_s + (self.settings.cancel_s if stops < 3 else 0.0)
 
     async def _wait_for_attempts(self, timeout_s: float, stops: int) -> None:
-        """Wait until nothing runs, or the time is over, or enough stops were asked for."""
+        """Wait until nothing runs, the time is over, or enough stops were requested."""
         ends = time.monotonic() + timeout_s
         while self._stops < stops and any(r.running for r in self.parts.runners):
             left_s = ends - time.monotonic()
@@ -452,13 +453,13 @@ class Worker:
     async def _flush(self) -> None:
         await self.parts.supervisor.stop_tier(FLUSH_S)
         self.report.unwritten = self.parts.acker.backlog
-        # A beat that finds the row closed would take it for a burial.
+        # A renewal that finds the row closed would look like a declared death.
         await self._beat.stop()
         retiring = asyncio.create_task(
             workers.retire(self.parts.upkeep, self._me.id), name="retire"
         )
         await asyncio.wait({retiring}, timeout=RETIRE_S)
-        # What a handler left behind may have cancelled it; then the row is buried by others.
+        # A task of a handler may have cancelled it; other workers then declare the row dead.
         if retiring.done() and not retiring.cancelled():
             with contextlib.suppress(TaskdError):
                 retiring.result()
@@ -490,7 +491,7 @@ class Worker:
             await asyncio.wait(left, timeout=1.0)
         self.parts.threads.shutdown(wait=False, cancel_futures=True)
         events.turn_second()
-        # A parent says it for all of its children.
+        # A parent reports for all of its children.
         if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
             events.worker_stopped(**self.report.told())
 

@@ -95,7 +95,7 @@ async def fate(on: Fetches, job: Job) -> str:
 
 
 async def bury(on: Fetches, worker_id: int) -> None:
-    assert await workers.bury(on, [worker_id], proved=True)
+    assert await workers.declare_dead(on, [worker_id], proved=True)
 
 
 async def rescue(on: Fetches) -> dict[int, JobState]:

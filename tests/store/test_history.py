@@ -13,7 +13,7 @@ from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.reading import reports
-from taskd.worker.upkeep.duties import Pruner
+from taskd.worker.upkeep.pruner import Pruner
 from tests.store.helpers import (
     CANCELLED,
     DONE,
@@ -283,15 +283,15 @@ async def test_the_historian_says_that_it_was_held_up_and_tries_again_sooner(
     sql, database: Database, connect: Connect
 ) -> None:
     old = await make_leaf(sql, -1)
-    historian = Pruner(database)
-    usual_s = historian.every_s
+    pruner = Pruner(database)
+    usual_s = pruner.every_s
     async with Transaction(await connect()) as reading:
         await reading.connection.fetch("SELECT count(*) FROM taskd.job_history")
-        await historian.tick()
-        assert historian.every_s < usual_s
-    await historian.tick()
+        await pruner.tick()
+        assert pruner.every_s < usual_s
+    await pruner.tick()
     assert old not in await leaves(sql)
-    assert historian.every_s == usual_s
+    assert pruner.every_s == usual_s
 
 
 async def test_after_sixty_days_without_upkeep_acks_still_succeed(

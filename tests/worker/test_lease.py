@@ -139,7 +139,7 @@ async def test_only_silence_fences(
     (job,) = await desk.enqueue(waits.job())
     worker = await desk.start(lease_s=1.5)
     await until(lambda: worker.worker.parts.runners[0].running)
-    beat, down = workers.beat, asyncio.Event()
+    beat, down = workers.renew_lease, asyncio.Event()
     down.set()
 
     async def unheard(*args: Any, **named: Any) -> bool:
@@ -168,7 +168,7 @@ async def test_only_silence_fences(
 async def test_nothing_begins_after_a_standstill_that_outlived_the_lease(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beat, silent = workers.beat, threading.Event()
+    beat, silent = workers.renew_lease, threading.Event()
     leased: list[Any] = []
     began: list[tuple[int, bool]] = []
 
@@ -294,7 +294,7 @@ async def test_no_suspect_begins_before_the_outcome_of_the_last_one_is_written(
         go.set()
         await until(lambda: first in parts.acker.unwritten())
         # It has ended; a second one could kill the process, and the crash be charged to both.
-        await parts.slow_lane.tick()
+        await parts.quarantine.tick()
         assert [row["id"] for row in await desk.sql.fetch(running)] == [first]
     await keeping.close()
     rows = await desk.settled(*suspects)

@@ -24,7 +24,11 @@ from taskd.worker import worker as worker_module
 from taskd.worker.app_import import queue_limits
 from taskd.worker.claiming import consumer
 from taskd.worker.claiming.quarantine import Quarantine
-from taskd.worker.upkeep import duties, promoter
+from taskd.worker.upkeep import promoter
+from taskd.worker.upkeep.pruner import Pruner
+from taskd.worker.upkeep.reconciler import Reconciler
+from taskd.worker.upkeep.rescuer import Rescuer
+from taskd.worker.upkeep.timer import Timer
 from tests.worker.conftest import Desk, Heard, until
 
 
@@ -178,8 +182,8 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "ticker": duties.Timer, "sweeper": duties.Rescuer, "promoter": promoter.Promoter,
-    "reconciler": duties.Reconciler, "historian": duties.Pruner,
+    "ticker": Timer, "sweeper": Rescuer, "promoter": promoter.Promoter,
+    "reconciler": Reconciler, "historian": Pruner,
     "slow-lane": Quarantine,
 }  # fmt: skip
 
@@ -258,7 +262,7 @@ async def test_a_service_that_keeps_crashing_stops_the_worker(
     async def crashing(_: Any) -> Any:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(duties.Rescuer, "tick", crashing)
+    monkeypatch.setattr(Rescuer, "tick", crashing)
     monkeypatch.setattr(supervisor, "CRASHES_MAX", 3)
     worker = await desk.start()
     assert await worker.end() == 1

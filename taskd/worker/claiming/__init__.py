@@ -1,5 +1,5 @@
-"""Claim jobs: which queue, when, how many. Consumers, LISTEN, idle polling, busy marks, quarantine.
+"""Claim jobs: from which queue, when, how many.
 
-Imports worker.running and the rooms below it. Only worker.upkeep, worker.health and the
-assembly import it.
+Consumers, LISTEN, the idle poller, busy marks, quarantine. Imports worker.running and the rooms
+below it. Only worker.upkeep, worker.health and the assembly import it.
 """

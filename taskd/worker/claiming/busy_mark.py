@@ -1,34 +1,35 @@
-"""Attendance: while a queue is claimed from all the time, producers need not ring for it.
+"""Busy marks: while workers poll a queue continuously, producers need not notify.
 
-A transaction that notifies holds a lock of the whole database cluster until its commit is flushed;
-16 clients that rang with every job fell to 0.27 of their rate. So a worker that is busy marks its
-queue, and whoever enqueues reads the mark and keeps silent. Three states:
+A transaction that notifies holds a lock of the whole database cluster until its commit is flushed:
+with 16 clients that notify for every job, the rate fell to 0.27. So a busy worker marks its queue,
+and producers read the mark and skip the NOTIFY. A queue has three states:
 
-- quiet: nothing is said, every job rings, the consumer sleeps until it hears one. When it does not
-  come to sleep any more, or those who ring wait for each other, it attends.
-- attending: a mark is out, renewed every second; the consumer claims every few milliseconds.
-- handing over: the mark is taken back, but transactions may be open that have read it and will
-  not ring. The consumer goes on looking until they have ended, looks once more, and is quiet.
+- quiet: there is no mark, every enqueue notifies, and the consumer sleeps until a notification. It
+  changes to polled when the consumer no longer sleeps, or when producers wait for each other.
+- polled: a mark is set and renewed every second; the consumer claims every few milliseconds.
+- handing over: the mark is cleared, but transactions that have read it may be open, and will not
+  notify. The consumer polls until they have ended, polls once more, and is quiet.
 
-Which transactions may have read the mark? They drew their xid before they read it, by the insert of
-a job, and a mark counts as it is at that moment (a sequence knows no snapshots). So all have a
-lower xid than one that is drawn after the mark was gone.
-When the snapshots of the database begin above that one, they have ended, and a claim that starts
-then sees what they have left.
+Which transactions may have read the mark? Their xid was assigned by the insert of a job, before
+they read the mark, and they read its value at that moment (a sequence has no snapshots). So their
+xids are lower than one that is drawn after the mark was cleared. When the snapshots of the database
+begin above that xid, these transactions have ended, and a claim that starts then sees their jobs.
 
-The same way in: who serves a queue is read as well, by a snapshot that is younger than the xid,
-and nobody rings for a queue without workers, nor looks for them while a sequence says that none
-lives. So a worker doubts as soon as it listens, and again when it was buried and has begun anew.
+The start works in the same way. A producer reads who serves the queue with a snapshot that is
+younger than its xid. It does not notify for a queue without workers, and does not even look for
+workers while a sequence says that none is live. So a worker doubts notifications when it starts to
+listen, and again when it was declared dead and has restarted.
 
-A queue has one mark, that of the worker that wrote it last. Another one that takes its own back
-leaves it: whoever attends the queue answers for what is enqueued meanwhile. One is enough, which
-calls the others when it cannot keep up: a worker whose claims are not full gives way to a mark
-that it finds, and sleeps. (When all that were rung for attended, up to three of four claimed each
-5 ms for jobs that one could have done, and took the processor from the producers.)
+A queue has one mark, that of the worker that wrote it last. Another worker that clears its own mark
+leaves this one: the worker of the mark is responsible for later jobs. One such worker is enough,
+and notifies the others when it cannot keep up. A worker whose claims are not full gives way to
+another worker's mark, and sleeps: otherwise several workers would claim every 5 ms for jobs that
+one could run.
 
-A worker that cannot claim (full of slow jobs, told to be quiet, about to stop) hands over as well;
-instead of looking itself it calls the other workers. One that dies leaves its mark for two seconds,
-or until it is buried; what came meanwhile is found by whoever buries it, or by the others' polls.
+A worker that cannot claim (full of slow jobs, paused, or about to stop) hands over as well; instead
+of polling itself it notifies the other workers. The mark of a worker that dies expires after two
+seconds, or when the worker is declared dead. Jobs that came meanwhile are found by the worker that
+declares it dead, or by the others' polls.
 """
 
 from __future__ import annotations
@@ -43,51 +44,51 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease import Lease
 
-# Rings come faster than claims are made: from then on they cost more than they tell.
+# Above this rate of notifications, they cost more than they tell.
 ATTEND_AFTER_S = 0.1
-# Ten clients that wait for each other's commits ring some 1,000 times per second, and the worker
-# sleeps between two of them: 0.31 of plain inserts. So one that claims often looks how many wait,
-# also where each claim finds several jobs and the next one comes up to GAP_S later.
-# Where so many jobs come as only several producers make, it looks at each count.
+# Ten clients that wait for each other's commits notify some 1,000 times per second, while the
+# worker sleeps between two notifications. So a worker that claims often checks how many
+# transactions wait, also where each claim finds several jobs and the next one follows up to GAP_S
+# later. At a rate that only several producers reach, it checks at each count.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, LOOK_AT_PRODUCERS_EVERY_S = 0.05, 0.2
 PRODUCERS_HELD_UP = 3
 MARK_S = 2.0
-# A statement whose connection broke may run on the server for so long; most end at once.
+# A statement whose connection broke can run on the server for this long; most end at once.
 WRITTEN_LATER_S = 3.0
 RENEW_EVERY_S = 1.0
-# How long an attending consumer waits after a claim that found less than it asked for.
+# How long a polling consumer waits after a claim that found less than it asked for.
 GAP_S = 0.005
-# So long it may make no claim before it hands over: a consumer that has claimed 50 ms' worth of
-# work ahead is not full.
+# After this time without a claim it hands over: a consumer that has claimed 50 ms of work ahead is
+# not full.
 CLAIM_AT_LEAST_EVERY_S = 0.06
-# Fewer jobs per claim than this, for so long: rings would not hurt, and be quicker than the gap.
+# With fewer jobs per claim than this, for this time, notifications cost little and are quicker than
+# the gap.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
-# A load between the two must not have it change its mind ten times a second: so long after it began
-# it may begin again. (Counted from when it left, a load that paused for 0.3 s rang for a second.)
+# It polls again at the earliest this long after it last began, so that a load between the two
+# bounds does not make it switch ten times a second.
 NOT_AGAIN_FOR_S = 1.0
-# For each of the others, so that all who attend call as often as one would, and who attends alone
-# does not have a crowd at each claim; but that one leaves nobody waiting for longer than 0.1 s.
+# Per other worker, so that all polling workers together notify as often as one would, and a worker
+# that polls alone does not wake many at each claim; at most 0.1 s, so that no job waits longer.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
-# Each wait between two looks is so much longer than the one before: what a transaction leaves is
-# found later by a quarter of the time that it was open. When the waits doubled it was all of it: in
-# 300 trials of tests.system.wakeups on one queue p99 was 40 ms, and is 15 ms.
+# Factor between two polls while handing over: a job is found later by at most a quarter of the time
+# that its transaction was open.
 LOOK_AFTER_S, LOOK_AFTER_S_MAX, LOOK_GROWTH = 0.002, 1.0, 1.25
-# At its end a worker waits for open transactions no longer than this; the others poll.
+# When a worker stops, it waits for open transactions no longer than this; the others poll.
 END_S = 1.0
 
 
 class BusyMark:
-    """Of one queue, by one consumer, which tells it what it does. Times are time.monotonic().
+    """The busy mark of one queue; its consumer reports to it. Times are time.monotonic().
 
     Args:
-        lane: the lane of the claims: marks and claims go out in one order.
-        on_change: called when rings cease or begin to tell of all, as of jobs that will be due.
+        lane: the lane of the claims, so that marks and claims are sent in one order.
+        on_change: called when notifications stop or start to announce every job.
 
     Attributes:
-        attending: a mark is out.
-        doubtful: NOTIFY cannot be trusted alone yet.
+        attending: a mark is set.
+        doubtful: notifications alone cannot be trusted yet.
     """
 
     def __init__(self, lane: Lane, queue: str, lease: Lease, on_change: Callable[[], None]) -> None:
@@ -95,9 +96,11 @@ class BusyMark:
         self.doubtful = False
         self._lane, self._queue, self._lease = lane, queue, lease
         self._on_change = on_change
-        # Whose mark may be out: a statement whose reply was lost may have written it.
+        # Workers whose mark may be set: a statement without an answer may have written it.
         self._marked_by: int | None = None
-        self._marked_last_by: int | None = None  # whose was the last, also when it was taken back
+        self._marked_last_by: int | None = (
+            None  # the last worker that set it, also after it was cleared
+        )
         self._renew_at = 0.0
         self._written_until = 0.0
         self._others, self._alone = 0, False
@@ -113,12 +116,12 @@ class BusyMark:
         self._owes_call = False
         self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
 
-    # What the consumer tells.
+    # Reports of the consumer.
 
     def doubt(self) -> None:
-        """Something may have been missed: a connection was made anew, a worker was buried.
+        """Notifications may be missing: a connection was made anew, or a worker was declared dead.
 
-        Another server may answer since, which has not heard that a mark was taken back.
+        Another server may answer from now on, which does not know that a mark was cleared.
         """
         if not self.attending:
             self._marked_by = self._marked_by or self._marked_last_by
@@ -129,7 +132,7 @@ class BusyMark:
         self._awake_since = time.monotonic()
 
     def claimed(self, jobs: int, batch: int) -> None:
-        """A claim that read everything, or as much as it wanted, was answered."""
+        """A claim was answered that read everything, or as much as it wanted."""
         self._claimed_at = time.monotonic()
         self._claims += 1
         self._jobs += jobs
@@ -139,25 +142,25 @@ class BusyMark:
         if self.doubtful and self._ended and jobs < batch:
             self._be_certain()
 
-    # What it asks.
+    # Questions of the consumer.
 
     @property
     def wants_all(self) -> bool:
-        """Whether the next claim is the last look, which must not leave anything out."""
+        """Return whether the next claim is the last poll, which must read everything."""
         return self.doubtful and self._ended
 
     def pause_s(self, sleep_s: float) -> float:
-        """How long to wait for a ring, where one that is quiet would wait `sleep_s`."""
+        """Return how long to wait for a notification; a quiet consumer waits `sleep_s`."""
         if self.attending:
             return GAP_S
         if self.doubtful:
             return min(sleep_s, self._next_look_s())
         return sleep_s
 
-    # What it has it do.
+    # Actions for the consumer.
 
     async def before_claim(self, *, full: bool) -> None:
-        """What there is to say to the database before the next claim.
+        """Send what is due to the database before the next claim.
 
         Args:
             full: the last claim brought as much as it had asked for.
@@ -186,7 +189,7 @@ class BusyMark:
             await self._call()
 
     async def cannot_claim(self) -> None:
-        """No claim is being made for a while: have the others look."""
+        """No claim is made for a while: let the other workers poll."""
         now = time.monotonic()
         if now - self._claimed_at < CLAIM_AT_LEAST_EVERY_S:
             return
@@ -197,8 +200,8 @@ class BusyMark:
         if self.doubtful and now >= self._look_at:
             self._look_at = now + self._next_look_s()
             await self._look()
-            # Each time: what was committed since is rung for by nobody else. A doubt that comes up
-            # during the call takes `_ended` back.
+            # Each time: no other worker is notified of the jobs committed since. A doubt that comes
+            # up during the call clears `_ended`.
             if await self._call() and self._ended:
                 self._be_certain()
 
@@ -214,10 +217,10 @@ class BusyMark:
                 return
             await asyncio.sleep(self._next_look_s())
 
-    # How it is done.
+    # Details.
 
     async def _holds_producers_up(self, now: float) -> bool:
-        """Whether those who ring wait for each other."""
+        """Return whether producers that notify wait for each other."""
         counted_s = now - self._counted_since
         if counted_s < COUNT_EVERY_S:
             return False
@@ -234,7 +237,7 @@ class BusyMark:
             return False
 
     async def _mark(self, now: float, *, gives_way: bool) -> bool:
-        """Write the mark, or renew it; whether this worker attends."""
+        """Set the mark, or renew it; return whether this worker polls."""
         self._marked_by = self._marked_last_by = self._lease.worker_id
         self._owes_call = True
         self._renew_at = now + RENEW_EVERY_S
@@ -243,7 +246,7 @@ class BusyMark:
                 self._lane, self._queue, self._marked_by, MARK_S, gives_way=gives_way
             )
         except StoreUnavailable:
-            # It may be written yet, by a session that is cut off from us; then it lapses.
+            # A session that is cut off may write it later; it then expires.
             self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
             return True
         if attended is not None:
@@ -257,7 +260,7 @@ class BusyMark:
         events.queue_unpolled(self._queue)
 
     async def _look(self) -> None:
-        """Take the mark back, draw an xid, see whether all before it have ended."""
+        """Clear the mark, draw an xid, and check whether all transactions before it have ended."""
         self._ended = False
         doubts = self._doubts
         try:
@@ -265,16 +268,16 @@ class BusyMark:
                 await store.withdraw(self._lane, self._queue, self._marked_by)
                 if time.monotonic() < self._written_until:
                     return
-                # After a doubt that came up meanwhile it may be another server's.
+                # After a doubt that came up meanwhile, it may come from another server.
                 if doubts == self._doubts:
                     self._marked_by = None
             xid = self._xid or await store.draw_xid(self._lane)
             ended = await store.have_ended(self._lane, xid)
         except StoreUnavailable:
-            # Another server may answer next, whose xids are lower.
+            # Another server can answer next, whose xids are lower.
             self._xid = None
             return
-        # A doubt that came up meanwhile wants an xid of its own.
+        # A doubt that came up meanwhile needs a new xid.
         if doubts == self._doubts:
             self._xid, self._ended = xid, ended
 

@@ -1,4 +1,4 @@
-"""The consumer of one queue: claims in batches for all that its runner can start."""
+"""The consumer of one queue: claims jobs in batches for its runner."""
 
 from __future__ import annotations
 
@@ -23,37 +23,30 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.running.runner import Runner, Shared
 from taskd.worker.service import Backoff, Wakeup
 
-# One claim is under way at a time; what it waits for, a flush and this process, leaves a fifth of
-# two cores idle at 1,000 jobs per claim and per ack. 500 drained 89,000 no-op jobs per second,
-# 1,000 came to 106,600 and 2,000 to 117,100 (medians of five, eight and eight runs). A second lane
-# beside it gave nothing: 114,300 and 118,400, medians of five.
+# One claim is in flight at a time. Smaller batches leave the server and this process idle while
+# they wait; larger ones or a second lane gained less than 5 %.
 BATCH_MAX = 2000
-# Claimed ahead is what can start within this time at the measured rate: fast jobs by the hundred,
-# slow ones one per free coroutine, so that nobody hoards while another worker is idle.
+# Claim ahead what can start within this time at the measured rate: many fast jobs, but slow ones
+# only for free slots, so that no worker hoards jobs while another is idle.
 PREFETCH_S = 0.05
-# And more where four claims take longer than that: the next one begins when half of it is left, and
-# the runner is to have enough until its answer. On a slow machine 2,000 jobs took 41 ms to claim
-# and 30 to run, so that the runner often had nothing to do: it drained 35,500 jobs per second with
-# 50 ms ahead, 37,800 with the time of two claims, 45,000 so (medians of five runs in turns).
+# Claim more if four claims take longer than that: the next claim begins when half of the jobs are
+# left, and the runner must have enough until its answer. On a slow machine this drains 1.3 times as
+# many jobs.
 CLAIMS_AHEAD = 4
 PREFETCH_S_MAX = 0.2
 RATE_WINDOW_S = 0.005
-# How soon the scout is to look where something has just been found, or was rung for: an empty claim
-# does not see rows that others have locked. After each look in vain it waits twice as long.
+# How soon the idle poller polls a queue where a job was just found or notified: an empty claim does
+# not see rows that others have locked. The wait doubles after each poll in vain.
 POLL_UNSURE_S = 1.0
-# So soon after a claim that found less than it asked for there is no next one: at 700 rings per
-# second each job would else have a claim of its own, and the producers less of the machine. With
-# 2 ms a job waited at 500 per second for 0.82 ms (p99 3.5), with 1 ms for 0.75 (2.6).
+# The shortest time between a claim that found less than it asked for and the next one: otherwise
+# each job of a fast producer would have a claim of its own, and slow the producer down.
 CLAIM_EVERY_S = 0.001
-# And for so long for each job that claims have found: where more than 1,400 come per second, fewer
-# and larger claims follow, until the queue is attended and nobody rings for it any more. One client
-# that enqueued beside a worker reached 1,740 per second without, and 2,430 so; at 500 per second
-# nothing changes. (With 1 ms for each it came to that at 1,000 per second, and jobs waited 3 ms.)
+# And per job that recent claims have found: where many jobs come, fewer and larger claims follow,
+# until the queue is polled continuously and producers stop notifying.
 PER_JOB_S = 0.0007
-# Every worker of a queue hears each ring, and one of them finds the job; and whoever may connect
-# can ring, in vain and without end (500 claims a second were wasted so). After two claims in a row
-# that were rung for and found nothing, the next waits, each time twice as long: so the rings go
-# to whoever was quicker before, until it is full.
+# Every worker of a queue receives each notification, and one of them finds the job; any user can
+# send false ones. After two notified claims in a row that found nothing, the next waits, each time
+# twice as long: so the fastest worker gets the jobs, until it is full.
 VAIN_CLAIMS_MAX = 2
 VAIN_PAUSE_S, VAIN_PAUSE_S_MAX = 0.002, 0.04
 
@@ -63,18 +56,16 @@ class Consumer:
 
     Args:
         claims: the lane of all consumers' claims.
-        backlog_claims: that of a claim after one that was full, so that a large one of a queue that
-            has a backlog keeps no other queue waiting: beside 40,000 jobs per second a single job
-            of another queue began after 39 ms (p99 254), and so after 19 ms (59); medians of three
-            runs. With one queue it is the same lane.
-        scout: looks for jobs while the consumer sleeps.
+        backlog_claims: the lane of a claim after a full one, so that a large claim of a queue with
+            a backlog delays no other queue. With one queue it is the same lane.
+        scout: polls for jobs while the consumer sleeps.
         on_doubt: called when the reply to a claim was lost: it may have been committed.
-        on_vain_ring: called when a ring brought no job: it may have told of one that will be due.
-        on_change: called when the queue is attended from now on, or no longer (attendance.py).
+        on_vain_ring: called when a notification brought no job: it may have announced a later one.
+        on_change: called when the queue is polled continuously from now on, or no longer.
 
     Attributes:
-        delayed: the last claim did not work.
-        turned_at: when it last came to the head of its loop; None: it sleeps until it is called.
+        delayed: the last claim failed.
+        turned_at: when its loop last began; None: it sleeps until it is notified.
     """
 
     def __init__(
@@ -112,12 +103,12 @@ class Consumer:
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
         self._reading = Reading()
-        # An operator has limited the queue; then a place may be free when a job of ours has ended.
+        # An operator has limited the queue, so the end of a job can free room for another one.
         self._limited = False
         self._opens_s: float | None = None
 
     async def run(self) -> None:
-        """Claim while there is work and room; else wait for a ring, the scout or room."""
+        """Claim while there is work and room; else wait for a notification, a poll or room."""
         self._poll_s, vain_claims, full, rang = POLL_UNSURE_S, 0, False, False
         self.attendance.slept()
         while not self._stopping:
@@ -129,7 +120,7 @@ class Consumer:
             self.wakeup.clear()
             await self.attendance.before_claim(full=full)
             if self.quiet:
-                continue  # told so meanwhile
+                continue  # stopped meanwhile
             jobs = await self._claim(batch, self._backlog_claims if full else self._claims)
             full = len(jobs) == batch
             vain_claims = vain_claims + 1 if rang and not jobs else 0
@@ -149,30 +140,30 @@ class Consumer:
         await self.attendance.end()
 
     def stop(self) -> None:
-        """Claim nothing more. A claim in flight is awaited, and its rows are given back."""
+        """Claim nothing more. A claim in flight is awaited, and its jobs are released."""
         self._stopping = True
         self._stopped.set()
         self.wakeup.set()
         self.runner.room.set()
 
     def doubt(self) -> None:
-        """Something may have been missed: look until nobody can have been overheard."""
+        """Notifications may be missing: poll until none can have been missed."""
         self.attendance.doubt()
         self.wakeup.set()
 
     def be_limited(self, *, limited: bool) -> None:
-        """Whether an operator has limited the queue."""
+        """Return whether an operator has limited the queue."""
         if limited != self._limited:
             self._limited = limited
             self.wakeup.set()
 
     def written(self) -> None:
-        """Outcomes of jobs were written: a limited queue may have room."""
+        """Outcomes were written: a limited queue may have room."""
         if self._limited:
             self.wakeup.set()
 
     async def _wanted(self) -> int:
-        """How many jobs to claim now; 0, after waiting a little: it may not, or has no room."""
+        """Return how many jobs to claim now; 0, after a short wait: not allowed, or no room."""
         if self.quiet or not self._shared.lease.trusted:
             await self.wakeup.wait(0.2)
             self.wakeup.clear()
@@ -187,9 +178,9 @@ class Consumer:
         return batch
 
     async def _rung(self) -> bool:
-        """Wait for a ring, or until it is time to look by itself; whether it rang.
+        """Wait for a notification or the time of a poll; return whether a notification came.
 
-        A call of the scout is no ring: whoever found nothing there is called again ever later.
+        A wake-up by the idle poller is no notification: after a claim in vain it comes ever later.
         """
         if not self.attendance.attending:
             await self._keep_distance()
@@ -227,22 +218,21 @@ class Consumer:
             self.attendance.slept()
 
     def _appetite(self) -> int:
-        """How many jobs to claim now."""
+        """Return how many jobs to claim now."""
         self._measure()
         waiting = self.runner.waiting
         # The rate alone would mistake a hundred slow jobs that end together for fast ones.
         rate = min(self._rate, self.runner.limit / max(self._mean_s, 1e-6))
         ahead_s = min(max(PREFETCH_S, CLAIMS_AHEAD * self._claim_s), PREFETCH_S_MAX)
         ahead = int(rate * ahead_s) if self._mean_s < PREFETCH_S else 0
-        # Half empty before it is filled again: a claim for every single job that ends would cost
-        # a round trip each.
+        # Refill when half is left: a claim for each job that ends would cost a round trip each.
         self.runner.low = ahead // 2
         if waiting > self.runner.low:
             ahead = 0
         return min(self._batch_max, max(self.runner.free, ahead - waiting))
 
     def _measure(self) -> None:
-        """How many attempts end per second, and how long one keeps its place."""
+        """Return how many attempts end per second, and how long one keeps its slot."""
         now, ended, waited_s = time.perf_counter(), self.runner.ended, self.runner.waited_s
         since, ended_then, waited_then_s = self._measured
         if now - since < RATE_WINDOW_S:
@@ -253,25 +243,25 @@ class Consumer:
         self._measured = (now, ended, waited_s)
 
     async def _claim(self, batch: int, lane: Lane) -> list[Job]:
-        """Claim, and hand over to the runner what came; the jobs."""
+        """Claim, and give the jobs to the runner; return them."""
         began = self._began = time.monotonic()
         read = ALL if self.attendance.wants_all or self._limited else self._reading.next(began)
         try:
             jobs = await self._claim_jobs(batch, read, lane)
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
-                # Arguments of 256 KB, two thousand times, may be too much for one statement.
+                # Two thousand arguments of 256 KB can be too much for one statement.
                 self._batch_max = max(1, batch // 2)
             if not self.delayed:
                 self.delayed = True
                 events.claims_delayed(self.runner.queue, str(error))
-            # It may have been committed: the reconciler looks for rows that nobody received.
+            # It may have been committed: the reconciler looks for rows that were never received.
             self._on_doubt()
             await self._stopped.wait(self._backoff.next_s())
             self.attendance.slept()
             return []
         except BaseException:
-            # A handler may cancel whatever it finds: the claim has run, and its rows go nowhere.
+            # A handler can cancel any task: the claim has run, and its jobs have no receiver.
             self._on_doubt()
             raise
         took_s = time.monotonic() - began
@@ -279,8 +269,8 @@ class Consumer:
             self._claim_s = took_s
             self._take(jobs)
             if len(jobs) < batch:
-                # There is time now: the jobs begin before the rest of this. From the reply to the
-                # handler of a job that comes alone it was 172 us, and so 118, of 1.2 ms.
+                # Yield to the event loop: the jobs start before the rest of this function, so a
+                # single job starts sooner.
                 await asyncio.sleep(0)
         self._backoff.reset()
         self.delayed = False
@@ -310,7 +300,7 @@ class Consumer:
         self.runner.add(jobs)
 
     def _without(self, paused: frozenset[str], jobs: list[Job]) -> list[Job]:
-        """The jobs whose task is not paused; the others are given back."""
+        """Return the jobs whose task is not paused; release the others."""
         parked = [job for job in jobs if job.task in paused]
         if not parked:
             return jobs

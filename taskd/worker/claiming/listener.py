@@ -1,4 +1,4 @@
-"""The listener: hears the rings of all queues. Losing a NOTIFY costs latency, never a job."""
+"""The listener: receives the notifications of all queues. A lost NOTIFY costs time, never a job."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from taskd.store.connections.listening import Channels, Pooled
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.service import Backoff, Wakeup, jittered_s
 
-# With the jitter, and the time that the answer may take, silence is found within 15 s.
+# With jitter and the time limit of the answer, silence is found within 15 s.
 PROBE_EVERY_S = 8.0
 
 
 class Listener:
-    """Service: keeps the channels of a worker's queues listened to.
+    """Service: keeps a LISTEN connection for the worker's queues.
 
     Args:
-        consumers: by queue; each is woken by its own rings, and all of them are told when rings may
-            have been missed: what was enqueued before the LISTEN has rung for nobody.
-        on_ring: called at each ring as well, and at each connecting.
-        on_call: called with the payload when somebody calls the workers (see operator_settings.py).
+        consumers: by queue; a notification wakes its queue's consumer. After each connect all of
+            them are woken: jobs enqueued before the LISTEN have notified no one.
+        on_ring: also called at each notification, and at each connect.
+        on_call: called with the payload of notifications to all workers (see operator_settings.py).
     """
 
     name = "listener"
@@ -78,7 +78,7 @@ class Listener:
                 await self._channels.probe()
 
     def stop(self) -> None:
-        """Ask to stop."""
+        """Ask it to stop."""
         self._stopping = True
         self._stopped.set()
         self._ended.set()

@@ -1,8 +1,8 @@
-"""The slow lane: suspects, one at a time in this process.
+"""Quarantine: suspects run one at a time in this process.
 
-A suspect was running when its worker died, so it may be what killed it. Alone in its lane, a second
-crash names the culprit and costs no innocent job anything. One has the lane until its outcome is
-written: the next may kill the process before that, and the crash would be charged to both.
+A suspect was running when its worker died, so it may have killed the worker. As it runs alone among
+suspects, a second crash points to it. It stays in quarantine until its outcome is written: the next
+suspect could kill the process before that, and both would be charged with the crash.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from taskd.worker.lease import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
-# The promoter wakes it when a suspect is due; the runner when the current one has ended, which may
-# have been written with what it did; the acker when outcomes are.
+# The promoter wakes it when a suspect is due, the runner when the current suspect has ended (its
+# outcome may be written already), and the acker when outcomes are written.
 LOOK_EVERY_S = 30.0
 NOT_NOW_S = 0.2
 
 
 class Quarantine(Loop):
-    """Claims the next suspect when the current one's outcome is written.
+    """Claims the next suspect when the outcome of the current one is written.
 
     Args:
-        paused: the tasks that are paused: their suspects stay where they are.
+        paused: names of paused tasks: their suspects stay where they are.
         on_doubt: called when the reply to a claim was lost: it may have been committed.
     """
 
@@ -51,12 +51,12 @@ class Quarantine(Loop):
         self.quiet = False
 
     def written(self) -> None:
-        """Outcomes were written: the current suspect's may be among them."""
+        """Outcomes were written: that of the current suspect may be among them."""
         if self._current is not None:
             self.wakeup.set()
 
     async def tick(self) -> float | None:
-        """Claim one suspect, unless one is here; how soon to try again when it may not now."""
+        """Claim one suspect unless one is here; return how soon to try again, if necessary."""
         if self._current is not None:
             runner, job_id = self._current
             if runner.knows(job_id) or job_id in self._acker.unwritten():
@@ -76,7 +76,7 @@ class Quarantine(Loop):
             self._on_doubt()
             return NOT_NOW_S
         except BaseException:
-            self._on_doubt()  # cancelled: the claim has run, and nobody has what it brought
+            self._on_doubt()  # cancelled: the claim has run, and its job has no receiver
             raise
         if job is None:
             return None

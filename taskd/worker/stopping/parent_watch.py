@@ -1,4 +1,4 @@
-"""What one of several processes knows of the others: its place, and whether its parent lives."""
+"""A worker process's view of its siblings: its number, and whether its parent is alive."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from taskd.config import Settings
 
 VARIABLE = "TASKD_CHILD"
 EXIT_ABANDONED = 75
-# After the drain and the cancellation: outcomes that nobody takes (5 s), the app's resources (5 s);
-# upkeep, beats, the row, connections, threads and the interpreter, a second or two each.
+# After the drain and the cancellation: unwritten outcomes (5 s), the app's resources (5 s); upkeep,
+# lease, the row, connections, threads and the interpreter, a second or two each.
 STOP_MARGIN_S = 25.0
 
 
 def longest_stop_s(settings: Settings) -> float:
-    """A worker whose loop turns has ended within so many seconds."""
+    """Return the seconds within which a worker whose loop runs has stopped."""
     return settings.drain_s + settings.cancel_s + STOP_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which one this is of how many processes; the first of one is alone.
+    """The number of this process among several; a single one is alone.
 
     Attributes:
-        lifeline: the reading end of a pipe that the parent holds open for as long as it lives.
+        lifeline: the reading end of a pipe that the parent holds open while it lives.
         asked: a socket over which the parent asks for metrics (stats_socket.py); -1: it never does.
     """
 
@@ -38,34 +38,35 @@ class Place:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> Place:
-        """The place that the parent gave to this process; taken out of the environment."""
+        """Return what the parent gave to this process; removed from the environment."""
         numbers = environ.pop(VARIABLE, "")
         return cls(*map(int, numbers.split())) if numbers else cls()
 
     def environment(self) -> dict[str, str]:
-        """What tells a child its place."""
+        """Return the environment that tells a child its number."""
         return {VARIABLE: f"{self.number} {self.of} {self.lifeline} {self.asked}"}
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others."""
+        """Return whether there are no others."""
         return self.of == 1
 
 
 class ParentWatch:
-    """Ends this process after its parent, however that one ended: the kernel closes the pipe.
+    """Ends this process after its parent, however that ended: the kernel closes the pipe.
 
-    A thread reads it, and at its end sends this process the SIGTERM that the parent cannot send any
-    more. All else follows from that, also when a handler blocks the loop (signals.py).
+    A thread reads the pipe, and at its end sends this process the SIGTERM that the parent can no
+    longer send. Everything else follows from that, also while a handler blocks the loop
+    (signals.py).
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        # Whatever a handler starts must not hold it.
+        # Programs that a handler starts must not inherit it.
         os.set_inheritable(fd, False)
         threading.Thread(target=self._watch, name="taskd-lifeline", daemon=True).start()
 
     def _watch(self) -> None:
         while os.read(self._fd, 1):
-            pass  # nobody writes
+            pass  # no process writes to it
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,16 +1,16 @@
-"""Signals: the first stop asks, the second cancels, the third abandons, whatever the loop does.
+"""Signals: the first stop drains, the second cancels, the third abandons, whatever the loop does.
 
-A loop that a handler blocks hears nothing. So the numbers of signals arrive at a thread first,
-which hands them on to the loop and then sees that the stop comes to an end: when it should be over
-and the loop does not answer, the thread ends the process with exit code 75.
+A loop that a handler blocks cannot react. So the numbers of signals arrive at a thread first, which
+passes them to the loop and then checks that the stop comes to an end: if it should be over and the
+loop does not answer, the thread ends the process with exit code 75.
 
-Python's own signal handlers would not do for that, as they run between the steps of the main
-thread's bytecode: a database driver in C that waits for an answer has none. The number is written
-to `signal.set_wakeup_fd` by the C handler itself, whatever the main thread does. Blocked signals
-(sigmask, sigwait) would not do either: processes that handlers start would inherit the mask.
+Python's own signal handlers would not do, as they run between bytecode steps of the main thread,
+which a C driver that waits for an answer never reaches. The C handler itself writes the number to
+`signal.set_wakeup_fd`, whatever the main thread does. Blocked signals (sigmask, sigwait) would not
+do either: processes that handlers start would inherit the mask.
 
-What remains out of reach is C code that keeps the interpreter's lock: then no thread runs, and
-only SIGKILL ends the process, as systemd sends it after TimeoutStopSec.
+C code that keeps the interpreter's lock remains out of reach: then no thread runs, and only SIGKILL
+ends the process, which systemd sends after TimeoutStopSec.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from contextlib import suppress
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# After drain and cancel. A loop that does answer may take longer: it is not blocked.
+# After drain and cancel. A loop that answers can take longer: it is not blocked.
 MARGIN_S = 1.0
 ANSWER_S = 2.0
 LEAVE_S = 3.0
@@ -38,21 +38,20 @@ _installed: list[Signals] = []
 
 
 class Signals:
-    """Installs handlers on the running loop, and the thread that sees a stop through.
+    """Installs handlers on the running loop, and a thread that oversees a stop.
 
-    A thread that wants this process to end sends it SIGTERM; all else follows, also when the loop
-    is blocked.
+    A thread that wants this process to end sends it SIGTERM; everything else follows, also while
+    the loop is blocked.
 
     Args:
         stop: called with the name for each TERM and INT, and with QUIT.
         quiet: called with True for TSTP, False for CONT.
         reload: called for HUP.
-        patience_s: how long a stop may take from its first, second and third signal on.
-        leave: called in a thread before the process ends without its loop, which may come back to
-            life at any moment; it has LEAVE_S.
-        last: the process ends with this worker. Stops that come later are ignored then: by default
-            one would still kill the process on its last few milliseconds, and whoever sent it
-            twice would see -15 or 130 and not the exit code.
+        patience_s: the longest stop from its first, second and third signal on.
+        leave: called in a thread before the process ends without its loop, which may recover at any
+            moment; it has LEAVE_S.
+        last: the process ends with this worker. Later stops are ignored then: by default one would
+            kill the process in its last milliseconds, and its exit code would be -15 or 130.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Signals:
         self._again: asyncio.TimerHandle | None = None
 
     def install(self) -> None:
-        """Install them; in a thread that may not, nothing happens."""
+        """Install them; in a thread that cannot, nothing happens."""
         with suppress(ValueError, RuntimeError):
             for number, handler in self._handlers.items():
                 self._loop.add_signal_handler(number, handler)
@@ -94,14 +93,14 @@ class Signals:
             threading.Thread(target=self._watch, name="taskd-signals", daemon=True).start()
 
     def _listen(self) -> None:
-        """Put the pipe where the loop has put a socket of its own, and keep that to write to.
+        """Put the pipe in place of the loop's own socket, and keep that socket to write to.
 
-        Once a second: a loop that was stopped and runs again makes a new one. Until then its own
-        way works.
+        Called once a second: a loop that was stopped and runs again makes a new one, which works
+        without the thread until then.
         """
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if before not in (-1, self._write):
-            # The loop closes its own, and the number may then be another's; this one stays.
+            # The loop closes its own, whose number may then be reused; this one stays.
             if self._loops_own == -1:
                 self._loops_own = os.dup(before)
             else:
@@ -109,7 +108,7 @@ class Signals:
         self._again = self._loop.call_later(LISTEN_EVERY_S, self._listen)
 
     def remove(self) -> None:
-        """Give the signals back."""
+        """Restore the signals."""
         with suppress(ValueError, RuntimeError):
             for number in self._handlers:
                 self._loop.remove_signal_handler(number)
@@ -121,12 +120,12 @@ class Signals:
             if self._again is not None:
                 self._again.cancel()
             now = signal.set_wakeup_fd(-1)
-            if now != self._write:  # of somebody who came later
+            if now != self._write:  # of a later user of signals
                 signal.set_wakeup_fd(now, warn_on_full_buffer=False)
             os.close(self._write)  # which ends the thread
 
     def disown(self) -> None:
-        """In a process that a handler has forked: its signals are no business of this worker."""
+        """In a process that a handler has forked: its signals do not concern this worker."""
         signal.set_wakeup_fd(-1)
         for number in self._handlers:
             signal.signal(number, signal.SIG_DFL)
@@ -134,7 +133,7 @@ class Signals:
             os.close(fd)
 
     def _watch(self) -> None:
-        """The thread: hand on what comes; see that what was asked for ends."""
+        """The thread: pass on signals; check that a requested stop ends."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         stops, ends = 0, float("inf")
@@ -154,25 +153,25 @@ class Signals:
                         ends += MARGIN_S if stops < 3 else 0.0
             elif self._answers():
                 ends = time.monotonic() + ANSWER_S
-            elif not poll.poll(0):  # nor were the signals given back meanwhile
+            elif not poll.poll(0):  # and the signals were not restored meanwhile
                 self._end()
         os.close(self._read)
         if self._loops_own != -1:
             os.close(self._loops_own)
 
     def _answers(self) -> bool:
-        """Whether the loop turns; one that was closed has nothing to answer any more."""
+        """Return whether the loop runs; a closed one need not answer any more."""
         answered = threading.Event()
         try:
             self._loop.call_soon_threadsafe(answered.set)
         except RuntimeError:
             return True
-        # In small steps: of the time for which the whole process was stopped, only one counts.
+        # In small steps: if the whole process was stopped, only one step counts.
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:
-        """End the process. Nothing here waits for the main thread, nor long for the database."""
-        # A thread of its own: even a line for the log can hang, when the pipe it goes to is full.
+        """End the process. Nothing here waits for the main thread, or for long for the database."""
+        # A thread of its own: even a log line can hang, if its pipe is full.
         leaving = threading.Thread(target=self._leave, name="taskd-leave", daemon=True)
         with suppress(RuntimeError):
             leaving.start()

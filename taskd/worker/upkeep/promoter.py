@@ -1,6 +1,6 @@
-"""The promoter: brings jobs whose time has come into the hot index, by a timer of its own.
+"""The promoter: moves due jobs into the index of queued jobs, with a timer of its own.
 
-Jobs whose limit lets them through are brought there as well.
+It also admits jobs that their limits have blocked.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from taskd.worker.service import Loop, Wakeup, jittered_s
 
 PROMOTE_BATCH = 1000
 PROMOTE_AT_MOST_EVERY_S = 0.05
-# With 50 jobs a second that ring, a look for each ring would come to 20 a second.
+# With 50 notified jobs per second, a check per notification would run 20 times a second.
 LOOK_FOR_RINGS_EVERY_S = 0.5
-# The sweeper looks at the due times as well, far more often than this.
+# The rescuer reads the due times as well, far more often than this.
 TIMER_S_MAX = 30.0
 TIMER_BUSY_S = 1.0
 
 
 class Promoter(Loop):
-    """Promotes what is due, on a timer set to the next due time; wakes the slow lane for suspects.
+    """Promotes due jobs, with a timer set to the next due time; wakes the quarantine for suspects.
 
     Args:
-        consumers: of the queues served here; promoting rings for the other workers. While one of
-            them attends its queue, and until it trusts the rings again, none may tell of jobs
-            that will be due.
-        suspects: the slow lane's wake-up.
+        consumers: of the queues served here; promoting notifies other workers. While one of them
+            polls its queue, and until it trusts notifications again, none may announce later jobs.
+        suspects: the wake-up of the quarantine.
     """
 
     name = "promoter"
@@ -46,19 +45,19 @@ class Promoter(Loop):
         self._hears: asyncio.TimerHandle | None = None
 
     def hear(self) -> None:
-        """Somebody rang, which may tell of a job that will be due: look, but not for each ring.
+        """A notification may announce a job that will be due: check, but not for each notification.
 
-        Nearly all rings tell of a job to claim. A consumer that then finds none sets the wake-up.
+        Nearly all of them announce a job to claim. A consumer that finds none sets the wake-up.
         """
         if self._hears is None:
             wait_s = max(0.0, self._looked_at + LOOK_FOR_RINGS_EVERY_S - time.monotonic())
             self._hears = asyncio.get_running_loop().call_later(wait_s, self.wakeup.set)
 
     def expect(self, due: DueIn) -> None:
-        """Somebody has looked: wake up if something is due before the timer ends.
+        """The next due times were read: wake up if one comes before the timer ends.
 
-        Rings tell of it as well. This is for those that nobody heard, and for a look at the next
-        due times twice a minute in place of every few seconds.
+        Notifications announce them as well. This covers lost ones, so due times need to be read
+        only twice a minute and not every few seconds.
         """
         self._tell_limited(due)
         soon = [each for each in (due.job_s, due.suspect_s, due.gate_s) if each is not None]
@@ -66,7 +65,7 @@ class Promoter(Loop):
             self.wakeup.set()
 
     async def tick(self) -> float:
-        """Promote what is due; seconds until the next due time."""
+        """Promote due jobs; return seconds until the next due time."""
         if self._hears is not None:
             self._hears.cancel()
             self._hears = None
@@ -75,7 +74,7 @@ class Promoter(Loop):
             wait_s = await self._promote()
         except StoreUnavailable:
             wait_s = 1.0
-        # Rings come with every enqueue; the timer need not be read for each of them.
+        # Notifications come with every enqueue; do not read the clock for each of them.
         pause_s = min(wait_s or PROMOTE_AT_MOST_EVERY_S, PROMOTE_AT_MOST_EVERY_S)
         await asyncio.sleep(pause_s)
         busy = any(
@@ -88,7 +87,7 @@ class Promoter(Loop):
         return timer_s
 
     async def _promote(self) -> float:
-        """Promote what is due; seconds until there is something to do again."""
+        """Promote due jobs; return seconds until there is something to do again."""
         due = await jobs.next_due(self._lane)
         while due.job_s is not None and due.job_s <= 0:
             moved = await jobs.promote(self._lane, PROMOTE_BATCH)
@@ -98,7 +97,7 @@ class Promoter(Loop):
                 self._consumers[queue].wakeup.set()
             due = await jobs.next_due(self._lane)
             if not moved:
-                break  # others are promoting the rest
+                break  # other workers are promoting the rest
         due = await self._admit(due)
         self._tell_limited(due)
         wait_s = TIMER_S_MAX if due.job_s is None else max(due.job_s, 0.0)
@@ -112,7 +111,7 @@ class Promoter(Loop):
         return wait_s
 
     async def _admit(self, due: DueIn) -> DueIn:
-        """Admit what has come to the gates of limits, and what may now; what is due then."""
+        """Admit jobs that have arrived at limits or can start now; return when the next can."""
         while due.gate_s is not None and due.gate_s <= 0:
             admitted = await limits.admit(self._lane, PROMOTE_BATCH)
             if admitted.queues:
@@ -121,11 +120,11 @@ class Promoter(Loop):
                 self._consumers[queue].wakeup.set()
             due = await jobs.next_due(self._lane)
             if not admitted.looked:
-                break  # others are about it, or hold a lock
+                break  # another worker does it, or holds a lock
         return due
 
     def _tell_limited(self, due: DueIn) -> None:
-        """Whose queue an operator has limited, or no longer."""
+        """Note whose queue an operator has limited, or no longer limits."""
         if due.limited is not None:
             for queue, consumer in self._consumers.items():
                 consumer.be_limited(limited=queue in due.limited)

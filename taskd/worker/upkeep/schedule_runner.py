@@ -1,7 +1,7 @@
-"""Fires schedules: makes the jobs of ticks that have come, by a timer set to the next one.
+"""Fires schedules: makes the jobs of due ticks, with a timer set to the next tick.
 
-Any worker does; the rows decide who was first (sql/queries/schedules.sql). All moments are the
-database's: what is reckoned here is the tick that follows those which the database says are due.
+Any worker does; the rows decide which one was first (sql/queries/schedules.sql). All moments come
+from the database; this module computes the tick that follows the due ones.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from taskd.worker.running.traces import Firing
 from taskd.worker.service import Loop
 
 BATCH = 100
-# How long one query of a schedule may take, its jobs included.
+# The longest time for one query of a schedule, its jobs included.
 QUERY_TIMEOUT_S = 60.0
 AT_MOST_EVERY_S = 0.02
 AGAIN_S = 1.0
 # Clocks drift: a long wait is cut into short ones.
 TIMER_S_MAX = 60.0
-# Without a schedule nothing is to be done; the sweeper tells when there is one.
+# Without a schedule there is nothing to do; the rescuer reports the first one.
 NOTHING_S = 3600.0
 
 
 class ScheduleRunner(Loop):
     """Fires the schedules without a query, or those with one.
 
-    Those with a query have a firer of their own, for they take their time: it fires over a
-    connection that it makes for that, and the others are not late.
+    Schedules with queries have a runner of their own, with a connection of its own, as queries take
+    time: they do not delay the others.
 
     Args:
-        queries: where queries run; None: to fire those without.
+        queries: where queries run; None: fire schedules without a query.
     """
 
     def __init__(self, lane: Lane, queries: Database | None = None) -> None:
@@ -49,7 +49,7 @@ class ScheduleRunner(Loop):
         self._looks_at = 0.0
 
     def expect(self, ticks: TicksIn) -> None:
-        """Somebody has looked: wake up if a tick comes before the timer ends."""
+        """The next ticks were read: wake up if one comes before the timer ends."""
         tick_s = self._mine(ticks)
         if tick_s is not None and time.monotonic() + tick_s < self._looks_at - AGAIN_S / 10:
             self.wakeup.set()
@@ -58,7 +58,7 @@ class ScheduleRunner(Loop):
         return ticks.plain_s if self._queries is None else ticks.query_s
 
     async def tick(self) -> float:
-        """Fire what is due; seconds until the next tick."""
+        """Fire what is due; return seconds until the next tick."""
         try:
             wait_s = await self._fire()
         except StoreUnavailable:
@@ -72,7 +72,7 @@ class ScheduleRunner(Loop):
         if due:
             async with self._firing_lane() as lane:
                 done = [await self._one(lane, each) for each in due]
-            # One that somebody else fires may take its time; of many there may be more to fire.
+            # Another worker may be firing one for a while; there may be more to fire.
             least_s = AT_MOST_EVERY_S if any(done) else AGAIN_S
         next_s = self._mine(await schedules.next_ticks(self._lane))
         return NOTHING_S if next_s is None else min(max(next_s, least_s), TIMER_S_MAX)
@@ -81,7 +81,8 @@ class ScheduleRunner(Loop):
         try:
             return await fire(lane, read)
         except HeldUp as error:
-            # The others go on: it may be held up for long, by a lock on a job that it would cancel.
+            # The others go on: this one can be delayed for long, by a lock on a job that it would
+            # cancel.
             events.schedule_delayed(read.name, read.next_at, str(error))
             return False
 
@@ -90,7 +91,7 @@ class ScheduleRunner(Loop):
         if self._queries is None:
             yield self._lane
             return
-        # Without the settings that leave the planner of the other lanes no choice.
+        # Without the planner settings of the other lanes, as users' queries need the planner.
         lane = Lane(
             Database(self._queries.connect_args, statement_timeout_s=QUERY_TIMEOUT_S), "schedules"
         )
@@ -101,7 +102,7 @@ class ScheduleRunner(Loop):
 
 
 async def fire(lane: Lane, read: DueSchedule) -> bool:
-    """Fire what is due of one schedule; whether it was done here."""
+    """Fire what is due of one schedule; return whether this call did it."""
     try:
         when = read.when()
         found = due_ticks(when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)

@@ -1,0 +1,65 @@
+"""The timer: timeouts of attempts, the pulse of the loop, and the self-fence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from taskd import events
+from taskd.worker.lease import Lease
+from taskd.worker.observing.loop_monitor import REST_AFTER_S, REST_TICK_S, TICK_S, Pulse
+from taskd.worker.running.handler_tasks import HandlerTasks
+from taskd.worker.running.runner import Runner
+from taskd.worker.service import Loop
+
+
+class Timer(Loop):
+    """Timeouts of attempts, the pulse for the lease thread, and the self-fence.
+
+    It runs 20 times a second while attempts run, and four times while the worker is idle. A
+    starting attempt wakes it, so it misses no timeout.
+    """
+
+    name = "ticker"
+
+    def __init__(
+        self, runners: Sequence[Runner], lease: Lease, pulse: Pulse, handler_tasks: HandlerTasks
+    ) -> None:
+        super().__init__(TICK_S)
+        self._runners, self._lease, self._pulse = runners, lease, pulse
+        self._handler_tasks = handler_tasks
+        self._fenced = False
+        self._second = 0
+        pulse.on_wake.append(self.wakeup.set)
+
+    async def tick(self) -> float | None:
+        """Run once; return how soon to run again when idle."""
+        now = time.monotonic()
+        self._pulse.turn(now)
+        for runner in self._runners:
+            runner.tick(now)
+        if int(now) != self._second:
+            self._second = int(now)
+            events.turn_second()
+            self._handler_tasks.look()
+        self._fence_if_silent()
+        if now - self._pulse.started < REST_AFTER_S or any(map(_works, self._runners)):
+            return None
+        self._pulse.rest()
+        return REST_TICK_S
+
+    def _fence_if_silent(self) -> None:
+        """Cancel attempts before others can run our jobs: silence can mean that we are cut off."""
+        if self._lease.trusted or self._lease.outage or self._lease.buried:
+            self._fenced = False
+        elif not self._fenced:
+            self._fenced = True
+            events.worker_fenced(self._lease.silent_s + self._lease.lease_s * 2 / 3)
+            for runner in self._runners:
+                runner.give_back()
+                runner.cancel_all("fence")
+
+
+def _works(runner: Runner) -> bool:
+    """Return whether handlers run, or are about to; abandoned ones can block the loop, too."""
+    return not runner.idle or runner.abandoned > 0
