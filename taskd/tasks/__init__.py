@@ -1,6 +1,7 @@
-"""Tasks that come with taskd, so that it is useful without writing Python.
+"""Built-in tasks, so that taskd is useful without writing Python.
 
-They are ordinary tasks: a task of the app that has the same name replaces one.
+They are ordinary tasks: a task of the app with the same name replaces one. Imports the store's
+floors below and aiosmtplib; the command line imports it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _closes: list[Callable[[], Awaitable[None]]] = []
 
 
 def built_in(settings: Settings) -> list[Task[..., Any]]:
-    """The tasks that these settings turn on.
+    """Return the tasks that these settings enable.
 
-    `send_email` as soon as there is an SMTP host, `run_command` with commands that it may run,
-    `http_request` with hosts that it may go to.
+    `send_email` with an SMTP host, `run_command` with allowed commands, `http_request` with allowed
+    hosts.
 
     Raises:
-        ConfigError: a setting of theirs cannot be used, or a library is missing.
+        ConfigError: one of their settings cannot be used, or a library is missing.
     """
     made: list[Task[..., Any]] = []
     if settings.smtp_host is not None:
@@ -42,9 +43,9 @@ def built_in(settings: Settings) -> list[Task[..., Any]]:
 
 
 def signatures() -> list[Task[..., Any]]:
-    """Every built-in task, turned on or not: its name, queue and arguments, for producers.
+    """Return every built-in task, enabled or not: its name, queue and arguments, for producers.
 
-    Not to be run: these know no mail server, no command and no host.
+    They cannot run: they know no mail server, no command and no host.
     """
     return [
         send_email.Mailer(Settings(smtp_sender="taskd@localhost")).task(),
@@ -54,6 +55,6 @@ def signatures() -> list[Task[..., Any]]:
 
 
 async def close() -> None:
-    """Let go of what the built-in tasks keep open; a worker calls it when it has stopped."""
+    """Close the connections of the built-in tasks; a worker calls it when it has stopped."""
     while _closes:
         await _closes.pop()()

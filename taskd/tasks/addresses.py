@@ -1,7 +1,7 @@
-"""Where http_request may go: hosts by name, and addresses as they are really connected to.
+"""The targets of http_request: allowed hosts by name, and allowed addresses.
 
-A name that is allowed may lead anywhere, today or at the next look-up. So each address is checked
-when a socket for it is made, and by default only public ones will do.
+An allowed name can lead anywhere, today or at the next look-up. So each address is checked when a
+socket for it is made, and by default only public ones are allowed.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PLACE = re.compile(r"(?P<host>\*|(\*\.)?[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>\d{1,5}|\*))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# IPv6 addresses that are another way to write an IPv4 one.
+# IPv6 addresses that stand for an IPv4 one.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TEREDO = ipaddress.IPv6Network("2001::/32")
 
 
 class AddressDenied(OSError):
-    """The host leads to an address that is not public, and that the settings do not name."""
+    """The host leads to an address that is not public, and that the settings do not allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Hosts and ports that may be gone to; port None: the one of the scheme."""
+    """Allowed hosts and ports; port None: the default one of the scheme."""
 
     host: str
     port: int | None
     any_port: bool
 
     def fits(self, scheme: str, host: str, port: int) -> bool:
-        """Whether this is one of them."""
+        """Return whether this host and port are allowed."""
         if not self.any_port and port != (self.port or _DEFAULT_PORTS[scheme]):
             return False
         if self.host.startswith("*"):
@@ -46,10 +46,10 @@ class Place:
 
 
 def places(settings: Iterable[str]) -> list[Place]:
-    """The places that http_hosts names.
+    """Return the targets in http_hosts.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: one cannot be parsed.
     """
     found = []
     for text in settings:
@@ -66,10 +66,10 @@ def places(settings: Iterable[str]) -> list[Place]:
 
 
 def networks(settings: Iterable[str]) -> list[Network]:
-    """The networks that http_networks names.
+    """Return the networks in http_networks.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: one cannot be parsed.
     """
     found: list[Network] = []
     for text in settings:
@@ -81,7 +81,7 @@ def networks(settings: Iterable[str]) -> list[Network]:
 
 
 def check_address(text: str, allowed: Iterable[Network]) -> None:
-    """Do nothing, if a socket may be connected to this address.
+    """Check that a socket can connect to this address.
 
     Raises:
         AddressDenied: it is not public, and in no allowed network.
@@ -97,7 +97,7 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
 
 
 def _meant(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for, if it does."""
+    """Return the IPv4 address that an IPv6 one stands for, if any."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inside = address.ipv4_mapped or address.sixtofour

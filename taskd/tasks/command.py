@@ -1,4 +1,4 @@
-"""Running one allow-listed command to its end, with bounds on all that it says."""
+"""Run one allowed command to its end, with limits on its output."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 KEEPER = str(Path(__file__).with_name("subprocess_guard.py"))
 CHUNK_BYTES = 65536
-# What the keeper takes at most to kill what is left, after the grace.
+# How long the guard can take to kill remaining processes, after the grace.
 SLACK_S = 3.0
 
 
 class Ended(NamedTuple):
-    """How a command has ended.
+    """The end of a command.
 
     Attributes:
-        code: its exit code; below zero, the signal that ended it.
+        code: its exit code; negative: the signal that ended it.
         out: the beginning of its stdout.
-        out_bytes: how much of that there was.
+        out_bytes: the whole size of its stdout.
         err: the end of its stderr.
     """
 
@@ -43,12 +43,12 @@ async def run(
     out_bytes_max: int,
     err_bytes_max: int,
 ) -> Ended:
-    """Run a command below a keeper of its own; cancelled, it ends the command first.
+    """Run a command under a guard process of its own; a cancellation ends the command first.
 
     Raises:
         OSError: it could not be started.
     """
-    # The kernel closes this pipe with the worker, however that one ends.
+    # The kernel closes this pipe with the worker, however that ends.
     lifeline, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
         try:
@@ -87,23 +87,23 @@ async def _to_their_end(
     held: BinaryIO,
     grace_s: float,
 ) -> None:
-    """Wait for all of them; after a cancellation for as long as the command's end may take."""
+    """Wait for all of them; after a cancellation for as long as the command can take to end."""
     try:
         await asyncio.wait(steps)
     except asyncio.CancelledError:
-        held.close()  # the keeper ends the command
+        held.close()  # the guard ends the command
         await asyncio.wait(steps, timeout=grace_s + SLACK_S)
         raise
     finally:
         if process.returncode is None and not all(step.done() for step in steps):
             with suppress(ProcessLookupError):
-                process.kill()  # and the kernel ends the command with its keeper
+                process.kill()  # and the kernel ends the command with its guard
         for step in steps:
             step.cancel()
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    """Write all that the command wants to read."""
+    """Write what the command reads from stdin."""
     with suppress(BrokenPipeError, ConnectionResetError):
         stream.write(data)
         await stream.drain()
@@ -113,7 +113,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def _head(stream: asyncio.StreamReader, bytes_max: int) -> tuple[bytes, int]:
-    """The first bytes and how many there were; the rest is read and dropped."""
+    """Return the first bytes, and how many there were; the rest is read and dropped."""
     kept, total = bytearray(), 0
     while chunk := await stream.read(CHUNK_BYTES):
         total += len(chunk)
@@ -122,7 +122,7 @@ async def _head(stream: asyncio.StreamReader, bytes_max: int) -> tuple[bytes, in
 
 
 async def _tail(stream: asyncio.StreamReader, bytes_max: int) -> bytes:
-    """The last bytes."""
+    """Return the last bytes."""
     kept = bytearray()
     while chunk := await stream.read(CHUNK_BYTES):
         kept += chunk

@@ -1,11 +1,11 @@
 """The built-in task `http_request`: one request, signed if wanted, such as a webhook.
 
-What the server answers decides: 2xx is done; 408, 425, 429 and 5xx come back, at the time that its
-Retry-After says or by the task's backoff; every other answer fails the job, a redirect too, which
-is not followed. A request that got no answer comes back. So does one that the settings of this
-worker do not allow: settings get repaired, and a failed job would be lost.
+The server's answer decides: 2xx is done. 408, 425, 429 and 5xx are retried, after the answer's
+Retry-After or by the task's backoff. Every other answer fails the job, also a redirect, which is
+not followed. A request without an answer is retried. So is one that the settings of this worker do
+not allow: settings get corrected, and a failed job would be lost.
 
-Signatures are those of Standard Webhooks: HMAC-SHA256 over id, time and body. The id is the job's
+Signatures follow Standard Webhooks: HMAC-SHA256 over id, time and body. The id is the job's
 idempotency key, the same in all of its attempts: delivery is at least once.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 QUEUE = "http"
 MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
-# Of the attempt; of a request, what its job says.
+# Timeout of the attempt; the job sets that of the request.
 TIMEOUT_S = 3700.0
 REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 10.0
 BODY_BYTES_MAX = 64 * 1024
@@ -57,7 +57,7 @@ DEFAULT_SECRET = "default"  # noqa: S105 - a name
 AGAIN = frozenset({408, 425, 429})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
-# What says where a message begins and ends, and what signs it, is written here.
+# Headers that frame or sign a message are written here.
 _OWN_HEADERS = re.compile(
     r"(?i)host|content-length|transfer-encoding|connection|te|trailer|upgrade|expect|webhook-.*"
 )
@@ -69,11 +69,11 @@ Seconds = Annotated[float, Meta(ge=0.1, le=3600.0)]
 
 
 class HttpRefused(Exception):
-    """The server will not take the request now; it may later."""
+    """The server does not take the request now; it may later."""
 
 
 class HttpNotAllowed(Exception):
-    """The settings of this worker do not allow the request; those of another may."""
+    """The settings of this worker do not allow the request; those of another worker may."""
 
 
 class Requester:
@@ -92,7 +92,7 @@ class Requester:
         self._session: aiohttp.ClientSession | None = None
 
     def task(self, *, backoff: backoffs.Backoff = backoffs.DEFAULT) -> Task[..., Any]:
-        """The task, with a backoff of one's own if need be."""
+        """Return the task, with another backoff if given."""
 
         async def http_request(
             ctx: Context,
@@ -110,18 +110,18 @@ class Requester:
                 ctx: the attempt.
                 url: http:// or https://, of a host that the settings allow.
                 method: POST by default.
-                json: anything, sent as JSON.
-                body: text, in place of json.
+                json: any value, sent as JSON.
+                body: text, instead of json.
                 headers: further headers by name.
-                secret: the name of the secret that signs it; `default`, if there is one.
-                timeout_s: seconds until the answer must be there.
+                secret: the name of the secret that signs it; `default`, if it exists.
+                timeout_s: seconds until the answer must be complete.
 
             Returns:
                 `status`, `body` (decoded if it is JSON), and `truncated` if there was more of it.
 
             Raises:
-                Fail: the request is not fit to be sent, or the server refused it for good.
-                Retry, HttpRefused: the server wants it later.
+                Fail: the request cannot be sent, or the server refused it for good.
+                Retry, HttpRefused: the server asks for a later request.
                 HttpNotAllowed: the settings do not allow it.
                 aiohttp.ClientError, TimeoutError: there was no answer.
             """
@@ -159,7 +159,7 @@ class Requester:
             await session.close()
 
     def _place(self, text: str) -> URL:
-        """The URL, if the settings allow its host."""
+        """Return the URL, if the settings allow its host."""
         from yarl import URL
 
         try:
@@ -170,7 +170,7 @@ class Requester:
         if url.scheme not in ("http", "https") or not host:
             raise Fail("url: write http://host/... or https://host/...")
         if url.user is not None or url.password is not None:
-            raise Fail("url: it holds a user or a password; put these into headers")
+            raise Fail("url: it contains a user or a password; send these as headers")
         if not any(each.fits(url.scheme, host, port) for each in self._places):
             raise HttpNotAllowed(f"TASKD_HTTP_HOSTS of this worker does not allow {host}:{port}")
         return url
@@ -205,7 +205,7 @@ class Requester:
         return self._session
 
     def _socket(self, address: Any) -> socket.socket:
-        """A socket for one address that a name has led to, if it may be connected there."""
+        """Make a socket for one address of a name, if it is allowed."""
         family, kind, protocol, _, place = address
         addresses.check_address(str(place[0]), self._networks)
         made = socket.socket(family, kind, protocol)
@@ -214,7 +214,7 @@ class Requester:
 
 
 def check_installed() -> None:
-    """Do nothing, if the library is there.
+    """Check that the library is installed.
 
     Raises:
         ConfigError: it is not.
@@ -228,7 +228,7 @@ def check_installed() -> None:
 
 
 def _keys(name: str, text: Any) -> list[bytes]:
-    """The keys of a secret: several, with spaces between them, while they are being replaced."""
+    """Return the keys of a secret: several, separated by spaces, while they are being replaced."""
     keys = []
     for one in str(text).split():
         try:
@@ -269,7 +269,7 @@ def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def _understood(timeout_s: float) -> AsyncIterator[None]:
-    """Tell what can never be sent, and what was not allowed, from an answer that did not come."""
+    """Raise errors that a retry cannot fix as Fail, and others as they are."""
     import aiohttp
 
     try:
@@ -293,7 +293,7 @@ def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """The begin of the body, and whether there is more; that is not read."""
+    """Return the start of the body, and whether there is more, which is not read."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -327,14 +327,14 @@ def _judged(
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:
-    """The seconds of a Retry-After header, which may be a date; bounded; None: it says nothing."""
+    """Return the seconds of a Retry-After header, which can be a date; limited; None: no value."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit() and len(text) < 12:
         delay_s = float(text)
     else:
         try:
             date = parsedate_to_datetime(text)
-            # One of "-0000" comes without a zone, and is UTC all the same.
+            # "-0000" has no zone, and is UTC all the same.
             delay_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - now
         except (TypeError, ValueError, OverflowError):
             return None

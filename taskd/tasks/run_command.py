@@ -1,8 +1,8 @@
 """The built-in task `run_command`: a program in any language as a handler.
 
-What may run is listed in the settings, by name; a job names one of these and nothing else. The
-job's payload is JSON on stdin, its exit code decides. There is no shell: what stands in a payload
-is never part of a command line.
+The settings list the allowed commands by name; a job names one of these and nothing else. The job's
+payload is JSON on stdin, and the exit code decides. There is no shell: no text of a payload becomes
+part of a command line.
 
 Each command runs under a small guard process (subprocess_guard.py). The guard ends the command when
 the attempt is cancelled or its worker dies, and kills the processes that the command leaves behind.
@@ -32,7 +32,7 @@ from taskd.tasks import command as commands
 QUEUE = "commands"
 MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
 TIMEOUT_S = 3600.0
-# With the words before it, what is kept of an error's message.
+# The part of an error's message that is kept, with the words before it.
 ERR_BYTES_MAX = 900
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 EXIT_DONE, EX_TEMPFAIL = 0, 75
@@ -42,24 +42,24 @@ _VERDICT = re.compile(r"(done|fail|cancel|retry|snooze)(?: (\S+))?")
 
 
 class CommandFailed(Exception):
-    """The command ended with an exit code that stands for a failure, or by a signal."""
+    """The command ended with an exit code that means a failure, or by a signal."""
 
 
 class CommandNotAllowed(Exception):
-    """The settings of this worker do not list the command; those of another may."""
+    """The settings of this worker do not list the command; those of another worker may."""
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True):
-    """What may run.
+    """A command.
 
     Attributes:
-        argv: the program and its arguments; no shell reads them.
+        argv: the program and its arguments; no shell parses them.
         cwd: where it runs; by default where the worker does.
-        env: variables that it gets beside the usual few.
-        pass_env: names of variables of the worker that it gets, too.
-        exits: what exit codes mean: `retry`, `retry 30s`, `snooze 5m`, `cancel`, `fail`, `done`.
+        env: additional variables.
+        pass_env: names of the worker's variables that it gets, too.
+        exits: meanings of exit codes: `retry`, `retry 30s`, `snooze 5m`, `cancel`, `fail`, `done`.
             Others but 0 are failed attempts.
-        grace: how long it has to end after a SIGTERM, before a SIGKILL.
+        grace: time between a SIGTERM and a SIGKILL.
     """
 
     argv: Annotated[list[str], Meta(min_length=1, max_length=1000)]
@@ -70,18 +70,18 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
     grace: str | float = 3.0
 
     def checked(self, name: str) -> Command:
-        """The same with its program's whole path.
+        """Return it with the full path of its program.
 
         Raises:
-            ConfigError: it cannot run as it is written.
+            ConfigError: it cannot run as configured.
         """
         program = shutil.which(self.argv[0], path=os.environ.get("PATH", PATH_DEFAULT))
         if program is None:
-            raise ConfigError(f"commands: {name}: {self.argv[0]!r} is no program that can be run")
+            raise ConfigError(f"commands: {name}: {self.argv[0]!r} is not an executable program")
         if any("\0" in each for each in (*self.argv, *self.env, *self.env.values())):
-            raise ConfigError(f"commands: {name}: it holds the character U+0000")
+            raise ConfigError(f"commands: {name}: it contains the character U+0000")
         if self.cwd is not None and not Path(self.cwd).is_dir():
-            raise ConfigError(f"commands: {name}: cwd: {self.cwd!r} is no directory")
+            raise ConfigError(f"commands: {name}: cwd: {self.cwd!r} is not a directory")
         for code, word in self.exits.items():
             self._check_exit(name, code, word)
         if not 0 <= self.grace_s <= GRACE_S_MAX:
@@ -106,14 +106,14 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
             )
         if (found[1] == "snooze") != bool(found[2]) and found[1] != "retry":
             raise ConfigError(
-                f"commands: {name}: exits: {word!r}: a snooze, and no other but retry, has a time"
+                f"commands: {name}: exits: {word!r}: only snooze and retry have a time, and snooze needs one"
             )
         if found[2]:
             parse_duration_s(found[2])
 
 
 def allowed(settings: Settings) -> dict[str, Command]:
-    """The commands of these settings.
+    """Return the commands of these settings.
 
     Raises:
         ConfigError: one is wrong; the message names it.
@@ -134,7 +134,7 @@ def allowed(settings: Settings) -> dict[str, Command]:
 def task(
     commands_allowed: Mapping[str, Command], *, backoff: backoffs.Backoff = backoffs.DEFAULT
 ) -> Task[..., Any]:
-    """The task, for these commands."""
+    """Return the task, for these commands."""
 
     async def run_command(
         ctx: Context,
@@ -145,14 +145,14 @@ def task(
 
         Args:
             ctx: the attempt.
-            command: its name there.
+            command: its name in the settings.
             payload: JSON object on its stdin.
 
         Returns:
             Its stdout, if that is JSON.
 
         Raises:
-            Retry, Snooze, Cancel, Fail: as its exit code means.
+            Retry, Snooze, Cancel, Fail: by the meaning of its exit code.
             CommandFailed: any other exit code, or a signal.
             CommandNotAllowed: the settings do not list it.
         """
@@ -160,7 +160,7 @@ def task(
         if chosen is None:
             listed = ", ".join(sorted(commands_allowed)) or "none"
             raise CommandNotAllowed(
-                f"{command[:100]!r} is no command of this worker; it has {listed}"
+                f"{command[:100]!r} is not a command of this worker; it has {listed}"
             )
         ended = await commands.run(
             chosen.argv,
@@ -179,7 +179,7 @@ def task(
 
 
 def environment(command: Command, ctx: Context) -> dict[str, str]:
-    """The few variables that a command gets; nothing of the worker's own, such as its DSN."""
+    """Return the few variables that a command gets; none of the worker's own, such as its DSN."""
     passed = {name: os.environ[name] for name in command.pass_env if name in os.environ}
     return {
         "PATH": os.environ.get("PATH", PATH_DEFAULT),
@@ -194,7 +194,7 @@ def environment(command: Command, ctx: Context) -> dict[str, str]:
 
 
 def judged(name: str, command: Command, ended: commands.Ended) -> Any:
-    """The result of a command, or what its end means for the job.
+    """Return the result of a command, or raise what its end means for the job.
 
     Raises:
         Retry, Snooze, Cancel, Fail, CommandFailed: see run_command.
@@ -220,7 +220,7 @@ def judged(name: str, command: Command, ended: commands.Ended) -> Any:
 
 
 def _result(ended: commands.Ended) -> Any:
-    """Stdout as JSON; what is none is not kept, and what is too long is described."""
+    """Return stdout as JSON; other text is not kept, and a text that is too long is described."""
     if ended.out_bytes > len(ended.out):
         return {"unstored": f"stdout of {ended.out_bytes} bytes"}
     try:

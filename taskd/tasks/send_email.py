@@ -1,17 +1,17 @@
 """The built-in task `send_email`: one mail over SMTP.
 
-What the server says about the mail decides: accepted is done, 5xx fails the job, and 4xx, a broken
-connection or silence bring it back by the task's backoff. What it says about us (greeting,
-STARTTLS, login) never fails a mail: settings get repaired, and a failed mail would be lost.
+The server's answer about the mail decides: accepted is done, 5xx fails the job. 4xx, a broken
+connection or no answer is retried by the task's backoff. Answers about the connection (greeting,
+STARTTLS, login) never fail a mail: settings get corrected, and a failed mail would be lost.
 
-A mail for several recipients is sent to all of them or, while somebody can only be served later
-(4xx), to nobody: it is called off before its content is sent and comes back as a whole, so that
-nobody gets it twice. At the job's last attempt those whom the server accepts get it, and the result
-names the others. An enqueuer who wants recipients to stand alone enqueues a job for each.
+A mail for several recipients is sent to all of them. While the server defers one of them (4xx), it
+is sent to none: the mail is aborted before its content is sent and retried as a whole, so that no
+recipient gets it twice. At the job's last attempt the recipients that the server accepts get it,
+and the result names the others. To treat recipients separately, enqueue a job for each.
 
-Delivery is at least once: when the connection breaks after the content was sent, nobody can know
+Delivery is at least once: if the connection breaks after the content was sent, it is unknown
 whether the server took it. The Message-ID is the same in all attempts of a job, so that mail
-servers and readers can tell duplicates apart.
+servers and readers can recognise duplicates.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
 TIMEOUT_S = 300.0
 # A server that answers late has often taken the mail already: giving up early makes duplicates.
 CONTENT_TIMEOUT_S = 120.0
-# 5xx answers that speak of our login or encryption, whenever they come.
+# 5xx answers about our login or encryption, at any command.
 _ABOUT_US = frozenset({530, 534, 535, 538})
 
 Addresses = (
@@ -58,7 +58,7 @@ Text = Annotated[str, Meta(max_length=PAYLOAD_BYTES_MAX)]
 
 
 class MailDeferred(Exception):
-    """The server will not take the mail now; it may later."""
+    """The server does not take the mail now; it may later."""
 
 
 class Mailer:
@@ -73,7 +73,7 @@ class Mailer:
         self._pool = Pool(settings)
 
     def task(self, *, backoff: backoffs.Backoff = backoffs.DEFAULT) -> Task[..., Any]:
-        """The task, with a backoff of one's own if need be."""
+        """Return the task, with another backoff if given."""
 
         async def send_email(
             ctx: Context,
@@ -96,16 +96,16 @@ class Mailer:
                 html: the same as HTML, for readers that show it.
                 cc: further recipients, shown.
                 bcc: further recipients, not shown.
-                reply_to: where answers go.
+                reply_to: address for replies.
                 headers: further headers by name.
 
             Returns:
-                `message_id`, and `refused`: the server's answer by address, for recipients that
-                it did not take.
+                `message_id`, and `refused`: the server's answer by address, for recipients that it
+                    did not accept.
 
             Raises:
-                Fail: the mail is not fit to be sent, or the server refused it for good.
-                MailDeferred, aiosmtplib.SMTPException, OSError: later may be better.
+                Fail: the mail cannot be sent, or the server refused it for good.
+                MailDeferred, aiosmtplib.SMTPException, OSError: a retry may succeed.
             """
             mail = compose(
                 sender=self._sender,
@@ -143,14 +143,14 @@ class Mailer:
         return refused or {}
 
     def _message_id(self, ctx: Context, *content: str | list[str]) -> str:
-        # Two databases made from one dump share their keys, but hardly also what the mails say.
+        # Two databases from one dump have the same keys, but hardly the same mails.
         made_of = repr((ctx.idempotency_key, *content)).encode("utf-8", "backslashreplace")
         digest = hashlib.sha256(made_of).hexdigest()[:32]
         return f"<{digest}@{self._sender.address.rpartition('@')[2]}>"
 
 
 async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[str, str] | None:
-    """Who was refused, and how; None when a kept connection turned out to be of no use.
+    """Return the refused recipients and answers; None: a kept connection was of no use.
 
     That shows at the first command: nothing was sent, so it must not cost the job an attempt.
     """
@@ -180,10 +180,10 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
 
 
 def _heed_cancellation() -> None:
-    """Raise the cancellation that a wait may have swallowed, while nobody has got the mail yet.
+    """Raise the cancellation that a wait may have swallowed, while nothing was delivered.
 
-    Before Python 3.12, asyncio.wait_for() drops one that comes as its future ends, and aiosmtplib
-    waits by it at every step.
+    Before Python 3.12, asyncio.wait_for() drops a cancellation that comes as its future ends, and
+    aiosmtplib uses it at every step.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -191,7 +191,7 @@ def _heed_cancellation() -> None:
 
 
 async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> dict[str, str]:
-    """Those that the server does not take, when the others shall have the mail nevertheless."""
+    """Return recipients that the server does not accept, if the mail should go to the others."""
     failed: dict[str, str] = {}
     deferred: dict[str, str] = {}
     for recipient in mail.recipients:
@@ -202,7 +202,7 @@ async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> 
             where[recipient] = f"{error.code} {error.message}"
     nobody = len(failed) + len(deferred) == len(mail.recipients)
     if deferred and (nobody or not last):
-        others = "" if nobody else "; nobody has got the mail yet"
+        others = "" if nobody else "; no recipient has got the mail yet"
         raise MailDeferred(f"the server defers {_listed(deferred)}{others}")
     if nobody:
         raise Fail(f"the server refuses {_listed(failed)}")
@@ -210,7 +210,7 @@ async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> 
 
 
 async def _call_off(connection: Connection) -> None:
-    """Make the connection ready for the next mail, if it can be."""
+    """Prepare the connection for the next mail, if possible."""
     try:
         await connection.smtp.rset()
     except aiosmtplib.SMTPException:
@@ -219,7 +219,7 @@ async def _call_off(connection: Connection) -> None:
 
 
 def _judged(error: aiosmtplib.SMTPResponseException, what: str) -> Exception:
-    """What an answer means for the job."""
+    """Return what an answer means for the job."""
     answer = f"{what}: {error.code} {error.message}"
     if _is_final(error.code):
         return Fail(f"the server refuses {answer}")

@@ -1,6 +1,6 @@
 """Kept SMTP connections: a few per process, each used by one mail at a time.
 
-A connection costs a TCP and a TLS handshake, EHLO and a login: per mail, more than the mail itself.
+A connection costs a TCP and a TLS handshake, EHLO and a login, which is more than the mail itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TLS_PORT = 465
 
 
 class Unprotected(Exception):
-    """The server offers no TLS, so the password was not sent."""
+    """The server does not support TLS, so the password was not sent."""
 
 
 class Connection:
@@ -32,7 +32,7 @@ class Connection:
 
     Attributes:
         smtp: the client, logged in.
-        reused: it has carried a mail before.
+        reused: it has sent a mail before.
         clean: the server waits for the next mail; otherwise the connection is not kept.
     """
 
@@ -44,12 +44,12 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether it can carry a mail, as far as this side knows."""
+        """Return whether it can send a mail, as far as this side knows."""
         return self.clean and self.smtp.is_connected
 
 
 class Pool:
-    """Hands out connections, at most `size` at a time, and keeps them for `idle_s` seconds."""
+    """Lends connections, at most `size` at a time, and keeps them for `idle_s` seconds."""
 
     def __init__(
         self, settings: Settings, *, size: int = CONNECTIONS_MAX, idle_s: float = IDLE_S
@@ -65,10 +65,10 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def connection(self, *, fresh: bool = False) -> AsyncIterator[Connection]:
-        """A connection for one mail; kept afterwards when it is clean.
+        """Yield a connection for one mail; it is kept afterwards if it is clean.
 
         Args:
-            fresh: make a new one, because a kept one has just disappointed.
+            fresh: make a new one, because a kept one has just failed.
 
         Raises:
             aiosmtplib.SMTPException, OSError, Unprotected: the server cannot be reached or used.
@@ -81,7 +81,7 @@ class Pool:
                 self._give_back(connection)
 
     async def aclose(self) -> None:
-        """Close what is idle now, and what is in use as soon as it comes back."""
+        """Close idle connections now, and used ones as soon as they come back."""
         self._closed = True
         if self._reaper is not None:
             self._reaper.cancel()
@@ -96,7 +96,7 @@ class Pool:
                 return connection
             connection.smtp.close()
             if fresh:
-                break  # one goes for the one that comes, so that the cap holds
+                break  # close one before another one is made, so that the limit holds
         return None
 
     def _give_back(self, connection: Connection) -> None:
@@ -110,7 +110,7 @@ class Pool:
             self._reaper = asyncio.create_task(self._reap(), name="smtp:reaper")
 
     async def _reap(self) -> None:
-        """Close what has been idle for too long, until nothing is idle."""
+        """Close connections that have been idle for too long, until none is idle."""
         while self._idle:
             # The last one given back is the first one taken, so the first is idle the longest.
             oldest = self._idle[0]
@@ -148,8 +148,8 @@ class Pool:
         return Connection(smtp)
 
     def _verified(self, tls: str) -> bool:
-        # TLS that is merely taken when offered protects from listeners only: whoever can forge a
-        # certificate can also hide the offer. A password deserves more.
+        # TLS that is used only if offered protects only from listeners: an attacker who can forge a
+        # certificate can also hide the offer. A password needs more.
         return tls != "auto" or self._settings.smtp_user is not None
 
     async def _login(self, smtp: aiosmtplib.SMTP) -> None:
@@ -158,7 +158,7 @@ class Pool:
             return
         if settings.smtp_tls != "off" and smtp.get_transport_info("sslcontext") is None:
             raise Unprotected(
-                f"{settings.smtp_host} offers no TLS, so the password was not sent; "
+                f"{settings.smtp_host} does not support TLS, so the password was not sent; "
                 "TASKD_SMTP_TLS=off sends it unprotected"
             )
         await smtp.login(settings.smtp_user, settings.smtp_password or "")

@@ -1,12 +1,12 @@
-"""A program of its own, between a worker and a command: it sees that nothing of it stays behind.
+"""A guard process between a worker and a command: no process of the command survives.
 
     python -I -S subprocess_guard.py LIFELINE GRACE_S ARGV...
 
-LIFELINE is the reading end of a pipe that the worker holds open while the command may run. At its
-end, when the worker closes it and when the worker is killed, the command's process group gets a
-SIGTERM and, GRACE_S later, a SIGKILL. When the command has ended, whatever it has left is killed,
-also what has left its process group: orphans below this process become its children. It ends as the
-command did. Nothing of taskd is imported here.
+LIFELINE is the reading end of a pipe that the worker holds open while the command is allowed to
+run. When the worker closes it or is killed, the command's process group gets a SIGTERM and, GRACE_S
+later, a SIGKILL. When the command has ended, all processes that it has left are killed, also those
+that left its process group: orphans below this process become its children. It exits as the command
+did. It imports nothing of taskd.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start(argv: list[str], asked: int) -> int:
-    """Start the command in a process group of its own; its pid."""
+    """Start the command in a process group of its own; return its pid."""
     keeper = os.getpid()
     pid = os.fork()
     if pid:
@@ -38,7 +38,7 @@ def start(argv: list[str], asked: int) -> int:
         if os.getppid() != keeper:
             os._exit(1)
         os.close(asked)
-        # Python ignores these, and what is ignored stays so in the command.
+        # Python ignores these, and the command would inherit that.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)  # noqa: S606
@@ -48,13 +48,13 @@ def start(argv: list[str], asked: int) -> int:
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal to the command's process group, if it is there."""
+    """Send a signal to the command's process group, if it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 def reap(pid: int) -> int | None:
-    """Bury children that have ended; the status of the command, if it was among them."""
+    """Reap children that have ended; return the status of the command, if it was among them."""
     status = None
     while True:
         try:
@@ -68,7 +68,7 @@ def reap(pid: int) -> int | None:
 
 
 def keep(pid: int, lifeline: int, woken: int, grace_s: float) -> int:
-    """Wait until the command has ended, and end it when the lifeline does; its status."""
+    """Wait until the command has ended, and end it when the lifeline closes; return its status."""
     watched = [lifeline, woken]
     kill_at: float | None = None
     while True:
@@ -89,7 +89,7 @@ def keep(pid: int, lifeline: int, woken: int, grace_s: float) -> int:
 
 
 def sweep(pid: int) -> None:
-    """Kill what the command has left behind, wherever it went."""
+    """Kill the processes that the command has left, wherever they are."""
     kill(pid, signal.SIGKILL)
     ends = time.monotonic() + STRAYS_S
     while time.monotonic() < ends:
@@ -110,7 +110,7 @@ def sweep(pid: int) -> None:
 
 
 def end_as(status: int) -> None:
-    """End this process as the command has ended."""
+    """End this process in the way in which the command has ended."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)
@@ -121,7 +121,7 @@ def end_as(status: int) -> None:
 
 
 def main() -> None:
-    """Keep one command."""
+    """Guard one command."""
     lifeline, grace_s, argv = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     os.set_inheritable(lifeline, False)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -129,11 +129,11 @@ def main() -> None:
     os.set_blocking(asked, False)
     signal.set_wakeup_fd(asked, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # a handler, and not SIG_IGN: that is inherited
+        signal.signal(number, lambda *_: None)  # a handler, and not SIG_IGN, which is inherited
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     pid = start(argv, asked)
-    # The command alone has them: a worker that writes to a command that has ended must learn it.
+    # Only the command has them: a worker that writes to an ended command must get an error.
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

@@ -1,4 +1,4 @@
-"""The database of one test: what is enqueued in it, running it, and moving its time."""
+"""The database of one test: its jobs, running them, and moving its time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from taskd.testing.run import APP, AttemptFailed, Run, raise_failures
 class TaskdDB:
     """A database with the schema taskd that only this test uses: the fixture `taskd_db`.
 
-    All methods but run_all() are plain ones, which take a millisecond or two: they are for tests
-    with an event loop and without one alike.
+    All methods but run_all() are plain functions, which take a millisecond or two: they work in
+    tests with and without an event loop.
 
     Args:
         dsn: where it is.
-        background: the loop on which it is asked.
-        registry: the tasks that run_all() runs: those of the modules that were imported.
+        background: the loop on which it is queried.
+        registry: the tasks that run_all() runs: those of the imported modules.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class TaskdDB:
     def _ask(self, asking: Coroutine[Any, Any, Any]) -> Any:
         return self._background.run(asking)
 
-    # Looking.
+    # Inspect.
 
     def jobs(self) -> list[JobRow]:
-        """All jobs, live and finished, in the order in which they were enqueued."""
+        """Return all jobs, live and finished, in the order in which they were enqueued."""
         return [
             JobRow.of(row, task.args_type.__struct_fields__ if task else ())
             for row in self._ask(testing.jobs(self._lane))
@@ -59,10 +59,10 @@ class TaskdDB:
         ]
 
     def job(self, job_id: int) -> JobRow:
-        """One of them.
+        """Return one job.
 
         Raises:
-            JobNotFound: there is none of that id.
+            JobNotFound: no job has this id.
         """
         for row in self.jobs():
             if row.id == job_id:
@@ -70,20 +70,20 @@ class TaskdDB:
         raise JobNotFound(f"there is no job {job_id} in the database of this test")
 
     def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobRow]:
-        """The jobs that wait, for whatever that is; those of one task if it is given."""
+        """Return the waiting jobs, whatever they wait for; those of one task if it is given."""
         name = task.name if isinstance(task, Task) else task
         return [row for row in self.jobs() if row.waits and name in (None, row.task)]
 
     def assert_enqueued(self, task: Task[..., Any] | str, /, **args: Any) -> JobRow:
-        """Make sure that a job of this task with these arguments waits; the first such job.
+        """Check that a job of this task with these arguments waits; return the first such job.
 
         Args:
             task: the task, or the name of one.
-            args: those arguments that matter; the others may be anything.
+            args: the arguments to compare; others can have any value.
 
         Raises:
             AssertionError: none does; the message says what waits instead, and what differs.
-            TypeError: it is no task, or has no such argument.
+            TypeError: it is not a task, or has no such argument.
         """
         __tracebackhide__ = True
         wanted, rows = Wanted(task, args), self.jobs()
@@ -93,11 +93,11 @@ class TaskdDB:
         raise AssertionError(wanted.missing(rows))
 
     def assert_not_enqueued(self, task: Task[..., Any] | str, /, **args: Any) -> None:
-        """Make sure that no job of this task with these arguments waits.
+        """Check that no job of this task with these arguments waits.
 
         Raises:
             AssertionError: one does.
-            TypeError: it is no task, or has no such argument.
+            TypeError: it is not a task, or has no such argument.
         """
         __tracebackhide__ = True
         wanted = Wanted(task, args)
@@ -105,7 +105,7 @@ class TaskdDB:
         if found:
             raise AssertionError(wanted.unwanted(found))
 
-    # Running.
+    # Run.
 
     async def run_all(
         self,
@@ -115,21 +115,21 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """Run all that is due now, and what that enqueues, by a real worker in this event loop.
+        """Run all jobs that are due now, and those that they enqueue, by a real worker in this event loop.
 
-        What is due later stays: see travel(). So does what a pause holds back, or a rate for longer
-        than a second, and jobs whose task no imported module defines.
+        Later jobs stay: see travel(). So do jobs that a pause holds back, or a rate for longer than
+        a second, and jobs whose task no imported module defines.
 
         Args:
-            check: raise what a handler raised, in place of going on to assert on the outcome.
-            crash: ids of jobs whose worker dies when their handler has ended, before it can say
-                so. They are given back and run again by another worker, as are those that ran
-                beside them. To let it die earlier, raise Crash inside the handler.
-            concurrency: attempts at the same time, per queue; one after the other by default.
+            check: raise what a handler raised, and do not continue with assertions on the outcome.
+            crash: ids of jobs whose worker dies when their handler has ended, before it writes the
+                outcome. Another worker rescues them and those that ran beside them, and runs them
+                again. To let it die earlier, raise Crash inside the handler.
+            concurrency: concurrent attempts per queue; by default one at a time.
             timeout_s: seconds after which this is an error.
 
         Returns:
-            The jobs of which an attempt ended, in the order of their ids, as they are now.
+            The jobs of which an attempt ended, sorted by id, as they are now.
 
         Raises:
             AttemptFailed: with `check`, an attempt failed.
@@ -143,7 +143,7 @@ class TaskdDB:
         except TimeoutError:
             live = [f"  {row}" for row in self.jobs() if row.waits or row.state == JobState.RUNNING]
             raise TimeoutError(
-                "\n".join([f"run_all() has not ended within {timeout_s:g} s; live are:", *live])
+                "\n".join([f"run_all() has not ended within {timeout_s:g} s; live jobs:", *live])
             ) from None
         if run.doomed:
             left = ", ".join(map(str, sorted(run.doomed)))
@@ -161,10 +161,10 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """As run_all(), for tests without an event loop.
+        """Do as run_all() does, for tests without an event loop.
 
         Raises:
-            RuntimeError: an event loop runs here: await run_all().
+            RuntimeError: called in an event loop: await run_all().
         """
         __tracebackhide__ = True
         running = self.run_all(
@@ -173,26 +173,26 @@ class TaskdDB:
         try:
             return asyncio.run(running)
         except (AttemptFailed, TimeoutError, ValueError) as error:
-            # Said at the line of the test, and not below pages of asyncio.
+            # Raised at the line of the test, and not below pages of asyncio.
             raise error.with_traceback(None)  # noqa: B904 - it is the same one
 
     # Time.
 
     def travel(self, seconds: float) -> None:
-        """Let what is due within so many seconds be due now: delays, schedules, pauses, keys.
+        """Make everything due that is due within this many seconds: delays, schedules, pauses, keys.
 
-        Schedules of the imported modules are declared by this as by a worker, so that the first
-        tick of each is counted from here at the latest. A tick that is passed keeps to its
-        schedule's catch_up: by default the last one makes a job.
+        This declares schedules of the imported modules as a worker does, so that the first tick of
+        each counts from here at the latest. A skipped tick follows its schedule's catch_up: by
+        default the last one makes a job.
 
-        The database's clock is not touched: all that is to come is moved towards it. Nor is the
-        clock of this process: a handler that reads it sees the time of day.
+        The database's clock is not changed: all future times are moved towards it. Nor is the clock
+        of this process: a handler that reads it sees the real time.
 
         Raises:
             ValueError: seconds is not a number above zero.
         """
         __tracebackhide__ = True
         if not 0 < seconds < math.inf:
-            raise ValueError(f"travel({seconds!r}): time goes forward, by seconds above zero")
+            raise ValueError(f"travel({seconds!r}): time moves only forward, by seconds above zero")
         self._ask(schedules.publish(self._lane, APP, self._registry.schedules.values()))
         self._ask(testing.travel(self._lane, seconds))

@@ -1,4 +1,4 @@
-"""What a test wants to have been enqueued, and in which argument the jobs that wait differ."""
+"""Expected jobs, and the arguments in which waiting jobs differ from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskd.errors import InvalidArgs
 from taskd.testing.rows import JobRow, called, shown
 
 NEAREST_MAX = 5
-NOT_COMMITTED = "One that was enqueued with conn= is seen once its transaction has committed."
+NOT_COMMITTED = "A job that was enqueued with conn= is visible once its transaction has committed."
 
 
 class _Absent:
@@ -28,17 +28,17 @@ class Wanted:
     """A task, and some of a job's arguments.
 
     Args:
-        task: the task; or the name of one that is not imported, whose defaults are not known then.
-        args: arguments by name; those that are not named may be anything.
+        task: the task; or the name of one that is not imported, whose defaults are then unknown.
+        args: arguments by name; others can have any value.
 
     Raises:
-        TypeError: it is no task, or has no argument of that name.
+        TypeError: it is not a task, or has no argument of that name.
     """
 
     def __init__(self, task: Task[..., Any] | str, args: Mapping[str, Any]) -> None:
         __tracebackhide__ = True
         if not isinstance(task, Task | str):
-            raise TypeError(f"{task!r} is no task: give what @task has made, or a task's name")
+            raise TypeError(f"{task!r} is not a task: give what @task has made, or a task's name")
         self._task = None if isinstance(task, str) else task
         self.name = task if isinstance(task, str) else task.name
         if self._task is not None:
@@ -53,11 +53,11 @@ class Wanted:
         return called(self.name, self._args) if self._args else self.name
 
     def fits(self, row: JobRow) -> bool:
-        """Whether a job is of this task, with these arguments."""
+        """Return whether a job has this task and these arguments."""
         return row.task == self.name and not self.differences(row)
 
     def differences(self, row: JobRow) -> dict[str, tuple[Any, Any]]:
-        """What is wanted and what is there, for each argument in which a job differs."""
+        """Return the expected and the actual value of each argument that differs."""
         there = self._arguments(row)
         return {
             name: (wanted, there.get(name, ABSENT))
@@ -66,7 +66,7 @@ class Wanted:
         }
 
     def _arguments(self, row: JobRow) -> Mapping[str, Any]:
-        """All arguments, with the defaults, as the handler would get them."""
+        """Return all arguments, with defaults, as the handler would get them."""
         if self._task is None:
             return row.args
         try:
@@ -74,17 +74,17 @@ class Wanted:
         except InvalidArgs:  # enqueued by SQL: a worker will refuse it
             return row.args
 
-    # What is said when it is not so.
+    # Messages.
 
     def missing(self, rows: Sequence[JobRow]) -> str:
-        """Why no job that waits is the wanted one: what was enqueued instead."""
+        """Return why no waiting job matches: what was enqueued instead."""
         waiting = [row for row in rows if row.waits]
         return "\n".join(self._missing(waiting, [row for row in rows if not row.waits]))
 
     def _missing(self, waiting: list[JobRow], others: list[JobRow]) -> Iterator[str]:
         yield f"{self} is not enqueued."
         for row in filter(self.fits, others[-NEAREST_MAX:]):
-            yield f"It was, and does not wait any more: {row}"
+            yield f"It was, but does not wait any more: {row}"
         if not waiting:
             yield f"No job waits. {NOT_COMMITTED}"
             return
@@ -104,12 +104,12 @@ class Wanted:
             yield f"Waiting {'besides' if same else 'instead'}: {told}."
 
     def unwanted(self, rows: Iterable[JobRow]) -> str:
-        """Which jobs wait although none should."""
+        """Return the jobs that wait although none should."""
         return "\n".join([f"{self} is enqueued, and should not be:", *(f"  {row}" for row in rows)])
 
 
 def _plain(value: object) -> object:
-    """As JSON has it, so that a date equals its text and a tuple a list."""
+    """Return it in JSON's form, so that a date equals its text and a tuple a list."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError, RecursionError):

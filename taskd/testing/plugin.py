@@ -1,8 +1,8 @@
 """The pytest plugin: a real database for each test, and tasks that enqueue into it.
 
-The server is the one that TASKD_TEST_DSN names, or `taskd_test_dsn` in pytest's configuration;
-without them an embedded one is started for the session. No other setting is read: databases are
-created and dropped there.
+The server is that of TASKD_TEST_DSN, or of `taskd_test_dsn` in pytest's configuration; without them
+an embedded one is started for the session. No other setting is read, as databases are created and
+dropped there.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ INI = "taskd_test_dsn"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the setting of this plugin."""
+    """Declare the option of this plugin."""
     parser.addini(
         INI,
-        f"The PostgreSQL server for tests with taskd; {VARIABLE} goes before it. Databases named "
+        f"The PostgreSQL server for tests with taskd; {VARIABLE} overrides it. Databases named "
         "taskd_test_* are created and dropped there. Without it, an embedded server is started.",
         default="",
     )
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def taskd_background() -> Iterator[BackgroundLoop]:
-    """The loop on which the databases are made and asked."""
+    """The loop on which the databases are made and queried."""
     from taskd.client.background_loop import BackgroundLoop
 
     loop = BackgroundLoop()
@@ -71,16 +71,16 @@ def taskd_server(
 
 @pytest.fixture(scope="session")
 def taskd_prepare() -> Callable[[str], Any]:
-    """For overriding: a function, or a coroutine function, that adds your own tables.
+    """Override this: a function, or a coroutine function, that adds your own tables.
 
-    It is called once, with the DSN of the template, in which the schema taskd is made already.
+    It is called once, with the DSN of the template, which has the schema taskd already.
     """
     return lambda dsn: None
 
 
 @pytest.fixture(scope="session")
 def taskd_template(taskd_server: Server, taskd_prepare: Callable[[str], Any]) -> Iterator[str]:
-    """The name of the database that those of the tests are copies of."""
+    """The name of the database of which those of the tests are copies."""
     with _told_in_a_line():
         name = taskd_server.make_template(taskd_prepare)
     yield name
@@ -89,7 +89,7 @@ def taskd_template(taskd_server: Server, taskd_prepare: Callable[[str], Any]) ->
 
 @pytest.fixture
 def taskd_dsn(taskd_server: Server, taskd_template: str) -> Iterator[str]:
-    """The DSN of a fresh database with the schema taskd; dropped after the test."""
+    """The DSN of a new database with the schema taskd; dropped after the test."""
     name, dsn = taskd_server.make(taskd_template)
     yield dsn
     taskd_server.drop(name)
@@ -97,7 +97,7 @@ def taskd_dsn(taskd_server: Server, taskd_template: str) -> Iterator[str]:
 
 @pytest.fixture
 def taskd_db(taskd_dsn: str, taskd_background: BackgroundLoop) -> Iterator[TaskdDB]:
-    """A fresh database, into which tasks enqueue for the length of the test."""
+    """A new database, into which tasks enqueue during the test."""
     from taskd.client import configure, default_client, set_default_client
     from taskd.testing.db import TaskdDB
 
@@ -118,7 +118,7 @@ def taskd_db(taskd_dsn: str, taskd_background: BackgroundLoop) -> Iterator[Taskd
 
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
-    """What is wrong with the server is no matter of a traceback."""
+    """A problem of the server needs no traceback."""
     from taskd.errors import TaskdError
 
     try:

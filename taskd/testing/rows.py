@@ -1,4 +1,4 @@
-"""Jobs as a test sees them, and how they are told."""
+"""Jobs as a test sees them, and as messages show them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ VALUE_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as its row is at the moment.
+    """A job, as its row is now.
 
     Attributes:
-        state: a word of JobState.
-        args: the arguments by name, as JSON has them; those that were left to their defaults are
-            not there.
-        due_in_s: seconds from now until its due time; below zero once it is due.
-        attempt: how many attempts have begun and count.
+        state: a value of JobState.
+        args: the arguments by name, in JSON's types, without omitted defaults.
+        due_in_s: seconds from now until its due time; negative once it is due.
+        attempt: how many attempts have started and count.
         crashes: how many workers died while they ran it.
-        error: type and message of what ended its last failed attempt; empty: none has.
+        error: type and message of its last failed attempt; empty: none.
         traceback: where that was raised.
         reason: why it was cancelled or failed.
         result: what its handler returned.
@@ -45,7 +44,7 @@ class JobRow:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], names: Sequence[str] = ()) -> Self:
-        """The job of a row of testing_jobs, its arguments in this order: jsonb keeps none."""
+        """Return the job of a row of testing_jobs, with its arguments in this order: jsonb has none."""
         known = dict(row)
         last = msgspec.json.decode(known.pop("last_error") or "{}")
         args = msgspec.json.decode(known["args"])
@@ -59,7 +58,7 @@ class JobRow:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits: for a worker, its time, its limit or other jobs."""
+        """Return whether it waits: for a worker, its time, its limit or other jobs."""
         return self.state in {"queued", "scheduled", "blocked"}
 
     def __str__(self) -> str:
@@ -72,11 +71,11 @@ class JobRow:
 
 
 def called(task: str, args: Mapping[str, Any]) -> str:
-    """A task and its arguments, written as a call."""
+    """Return a task and its arguments, written as a call."""
     return f"{task}({', '.join(f'{name}={shown(value)}' for name, value in args.items())})"
 
 
 def shown(value: object) -> str:
-    """A value as Python writes it, cut when it is very long."""
+    """Return a value as Python writes it, cut if it is very long."""
     text = repr(value)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}..."

@@ -1,4 +1,4 @@
-"""A real worker in this process, until nothing is due; and how it can be made to die."""
+"""Run a real worker in this process until nothing is due; and let it die."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ENDS = frozenset({"job.done", "job.retried", "job.failed", "job.cancelled", "job
 class Crash(BaseException):
     """Raised inside a handler: the worker dies at this line.
 
-    To be raised by what a test puts in place of something that the handler calls. It ends the
-    attempt as a kill would, with nothing written about it; but `finally` blocks run.
+    A test raises it in a replacement of something that the handler calls. It ends the attempt as a
+    kill would, with nothing written about it; but `finally` blocks run.
     """
 
 
@@ -51,15 +51,15 @@ class Run:
 
     Args:
         dsn: the database of the test.
-        lane: a way to it on a loop of its own.
+        lane: a connection to it on a loop of its own.
         ask: runs a coroutine on that loop and waits; for any thread.
         registry: the tasks.
-        concurrency: attempts at the same time, per queue.
+        concurrency: concurrent attempts per queue.
         crash: ids of jobs whose first attempt kills the worker at its end.
 
     Attributes:
-        ended: ids of jobs of which an attempt ended, or which a crash gave back.
-        failed: ids of those of which an attempt ended by an error.
+        ended: ids of jobs of which an attempt ended, or which a crash released.
+        failed: ids of those of which an attempt ended with an error.
         errors: what handlers raised, by the job's id.
     """
 
@@ -83,7 +83,7 @@ class Run:
         self._registry = registry.with_tasks(map(self._watched, registry))
 
     async def until_nothing_is_due(self, timeout_s: float) -> None:
-        """Run all that is due, and what becomes due by that.
+        """Run all jobs that are due, and those that become due by that.
 
         Raises:
             TimeoutError: it takes longer.
@@ -91,21 +91,21 @@ class Run:
         ends = time.monotonic() + timeout_s
         unsubscribe = events.subscribe(self._hear)
         try:
-            # A worker that died is followed by another, as is one that did not serve a queue in
-            # which a handler has put a job.
+            # Another worker follows one that died, or one that did not serve a queue into which a
+            # handler has enqueued a job.
             while queues := await self._due():
                 await self._work(queues | {task.queue for task in self._registry}, ends)
         finally:
             unsubscribe()
 
     async def _due(self) -> set[str]:
-        """The queues in which something is to be done."""
+        """Return the queues with something to do."""
         looking = testing.due_queues(self._lane, self._registry.names())
         due: set[str] = await asyncio.to_thread(self._ask, looking)
         return due
 
     async def _work(self, queues: set[str], ends: float) -> None:
-        """One worker, until nothing is due or it has died."""
+        """Run one worker, until nothing is due or it has died."""
         self._died = False
         settings = Settings(
             dsn=self._dsn,
@@ -133,25 +133,24 @@ class Run:
                 _abandon(worker)
                 await asyncio.wait({working}, timeout=STOP_S)
         working.result()
-        if worker.report.why == "SIGINT":  # it was the worker who heard the Ctrl-C
+        if worker.report.why == "SIGINT":  # it was the worker that got the Ctrl-C
             raise KeyboardInterrupt
 
     def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
         if self._died or name not in ENDS:
-            return  # what a dead worker says does not count
+            return  # what a dead worker reports does not count
         job_id = fields["job_id"]
         self.ended.add(job_id)
         asked = isinstance(self.errors.get(job_id), Retry)
         if name == "job.failed" or (name == "job.retried" and not asked):
             self.failed.add(job_id)
 
-    # The handlers.
+    # Handlers.
 
     def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
-        """The task with a handler that tells what it raised, and dies where it is to die.
+        """Return the task with a handler that records what it raises, and dies where requested.
 
-        One that runs in a process of its own is left as it is: what it raises there is only told
-        by the job.
+        A handler that runs in a process of its own is left as it is: the job has its error.
         """
         if task.kind is Kind.PROCESS:
             return task
@@ -201,10 +200,10 @@ class Run:
                 self._die(job_id)
 
     def _die(self, job_id: int) -> None:
-        """The worker is dead: its jobs are taken back, and nothing it still writes counts.
+        """Let the worker die: its jobs are rescued, and nothing that it still writes counts.
 
-        This is what happens to a worker that was killed, done at once by a hand of ours: its row
-        is buried, and its jobs are rescued. The acks that it sends now match no row.
+        This is what happens to a killed worker, done at once: its row is declared dead, and its
+        jobs are rescued. The acks that it sends now match no row.
         """
         self._died = True
         self.doomed.discard(job_id)
@@ -224,7 +223,7 @@ def _abandon(worker: Worker) -> None:
 
 
 def raise_failures(rows: Collection[JobRow], run: Run) -> None:
-    """Do nothing, if no handler has raised an error.
+    """Check that no handler has raised an error.
 
     Raises:
         AttemptFailed: with each such job, and the error itself as the cause.
@@ -237,13 +236,13 @@ def raise_failures(rows: Collection[JobRow], run: Run) -> None:
     cause = run.errors.get(failed[0].id)
     for row in failed:
         lines.append(f"  {row}")
-        if cause is None or row is not failed[0]:  # pytest shows that one with its source
+        if cause is None or row is not failed[0]:  # pytest shows this one with its source
             lines += [f"      {line}" for line in row.traceback.splitlines()]
     raise AttemptFailed("\n".join(lines)) from cause and cause.with_traceback(_theirs(cause))
 
 
 def _theirs(error: Exception) -> TracebackType | None:
-    """Its traceback from the handler on, without what taskd has above it."""
+    """Return its traceback from the handler on, without frames of taskd above it."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next

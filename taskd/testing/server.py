@@ -1,4 +1,4 @@
-"""The PostgreSQL server of a test session, and the databases that are made in it."""
+"""The PostgreSQL server of a test session, and the databases on it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from taskd.store.connections.database import Database
 from taskd.store.reading.testing import Databases
 from taskd.store.schema import migrations
 
-# To copy a large template, the app's own tables in it, may take a while on a slow disk.
+# Copying a large template, with the app's own tables, can take a while on a slow disk.
 STATEMENT_TIMEOUT_S = 60.0
 
 
 class Server:
-    """Hands out migrated databases, each a copy of one template.
+    """Makes migrated databases, each a copy of one template.
 
     Args:
-        dsn: any database of the server; its user may create others.
+        dsn: any database of the server; its user must be allowed to create others.
         background: the loop on which this is done.
     """
 
@@ -32,7 +32,7 @@ class Server:
         self._numbers = itertools.count(1)
 
     def make_template(self, prepare: Callable[[str], Any]) -> str:
-        """Make the template: with the schema taskd, and what `prepare(dsn)` adds; its name."""
+        """Make the template, with the schema taskd and what `prepare(dsn)` adds; return its name."""
         name = f"{self._prefix}_template"
         self._background.run(self._databases.make(name, "template0"))
         dsn = with_database(self._dsn, name)
@@ -43,13 +43,13 @@ class Server:
         return name
 
     def make(self, template: str) -> tuple[str, str]:
-        """Make a copy of the template: its name and its DSN."""
+        """Make a copy of the template; return its name and its DSN."""
         name = f"{self._prefix}_{next(self._numbers)}"
         self._background.run(self._databases.make(name, template))
         return name, with_database(self._dsn, name)
 
     def drop(self, name: str) -> None:
-        """Drop one of them, whoever is connected to it."""
+        """Drop one of them, even if it has connections."""
         self._background.run(self._databases.drop(name))
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Server:
 
 
 def with_database(dsn: str, name: str) -> str:
-    """The same DSN with another database."""
+    """Return the same DSN with another database."""
     base, mark, query = dsn.partition("?")
     scheme, _, rest = base.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}/{name}{mark}{query}"

@@ -434,7 +434,7 @@ class Worker:
         self.report.drain_s = round(time.monotonic() - began, 2)
 
     def _patience_s(self, stops: int) -> float:
-        """Return how long the phases of a stop can take from its first, second and third signal on."""
+        """Return how long the phases of a stop can take from its first, second and third signal."""
         drain_s = self.settings.drain_s if stops < 2 else 0.0
         return drain_s + (self.settings.cancel_s if stops < 3 else 0.0)
 

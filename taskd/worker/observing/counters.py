@@ -1,7 +1,7 @@
-"""What a worker process counts: plain ints and lists, written by events, read by whoever asks.
+"""The counters of a worker process: plain ints and lists, written by events, read on request.
 
-An attempt that ends well costs two look-ups and two additions; everything that makes metrics of
-it (names, labels, texts) is done when somebody asks. Only with `--http` is anything counted at all.
+A successful attempt costs two look-ups and two additions; names, labels and texts of metrics are
+made on request. Only with `--http` is anything counted at all.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
-# Pairs of a queue and a task that have numbers of their own; whoever enqueues may make up names of
-# tasks, and an app may have very many.
+# Pairs of a queue and a task with counters of their own; producers can invent names of tasks, and
+# an app can have very many.
 TASKS_MAX = 100
 OTHER = "other"
 
-# How attempts end, by the event that says so; those that end well are not told one by one.
+# How attempts end, by their event; successes have no event each.
 OUTCOMES = {
     "job.retried": "retried",
     "job.failed": "failed",
@@ -35,17 +35,17 @@ OUTCOMES = {
     "job.abandoned": "abandoned",
 }
 ALL_OUTCOMES = ("done", *OUTCOMES.values())
-# Told to those who read every event only.
+# Events that only subscribers get.
 UNCOUNTED = ("job.started", "queue.claimed")
-# How many jobs an event was about, where that is a number of its own.
+# How many jobs an event concerns, where that has a counter of its own.
 JOBS_OF = ("jobs.rescued", "jobs.reconciled", "jobs.expired", "task.unknown", "jobs.parked")
 
-# Counts, one for each bound and one for what is above the last; behind them the sum of all values.
+# Counts, one per bound and one above the last; after them the sum of all values.
 Histogram = list[float]
 
 
 def histogram(bounds: tuple[float, ...]) -> Histogram:
-    """One without a value."""
+    """Return one without a value."""
     return [*([0] * (len(bounds) + 1)), 0.0]
 
 
@@ -58,9 +58,9 @@ class OfTask(msgspec.Struct):
     """The attempts of one task in one queue.
 
     Attributes:
-        run: how long they took.
-        outcomes: how many ended otherwise than well.
-        ran: how many of these are among `run`; all others there are done.
+        run: their durations.
+        outcomes: how many ended in another way than done.
+        ran: how many of these are in `run`; all others in `run` are done.
     """
 
     queue: str
@@ -71,17 +71,17 @@ class OfTask(msgspec.Struct):
 
     @property
     def done(self) -> int:
-        """How many ended well."""
+        """Return how many are done."""
         return int(sum(self.run[:-1])) - self.ran
 
 
 class OfQueue(msgspec.Struct):
-    """What one queue brought.
+    """The counters of one queue.
 
     Attributes:
         wait: from the due times of jobs to their claims.
-        batches: how many jobs each claim brought.
-        claims: how long claims took.
+        batches: jobs per claim.
+        claims: durations of claims.
         wakeups: by source: ring, scout, time.
     """
 
@@ -93,13 +93,13 @@ class OfQueue(msgspec.Struct):
 
 
 class Counted(msgspec.Struct):
-    """All that a process has counted since it started.
+    """All counters of a process since its start.
 
     Attributes:
-        events: how often each event was told; of attempts, those that did not end well.
-        jobs: how many jobs the events of JOBS_OF were about.
-        crashes: how often each service crashed.
-        interruptions: how many attempts were cut short, by why.
+        events: occurrences of each event; of attempts, those that did not end well.
+        jobs: jobs of the events in JOBS_OF.
+        crashes: by service.
+        interruptions: attempts that were cut short, by reason.
     """
 
     tasks: list[OfTask] = msgspec.field(default_factory=list)
@@ -113,13 +113,13 @@ class Counted(msgspec.Struct):
 
 
 class Counters:
-    """The meter: `events.measure()` has it hear every event.
+    """The meter: `events.measure()` lets it count every event.
 
     Args:
-        queues: those that the worker serves, which have numbers from the start.
+        queues: those that the worker serves, which have counters from the start.
 
     Attributes:
-        counted: all numbers; they change in place.
+        counted: all counters; they change in place.
     """
 
     def __init__(self, queues: Iterable[str]) -> None:
@@ -127,18 +127,18 @@ class Counters:
         self._queues = {queue: OfQueue(queue) for queue in queues}
         self.counted.queues.extend(self._queues.values())
         self._tasks: dict[tuple[str, str], OfTask] = {}
-        # The lists that attempts which end well add to.
+        # The lists to which successful attempts add.
         self._runs: dict[str, dict[str, Histogram]] = {}
-        # Not for `done` and `claimed`, which come from the loop alone.
+        # Not for `done` and `claimed`, which only the loop calls.
         self._lock = threading.Lock()
 
     def copy(self) -> Counted:
-        """All numbers of one moment, for a thread that reads while they change."""
+        """Return all counters of one moment, for a thread that reads while they change."""
         with self._lock:
             return msgspec.json.decode(msgspec.json.encode(self.counted), type=Counted)
 
     def done(self, job: Job, duration_s: float) -> None:
-        """An attempt ended well: the hot path."""
+        """Count a successful attempt: the hot path."""
         try:
             run = self._runs[job.queue][job.task]
         except KeyError:
@@ -147,7 +147,7 @@ class Counters:
         run[-1] += duration_s
 
     def claimed(self, queue: str, jobs: Sequence[Job], claim_s: float) -> None:
-        """A batch was claimed; sorted, all of its waits are counted in one go."""
+        """Count a claimed batch; sorted, all its waits are counted in one pass."""
         of = self._queue(queue)
         _add(of.batches, BATCH_BOUNDS, len(jobs))
         _add(of.claims, STATEMENT_BOUNDS_S, claim_s)
@@ -161,7 +161,7 @@ class Counters:
         of.wait[-1] += sum(waits)
 
     def heard(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Any other event."""
+        """Count any other event."""
         with self._lock:
             counted = self.counted
             if name not in UNCOUNTED:
@@ -188,7 +188,7 @@ class Counters:
             _add(task.run, RUN_BOUNDS_S, fields["duration_ms"] / 1000)
 
     def _begin(self, queue: str, task: str) -> OfTask:
-        """The numbers of a task, made when it is met for the first time."""
+        """Return the counters of a task, made when it is first met."""
         key = (queue, task)
         if key not in self._tasks and len(self._tasks) >= TASKS_MAX:
             key = (queue, OTHER)

@@ -1,7 +1,8 @@
-"""The lines of attempts that are not written yet: any thread adds to them, the keeper takes them.
+"""The buffer of log lines that are not stored yet: any thread appends, the log writer drains it.
 
-Bounded, as the database may be away for long and handlers may speak without end. An attempt is open
-from its first line to its end; then it waits to be written, or is forgotten if nobody wants it.
+It is bounded, as the database can be away for long and handlers can log without end. An attempt is
+open from its first line to its end; then its lines wait to be written, or are dropped if they are
+not kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BATCH_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 # Of all attempts together, also while the database is away.
 HELD_BYTES_MAX = 32 * 1024 * 1024
-# An attempt that runs no more, and of which no end was heard.
+# An attempt that runs no more, and whose end was not reported.
 FORGOTTEN_AFTER_S = 10.0
 
 
@@ -32,10 +33,11 @@ class Spoken:
     """The lines of an attempt that has logged something.
 
     Attributes:
-        closed: nothing is added any more: what is said from now on is said too late.
-        hide_batch: as `hide`, for what is said on behalf of its whole batch.
-        news: there is something that was not written yet.
-        seen: it was seen to run. What was not, and has no end, was said after the end.
+        closed: no further line is added: later ones come too late.
+        hide_batch: as `hide`, for lines of its whole batch.
+        news: there are lines that were not written yet.
+        seen: it was seen running. A line of an attempt that was not, and has no end, came after its
+            end.
     """
 
     __slots__ = (
@@ -52,11 +54,11 @@ class Spoken:
 
     @property
     def wanted(self) -> bool:
-        """Whether its lines are kept, now that it has ended."""
+        """Return whether its lines are kept, now that it has ended."""
         return self.failed or self.keep is KeepLogs.ALL
 
     def told(self) -> AttemptLines:
-        """As it is written."""
+        """Return it in the form in which it is written."""
         job, lines = self.job, self.lines
         return AttemptLines(
             job.worker_id,
@@ -73,25 +75,25 @@ class Spoken:
 
 
 class LogBuffer:
-    """All of them. What has no lock of its own is called on the loop only.
+    """All lines. Methods without the lock are called only on the loop.
 
     Args:
-        keep: what tasks that say nothing themselves keep.
+        keep: what tasks without an option of their own keep.
         runs: whether an attempt still runs.
 
     Attributes:
-        wake: called when there is something to look after again; from any thread.
-        size: how many bytes all lines take.
+        wake: called when there is something to write again; from any thread.
+        size: bytes of all lines.
     """
 
     def __init__(self, registry: Registry, keep: KeepLogs, runs: Callable[[Job], bool]) -> None:
         self._registry, self._keep, self._runs = registry, keep, runs
         self.wake: Callable[[], Any] = lambda: None
         self.size = 0
-        # Garbage may be collected anywhere, and what ends with it may log: so one that its own
-        # thread can take again.
+        # Garbage collection can run anywhere, and a destructor can log: so the same thread must be
+        # able to take the lock again.
         self._lock = threading.RLock()
-        # Who was written longest ago comes first.
+        # The one whose last write is longest ago comes first.
         self._open: dict[int, Spoken] = {}
         self._ended: list[Spoken] = []
 
@@ -100,21 +102,21 @@ class LogBuffer:
 
     @property
     def waits(self) -> bool:
-        """Whether there is something of attempts that have ended."""
+        """Return whether there are lines of ended attempts."""
         return bool(self._ended)
 
     def keeps(self, task: str) -> KeepLogs:
-        """Of which attempts of a task the lines are kept."""
+        """Return of which attempts of a task lines are kept."""
         known = self._registry.get(task)
         return KeepLogs.OFF if known is None else known.keep_logs or self._keep
 
     # From any thread.
 
     def of(self, job: Job) -> Spoken | None:
-        """Where lines of this attempt go; None: nowhere."""
+        """Return where lines of this attempt go; None: nowhere."""
         found = self._open.get(job.id)
         if found is not None and found.job.fence >= job.fence:
-            # A thread of an earlier claim, which nobody can end, may speak on for long.
+            # A thread of an earlier claim, which cannot be ended, can log for long.
             return found if found.job is job else None
         keep = self.keeps(job.task)
         if keep is KeepLogs.OFF:
@@ -126,22 +128,22 @@ class LogBuffer:
                 return found
             first = not self._open
             if found is not None:
-                self._close(found)  # of an earlier claim, whose end nobody has heard
+                self._close(found)  # of an earlier claim, whose end was not reported
             self._open[job.id] = made
         if first:
             self.wake()
         return made
 
     def hide_batch(self, spoken: Spoken, jobs: Sequence[Job]) -> Callable[[str], str]:
-        """What hides the arguments of all jobs of a batch, the first of which has `spoken`."""
+        """Return what hides the arguments of all jobs of a batch, whose first job is `spoken`."""
         if spoken.hide_batch is None:
             spoken.hide_batch = hider(jobs, self._registry.get(spoken.job.task))
         return spoken.hide_batch
 
     def add(self, spoken: Spoken, line: bytes) -> None:
-        """Put down a line."""
+        """Add a line."""
         with self._lock:
-            if spoken.closed:  # what it holds is counted no more
+            if spoken.closed:  # its lines do not count any more
                 return
             before = spoken.lines.size
             spoken.lines.add(line)
@@ -149,7 +151,7 @@ class LogBuffer:
             self.size += spoken.lines.size - before
 
     def end(self, job_id: int, attempt: int, failed: bool) -> None:
-        """An attempt has ended: its lines are to be written, or are not wanted."""
+        """Close an attempt: its lines will be written, or are not wanted."""
         spoken = self._open.get(job_id)
         if spoken is None or spoken.job.attempt != attempt:
             return
@@ -159,7 +161,7 @@ class LogBuffer:
             spoken.failed = failed
             if spoken.written or spoken.wanted:
                 self._ended.append(spoken)
-                self._bound("there were more than there is room for")
+                self._bound("the buffer was full")
             else:
                 self.size -= spoken.lines.size
         if len(self._ended) == 1:
@@ -173,7 +175,7 @@ class LogBuffer:
             self.size -= spoken.lines.size
 
     def _bound(self, why: str) -> None:
-        """Drop the oldest when there is too much; called with the lock."""
+        """Drop the oldest lines if there are too many; called with the lock."""
         dropped = 0
         while self.size > HELD_BYTES_MAX and dropped < len(self._ended):
             self.size -= self._ended[dropped].lines.size
@@ -182,10 +184,10 @@ class LogBuffer:
             del self._ended[:dropped]
             events.logs_dropped(dropped, why)
 
-    # By the keeper.
+    # For the log writer.
 
     def take(self) -> list[Spoken]:
-        """The next batch of attempts that have ended."""
+        """Return the next batch of ended attempts."""
         with self._lock:
             size = count = 0
             for spoken in self._ended[:BATCH_MAX]:
@@ -205,9 +207,9 @@ class LogBuffer:
             self._bound(why)
 
     def take_running(self, now: float, since_s: float) -> list[Spoken]:
-        """A batch of those that have run for so long and have news: who has waited longest first.
+        """Return a batch of long-running attempts with new lines: the longest waiting one first.
 
-        With it come those whose end nobody told, which are ended here.
+        Attempts whose end was not reported are included, and closed here.
         """
         taken, size = list[Spoken](), 0
         with self._lock:
@@ -219,7 +221,7 @@ class LogBuffer:
                 if self._runs(spoken.job):
                     spoken.seen = True
                 elif now - spoken.at > FORGOTTEN_AFTER_S:
-                    # Nobody told its end; or this is what a thread has said after the end.
+                    # Its end was not reported; or a thread has logged this after the end.
                     del self._open[job_id]
                     spoken.closed = spoken.ended = spoken.failed = spoken.news = True
                     self.size -= spoken.lines.size
@@ -237,7 +239,7 @@ class LogBuffer:
                     self._open[each.job.id] = self._open.pop(each.job.id)
 
     def put_back_running(self, batch: list[Spoken], forgotten: list[Spoken]) -> None:
-        """They were not written; `forgotten`: those that were ended when they were taken."""
+        """They were not written; `forgotten`: those that were closed when they were taken."""
         with self._lock:
             for each in batch:
                 each.news = True
@@ -246,7 +248,7 @@ class LogBuffer:
 
 
 def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], str]:
-    """What takes out of a line the values that their task hides, and passwords of DSNs."""
+    """Return what removes from a line the values that the task hides, and passwords of DSNs."""
     hide = policy.hider(jobs, task)
 
     def hidden(text: str) -> str:

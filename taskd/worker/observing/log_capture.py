@@ -1,13 +1,12 @@
-"""The lines that handlers log: whose they are is found when one is written, and only then.
+"""Capture the log lines of handlers: the job of a line is looked up when the line is written.
 
-Nothing is bound when a job begins: that would cost each job of those that never log. In the loop's
-thread the pulse knows whose step this is, and whose asyncio task; a thread of a pool is told
-its job when it begins. So lines of structlog and of the standard library carry `job_id`, `task`,
-`queue` and `attempt`, whatever an app has set up for either. What an app has not set up is written
-as taskd's own lines are, if those are written at all.
+Nothing is bound when a job starts, as that would cost jobs that never log. In the loop's thread the
+loop monitor knows whose step this is, and whose asyncio task; a thread of a pool is told its job
+when it starts. So lines of structlog and of the standard library have `job_id`, `task`, `queue` and
+`attempt`, whatever the app has set up for either. Where an app has set up nothing, lines are
+written as taskd's own lines are, if those are written at all.
 
-Not found are lines of threads that a handler starts by itself, and of loop.call_later() and the
-like: they run on behalf of nobody.
+Lines of threads that a handler starts by itself, of loop.call_later() and the like have no job.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import Said
 
 LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "warning"}
-# Of a record of the standard library; what else it has was said by who logs.
+# Attributes of a record of the standard library; others come from the logging call.
 MARK = "_taskd_seen"
 BOUND = ("job_id", "task", "queue", "attempt", "batch_jobs", "batch_job_ids")
-# Of a batch so many jobs are named.
+# The most jobs of a batch in a line.
 NAMED_MAX = 20
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
 UNSAID = PLAIN.union(BOUND)
@@ -44,12 +43,12 @@ class Keeps(Protocol):
     """Takes the lines of jobs whose lines are kept."""
 
     def line(self, job: Job, said: Said) -> None:
-        """A handler has logged this; called in any thread, never raises."""
+        """Keep a line of a handler; called in any thread, never raises."""
 
 
 @contextmanager
 def on_behalf_of(job: Job | None) -> Iterator[None]:
-    """What this thread logs meanwhile is said by this job."""
+    """Set the job of the lines that this thread logs during the block."""
     before = getattr(_here, "job", None)
     _here.job = job
     try:
@@ -64,26 +63,26 @@ def _run_for(job: Job | None, call: Callable[..., Any], args: Any, options: Any)
 
 
 class JobThreads(ThreadPoolExecutor):
-    """A pool of threads that know for which job they work: who submits says it."""
+    """A pool of threads that know their job: that of the caller of submit()."""
 
     def __init__(self, whose: Callable[[], Job | None], threads: int | None, name: str) -> None:
         super().__init__(threads, thread_name_prefix=name)
         self._whose = whose
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As of any pool of threads."""
+        """Submit, as in any pool of threads."""
         return super().submit(_run_for, self._whose(), fn, args, kwargs)
 
 
 class LogCapture:
-    """Names the job in every line, from install() to remove().
+    """Adds the job to every line, from install() to remove().
 
     Args:
-        whose: the job on whose behalf this thread runs, if it is not one of a pool.
-        keeps: takes the lines of jobs; None: nobody keeps any.
-        hides: what takes out of a text what must not be shown of a job's arguments; None: nothing
-            must be. Where taskd writes the lines, it is asked.
-        together: the jobs of each batch that runs, by the id of the first, for which it speaks.
+        whose: the job for which this thread runs, if it is not one of a pool.
+        keeps: takes the lines of jobs; None: no lines are kept.
+        hides: returns what hides a job's redacted arguments in a text; None: nothing is hidden.
+            Called for lines that taskd writes.
+        together: the jobs of each running batch, by the id of the first, for which the batch logs.
     """
 
     def __init__(
@@ -102,11 +101,11 @@ class LogCapture:
         self._root_level = logging.root.level
 
     def job(self) -> Job | None:
-        """For which job this thread works at this moment."""
+        """Return the job for which this thread works now."""
         return getattr(_here, "job", None) or self._whose()
 
     def install(self) -> None:
-        """Begin; what the app sets up should be there by now."""
+        """Install; the app's own set-up should be done by now."""
         if events.is_written() and not structlog.is_configured():
             structlog.configure(processors=[self._to_events], wrapper_class=_filtering())
             self._adopted = True
@@ -127,8 +126,8 @@ class LogCapture:
                 self._filtered.append(handler)
 
     def remove(self) -> None:
-        """End; all is as it was."""
-        with suppress(ValueError, AttributeError):  # not begun, or set up anew by others
+        """Remove; everything is as before."""
+        with suppress(ValueError, AttributeError):  # not installed, or replaced by others
             structlog.get_config()["processors"].remove(self._processor)
         if self._adopted:
             structlog.reset_defaults()
@@ -156,7 +155,7 @@ class LogCapture:
         job = self.job()
         if job is None:
             return event
-        # A line that goes on to the standard library is kept there.
+        # A line that structlog passes to the standard library is kept there.
         if self._keeps is not None and not isinstance(logger, logging.Logger):
             fields = {
                 name: value
@@ -195,7 +194,7 @@ class LogCapture:
         events.line(level, text, fields)
 
     def record(self, record: logging.LogRecord) -> None:
-        """A line of the standard library passes a handler, the first of perhaps several."""
+        """A record of the standard library passes a handler, the first of perhaps several."""
         said = record.__dict__
         job = None if MARK in said else self.job()
         if job is None:
@@ -203,7 +202,7 @@ class LogCapture:
         if self._keeps is not None:
             fields = {name: value for name, value in said.items() if name not in UNSAID}
             text: object = record.msg
-            if isinstance(text, dict):  # of structlog, on its way to a formatter
+            if isinstance(text, dict):  # from structlog, on its way to a formatter
                 told = {"event", *BOUND}
                 fields |= {name: each for name, each in text.items() if name not in told}
                 text = text.get("event", "")
@@ -217,7 +216,7 @@ class LogCapture:
         self._bind(said, job)
 
     def _bind(self, line: MutableMapping[str, Any], job: Job) -> None:
-        """What a line says by itself stays."""
+        """Fields of the line itself stay."""
         line.setdefault("job_id", job.id)
         line.setdefault("task", job.task)
         line.setdefault("queue", job.queue)
@@ -254,7 +253,7 @@ class _ToEvents(logging.Handler):
 
 
 def _filtering() -> Any:
-    """Loggers that let through what taskd's own lines would."""
+    """Loggers with the level of taskd's own lines."""
     return structlog.make_filtering_bound_logger(events.level())
 
 

@@ -1,7 +1,7 @@
-"""The keeper of lines: those of each attempt, written beside its outcome and never in its way.
+"""The log writer: stores the lines of each attempt beside its outcome, without delaying it.
 
-A service of the upkeep's connection, so that no ack waits for it. What it cannot write is dropped
-when it is too much, and said: to lose lines is allowed, to hold an outcome up is not.
+It uses the upkeep's connection, so that no ack waits for it. Lines that it cannot write are dropped
+when there are too many, and that is logged: losing lines is allowed, delaying an outcome is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASLEEP_S = 3600.0
 WRITE_EVERY_S = 0.2
 RUNNING_EVERY_S = 2.0
 
-# How attempts end, as events say it; whether that is no success.
+# Events of attempts that end, and whether they mean a failure.
 ENDS = {
     "job.done": False,
     "job.retried": True,
@@ -40,12 +40,12 @@ ENDS = {
 
 
 class LogWriter(Loop):
-    """Service. `line` may be called from any thread, and never waits for anything.
+    """Service. `line` can be called from any thread, and never waits.
 
     Args:
-        keep: what tasks that say nothing themselves keep.
+        keep: what tasks without an option of their own keep.
         runs: whether an attempt still runs.
-        together: the jobs of each batch that runs, by the id of the first, for which it speaks.
+        together: the jobs of each running batch, by the id of the first, for which the batch logs.
     """
 
     name = "log keeper"
@@ -64,16 +64,16 @@ class LogWriter(Loop):
         self._wrote_at = self._wrote_running_at = -math.inf
 
     def begin(self, call_soon: Callable[[Callable[[], None]], Any]) -> Callable[[], None]:
-        """Hear of the ends of attempts; what ends that. `call_soon` wakes it, from any thread."""
+        """Subscribe to the ends of attempts; return what ends that. Threads use `call_soon`."""
         self.held.wake = lambda: call_soon(self.wakeup.set)
         return events.subscribe(self._heard)
 
     def keeps(self, task: str) -> KeepLogs:
-        """Of which attempts of a task the lines are kept."""
+        """Return of which attempts of a task lines are kept."""
         return self.held.keeps(task)
 
     def line(self, job: Job, said: Said) -> None:
-        """A handler has logged this."""
+        """Keep a line of a handler."""
         jobs = self._together.get(job.id)
         if jobs is not None:
             self._batch_line(jobs, said)
@@ -83,7 +83,7 @@ class LogWriter(Loop):
             self.held.add(spoken, line_of(said, spoken.hide))
 
     def _batch_line(self, jobs: Sequence[Job], said: Said) -> None:
-        """The handler of a batch has: each of its jobs has it, as any of them may be asked for."""
+        """Keep a line of a batch handler with each of its jobs, as any of them can be asked for."""
         found = [spoken for job in jobs if (spoken := self.held.of(job)) is not None]
         if found:
             line = line_of(said, self.held.hide_batch(found[0], jobs))
@@ -91,7 +91,7 @@ class LogWriter(Loop):
                 self.held.add(spoken, line)
 
     def add_all(self, job: Job, lines: Sequence[str], left_out: int) -> None:
-        """Lines that a process with the handler has sent, made small and safe there."""
+        """Keep lines that a handler's process has sent, already made small and safe."""
         spoken = self.held.of(job)
         if spoken is not None:
             for line in lines:
@@ -103,7 +103,7 @@ class LogWriter(Loop):
             self.held.end(fields["job_id"], fields["attempt"], ENDS[name])
 
     async def tick(self) -> float:
-        """Write what has ended, and now and then what runs; how soon to look again."""
+        """Write lines of ended and long-running attempts; return how soon to continue."""
         if not self.held:
             return ASLEEP_S
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
@@ -122,12 +122,12 @@ class LogWriter(Loop):
         return WRITE_EVERY_S if self.held.waits else RUNNING_EVERY_S
 
     async def run(self) -> None:
-        """As any loop; and at the end once more."""
+        """Run as any loop does; and once more at the end."""
         await super().run()
         await self.tick()
 
     async def _write(self, batch: list[Spoken]) -> None:
-        # A thread that speaks after the end makes a second one of an attempt: the first one counts.
+        # A thread that logs after the end makes a second entry of an attempt: the first one counts.
         wanted = {
             (each.job.id, each.job.fence): each.told()
             for each in reversed(batch)
@@ -140,12 +140,12 @@ class LogWriter(Loop):
             await logs.forget(self._lane, [job.id for job in gone], [job.fence for job in gone])
 
     async def _write_running(self, now: float) -> None:
-        """Of long attempts what there is so far; of those whose end nobody told, the end.
+        """Write new lines of long attempts, and the rest of those whose end was not reported.
 
-        One statement each time: with more of them than go into it, each waits for its turn.
+        One statement each time: if there are more of them, each waits for its turn.
 
         Raises:
-            StoreUnavailable: not now; they are written with the next ones.
+            StoreUnavailable: not possible now; they are written with the next ones.
         """
         if now - self._wrote_running_at < RUNNING_EVERY_S:
             return

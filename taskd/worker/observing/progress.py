@@ -1,7 +1,7 @@
-"""Progress: how far attempts are, told by their handlers, written for all of them at once.
+"""Progress: reported by handlers, written for all attempts together.
 
-At most one statement a second and worker, however often handlers say it: the last word counts.
-Where no handler says anything, this sleeps.
+At most one statement per second and worker, however often handlers report: the last report counts.
+If no handler reports anything, this sleeps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTE_BYTES_MAX = 500
 
 
 class ProgressWriter(Loop):
-    """Service. `tell` may be called from any thread, and never waits.
+    """Service. `tell` can be called from any thread, and never waits.
 
     Args:
         runs: whether an attempt still runs.
@@ -44,10 +44,10 @@ class ProgressWriter(Loop):
         self._wrote_at = -math.inf
 
     def tell(self, job: Job, done: float, total: float | None, note: str) -> None:
-        """An attempt is so far.
+        """Take the progress of an attempt.
 
         Raises:
-            TypeError, ValueError: done or total is no number, or not a finite one.
+            TypeError, ValueError: done or total is not a finite number.
         """
         told = Progress(job.id, job.fence, _number("done", done), _total(total), _note(note))
         with self._lock:
@@ -57,7 +57,7 @@ class ProgressWriter(Loop):
             self._loop.call_soon_threadsafe(self.wakeup.set)
 
     async def tick(self) -> float:
-        """Write what is new, forget what has ended; how soon to look again."""
+        """Write new progress, delete that of ended attempts; return how soon to continue."""
         if not self._new and not self._written:
             return ASLEEP_S
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
@@ -91,7 +91,7 @@ class ProgressWriter(Loop):
 def _number(name: str, value: float) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"progress: {name} {value!r} is no finite number")
+        raise ValueError(f"progress: {name} {value!r} is not a finite number")
     return number
 
 

@@ -1,12 +1,12 @@
 """Several worker processes under one parent: `taskd run --processes 4`.
 
-The parent runs no job. It starts its children, replaces those that crash, passes signals on, and
-speaks for all of them: they tell it in systemd's own protocol (sd_notify.py) how they are, and it
-tells systemd the sum. Each child has a session of its own, so that a Ctrl-C, which goes to the
-whole foreground group of a terminal, reaches a child once: through the parent.
+The parent runs no job. It starts its children, replaces crashed ones, forwards signals, and reports
+for all of them: children report their state to it in systemd's own protocol (sd_notify.py), and it
+reports the sum to systemd. Each child has a session of its own, so that Ctrl-C, which a terminal
+sends to its whole foreground group, reaches a child once: through the parent.
 
-The first child goes ahead and the others follow when it is ready: what is wrong with the settings
-or the app is said once.
+The first child starts alone, and the others follow when it is ready: an error in the settings or
+the app is logged once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BESIDE_S = 2.0
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR2)
 
-# What a restart does not mend: a wrong command line, a refused user, wrong settings or schema.
+# Exit codes that a restart does not fix: a wrong command line, a refused user, settings or schema.
 HOPELESS = (2, 77, 78)
 # The parent's exit code is the last of these that a child has ended with.
 WORST_LAST = (0, 1, 69, EXIT_ABANDONED, *HOPELESS)
@@ -54,15 +54,15 @@ def _badness(code: int) -> int:
 
 
 class Child:
-    """One process, and what it has said of itself.
+    """One process, and what it has reported.
 
     Attributes:
-        heard: it has said something, so its signal handlers are in place.
-        ready: it listens and claims, and does not just read its settings again.
+        heard: it has reported something, so its signal handlers are installed.
+        ready: it listens and claims, and is not reading its settings again.
         begun: it was ready once.
         ticked: since the parent last told its watchdog; None: it has not begun to tick.
-        report: its drain report, the receipt of an orderly end.
-        asker: asks it for metrics; None: nobody wants them.
+        report: its drain report, which proves an orderly end.
+        asker: asks it for metrics; None: not wanted.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Child:
         self._owed: list[signal.Signals] = []
 
     def hear(self, said: dict[str, str]) -> None:
-        """Take a datagram in."""
+        """Handle a datagram."""
         self._heard_at = time.monotonic()
         if not self.heard:
             self.heard = True
@@ -96,28 +96,28 @@ class Child:
             self.report = DrainReport(**json.loads(said["X_TASKD_REPORT"]))
 
     def signal(self, number: signal.Signals) -> None:
-        """Pass a signal on; one that would kill a child without handlers waits for these."""
+        """Forward a signal; one that would kill a child without handlers waits for these."""
         if not self.heard and number not in STOPPING:
             self._owed.append(number)
             return
         if not self.heard:
-            number = signal.SIGTERM  # it has claimed nothing, and may go as it is
+            number = signal.SIGTERM  # it has claimed nothing, and can simply end
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     def condition(self) -> Condition:
-        """How it is; one that was ready says so once a second, unless its loop is blocked."""
+        """Return its state; a ready child reports once a second, unless its loop is blocked."""
         me = f"process {self.number} (pid {self.process.pid}): "
         silent_s = time.monotonic() - self._heard_at
         stuck = self.status.stuck
         if self.begun and silent_s > BLOCKED_S:
-            stuck = f"its loop has not turned for {silent_s:.0f} s"
+            stuck = f"its event loop has not run for {silent_s:.0f} s"
         unready = stuck or (self.status.unready if self.begun else "it starts")
         return Condition(me + stuck if stuck else "", me + unready if unready else "")
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was started."""
+        """Return the seconds since its start."""
         return time.monotonic() - self._began
 
 
@@ -125,13 +125,13 @@ class Processes:
     """The parent.
 
     Args:
-        settings: `processes` says how many; the rest is the children's own affair.
+        settings: `processes` is the number of children; the other settings concern the children.
         command: what a child executes; its environment is this process's, and its Place.
         notify: the parent's own supervisor.
-        reload: called on SIGHUP; returns the settings as they are now.
+        reload: called on SIGHUP; returns the present settings.
 
     Attributes:
-        report: the sum of the children's, once run() has returned.
+        report: the sum of the children's reports, once run() has returned.
         beside: services that run from before the start until the last child has ended.
     """
 
@@ -157,7 +157,7 @@ class Processes:
         self._asks = settings.http != "off"
 
     def condition(self) -> Condition:
-        """How all of them are, for probes: the first that is not well speaks for them."""
+        """Return the state of all of them, for probes: that of the first one with a problem."""
         told = [child.condition() for child in self._children.values()]
         stuck = next((each.stuck for each in told if each.stuck), "")
         if self._stop_asked.is_set():
@@ -168,22 +168,18 @@ class Processes:
         )
         unready = next((each.unready for each in told if each.unready), "")
         if not unready and missing:
-            unready = f"process {missing[0]} does not run"
+            unready = f"process {missing[0]} is not running"
         return Condition(stuck, unready)
 
     async def snapshots(self) -> list[WorkerStatus]:
-        """What the children have counted; those that do not answer are left out."""
+        """Return the children's counters; children that do not answer are left out."""
         askers = [child.asker for child in self._children.values() if child.asker is not None]
         answers = await asyncio.gather(*(asker.ask() for asker in askers))
         found = [answer for answer in answers if answer is not None]
         return sorted(found, key=lambda each: each.process)
 
     async def run(self, database: Database) -> int:
-        """Keep the children until they are stopped or, with `--until-empty`, done; the exit code.
-
-        Raises:
-            SchemaError, ConfigError, StoreUnavailable, PermissionDenied: they could not start.
-        """
+        """Run the children until they are stopped or done; return the exit code."""
         beside = Supervisor([self.beside])
         beside.start()
         try:
@@ -224,7 +220,7 @@ class Processes:
     # The children.
 
     async def _keep(self, number: int) -> None:
-        """Have one child run, and another whenever it crashes, until it has ended in order."""
+        """Run one child, and another one after each crash, until one has ended in order."""
         delay_s = DELAY_S
         if number > 1:
             await self._go_ahead.wait()
@@ -232,8 +228,8 @@ class Processes:
             try:
                 child = await self._spawn(number)
             except OSError as error:
-                # No memory, no process to be had, or no interpreter: that may change, and those
-                # that run must not suffer for it.
+                # No memory, no process, or no interpreter: that can change, and running children
+                # must not suffer.
                 events.worker_not_started(number, error, delay_s)
                 if not self._begun:
                     self._codes.add(1)
@@ -241,11 +237,11 @@ class Processes:
                     return
             else:
                 code = await child.process.wait()
-                self._listen()  # what it said last may not have been read yet
+                self._listen()  # its last message may not have been read yet
                 del self._children[child.process.pid]
                 if child.asker is not None:
                     child.asker.close()
-                # Of one that crashed, what it had done is known to the last second.
+                # The counters of a crashed child are known up to its last second.
                 self.report.add(child.report or DrainReport(jobs=child.status.jobs))
                 if child.age_s >= STEADY_S:
                     delay_s = DELAY_S
@@ -257,7 +253,7 @@ class Processes:
             delay_s = min(delay_s * 2, DELAY_S_MAX)
 
     async def _bring_down(self) -> None:
-        """Only after a mistake in this code are there any left: they must not be killed for it."""
+        """There are some only after a bug in this code: they must not be killed because of it."""
         self._forward(signal.SIGTERM)
         ends = [asyncio.create_task(c.process.wait(), name="end") for c in self._children.values()]
         if ends:
@@ -268,7 +264,7 @@ class Processes:
         theirs = -1 if asker is None else asker.theirs
         place = Place(number, self._settings.processes, self._lifeline, theirs)
         environment = os.environ | {"NOTIFY_SOCKET": self._ear.address} | place.environment()
-        # Probes, too, want to hear that the loop ticks.
+        # Probes, too, check that the loop runs.
         watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._asks else None)
         if watchdog_s is not None:
             environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
@@ -293,11 +289,11 @@ class Processes:
         return child
 
     def _is_over(self, child: Child, code: int, delay_s: float) -> bool:
-        """Whether nobody takes the place of a child that has ended; its exit code is noted then."""
+        """Return whether an ended child is not replaced; note its exit code then."""
         report, pid = child.report, child.process.pid
         if self._stop_asked.is_set():
             if report is None and child.begun:
-                # Killed, or crashed: what it ran is as good as abandoned.
+                # Killed, or crashed: what it ran counts as abandoned.
                 self._codes.add(EXIT_ABANDONED)
                 events.worker_crashed(child.number, pid, code, 0.0)
             elif report is not None:
@@ -308,7 +304,7 @@ class Processes:
             self._codes.add(report.exit_code)
             self._stop(report.why)  # the others have seen the same, and drain
         elif not child.begun and (code in HOPELESS or not self._begun):
-            # One process alone would have ended like this, and has said why if it could.
+            # A single process would have ended like this, and has logged why if it could.
             if code < 0:
                 events.worker_crashed(child.number, pid, code, 0.0)
             self._codes.add(max(code, 1))
@@ -319,7 +315,7 @@ class Processes:
             return False
         return True
 
-    # What they and others say.
+    # Messages of children and signals.
 
     def _listen(self) -> None:
         for pid, said in self._ear.heard():
@@ -330,7 +326,7 @@ class Processes:
         if any(child.begun for child in living):
             self._begun = True
             self._go_ahead.set()
-        # Later on, one that has crashed does not keep a reload of the others from its end.
+        # Later, a crashed child does not delay the reload of the others.
         ready = sum(child.ready for child in living)
         wanted = len(living) if self._was_ready else self._settings.processes
         if not self._said_ready and ready >= wanted:
@@ -363,7 +359,7 @@ class Processes:
             child.signal(number)
 
     def _reload_settings(self) -> None:
-        with suppress(ConfigError):  # the children say it
+        with suppress(ConfigError):  # the children log it
             self._settings = self._reload()
         if self._said_ready:
             self._said_ready = False
@@ -372,7 +368,7 @@ class Processes:
                 child.ready = False
 
     def _stop(self, why: str) -> None:
-        """The first time: no child is started any more, and none may take too long to end."""
+        """The first time: start no further child, and limit the time of the stop."""
         if not self._stop_asked.is_set():
             self.report.why = why
             self._stop_asked.set()

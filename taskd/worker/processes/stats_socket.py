@@ -1,8 +1,8 @@
-"""How the parent of several processes asks each of them what it has counted.
+"""The socket over which a parent asks each worker process for its counters.
 
-Over a pair of connected sockets, one inherited by the child, so nobody else can ask or answer. A
-line asks, a line of JSON answers, both with the number of the question: an answer that comes too
-late is not taken for the next one's.
+It is a pair of connected sockets, one inherited by the child, so no other process can ask or
+answer. A request is a line, an answer is a line of JSON, and both have the number of the request: a
+late answer is not taken for the next one's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Answer(msgspec.Struct):
-    """The answer to a question."""
+    """An answer."""
 
     number: int
     snapshot: WorkerStatus
@@ -32,13 +32,13 @@ class StatsServer:
 
     Args:
         fd: its end of the pair.
-        snapshot: what it answers.
+        snapshot: returns the answer.
     """
 
     name = "answerer"
 
     def __init__(self, fd: int, snapshot: Callable[[], WorkerStatus]) -> None:
-        # Whatever a handler starts must not hold it.
+        # Programs that a handler starts must not inherit it.
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
@@ -46,7 +46,7 @@ class StatsServer:
         self._stop_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer every question."""
+        """Answer every request."""
         reader, writer = await asyncio.open_unix_connection(sock=self._socket.dup())
         answering = asyncio.create_task(self._answer(reader, writer), name="answers")
         stopped = asyncio.create_task(self._stop_asked.wait(), name="answers-end")
@@ -69,7 +69,7 @@ class StatsServer:
             await writer.drain()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._stop_asked.set()
 
 
@@ -77,7 +77,7 @@ class Asker:
     """The parent's end of the pair for one child.
 
     Attributes:
-        theirs: the child's end, to be inherited by it; close_theirs() when it has been.
+        theirs: the child's end, to be inherited by it; then call close_theirs().
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Asker:
         self._theirs.close()
 
     async def ask(self) -> WorkerStatus | None:
-        """What the child has counted; None: it does not answer in time, or has gone."""
+        """Return the child's counters; None: it does not answer in time, or has ended."""
         try:
             async with asyncio.timeout(ANSWER_S), self._lock:
                 return await self._ask()

@@ -1,8 +1,8 @@
-"""Batch handlers: jobs are gathered, handed over as a list, and settled one by one.
+"""Batch handlers: collect jobs, pass them as a list, record an outcome for each.
 
-Each job of a batch is an attempt like any other, which waits for its batch: its fence, its
-cancellation, its last moment in a stop and its outcome are its own. What they share is the handler,
-its time, and the place: a batch takes one.
+Each job of a batch is an attempt of its own, which waits for the batch, with its own fence,
+cancellation, last moment in a stop, and outcome. The jobs share the handler, its timeout, and the
+slot: a batch takes one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from taskd.worker.running.handler_call import HandlerCall
 
 
 class Member(HandlerCall):
-    """One job of a batch, or of one that is still gathered."""
+    """One job of a batch, or of one that is still being collected."""
 
     def __init__(self, batches: Batches, task: Task[..., Any], job: Job, item: Item[Any]) -> None:
         super().__init__()
@@ -36,16 +36,16 @@ class Member(HandlerCall):
         self._batches, self._task = batches, task
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """It waits until its batch begins, unless middleware waits for something before that."""
+        """It waits until its batch starts, unless middleware waits for something before that."""
         super().belongs_to(attempt)
         if self._waits:
             self._batches.gather(self._task, self, attempt)
 
     async def run(self) -> Any:
-        """What became of it; this does not end before the handler, unless that has not begun."""
+        """Return its result; never before the handler has ended, unless that has not started."""
         self.wait()
         if self.attempt is not None:
-            # Outside of the job's own context: what is started there is for others, too.
+            # Outside the job's own context: tasks that are started there serve others, too.
             ContextVars().run(self._batches.gather, self._task, self, self.attempt)
         while not self.ended.done():
             try:
@@ -57,19 +57,19 @@ class Member(HandlerCall):
                 self.batch.tell(self)
         happened = self.ended.result()
         if isinstance(happened, Raised):
-            # It may be raised for each job: what the others add to its traceback goes.
+            # The exception can be raised once per job: drop what the others added to its traceback.
             raise happened.error.with_traceback(self.traceback)
         assert isinstance(happened, Returned)
         return happened.value
 
 
 class Batch:
-    """Jobs of one task that are handed over together.
+    """Jobs of one task that are passed to the handler together.
 
     Attributes:
         begun: the handler runs.
-        told: its handler was cancelled.
-        open: how many of its jobs have not been settled; together they have one place.
+        told: the handler was cancelled.
+        open: how many of its jobs have no outcome yet; together they have one slot.
     """
 
     def __init__(self, task: Task[..., Any]) -> None:
@@ -81,7 +81,7 @@ class Batch:
         self.timer: asyncio.TimerHandle | None = None
 
     def tell(self, member: Member) -> None:
-        """A job that somebody cancels is marked; whatever else there is goes for all of them."""
+        """Mark a job with a requested cancellation; any other reason ends the whole batch."""
         assert member.attempt is not None
         if member.attempt.why == "cancel":
             member.item.cancel_asked = True
@@ -90,7 +90,7 @@ class Batch:
             self.running.cancel()
 
     async def run(self, pulse: Pulse) -> None:
-        """Run the handler, and tell each job what became of it."""
+        """Run the handler, and give each job its end."""
         members = list(self.members)
         job, own = members[0].job, ContextVars()
         coroutine = self.task.handler([member.item for member in members])
@@ -127,13 +127,13 @@ class Batches:
     """The batches of one runner.
 
     Args:
-        dispatch: called when a batch is ready and may begin, if there is a place.
-        leave_place: called when a job leaves its own place for that of its batch.
+        dispatch: called when a batch is full and can start if there is a slot.
+        leave_place: called when a job gives up its own slot for that of its batch.
 
     Attributes:
-        ready: batches that wait for a place.
-        begun: batches that run, or with jobs whose middleware does. Attributes and no questions, as
-            each attempt looks at them.
+        ready: batches that wait for a slot.
+        begun: batches that run, or with jobs whose middleware does. Attributes and no methods, as
+            each attempt reads them.
     """
 
     def __init__(
@@ -146,21 +146,21 @@ class Batches:
 
     @property
     def places(self) -> int:
-        """Those that are taken."""
+        """Return the used slots."""
         return len(self.begun)
 
     @property
     def gathered(self) -> int:
-        """Jobs in batches that are not full."""
+        """Return the jobs in batches that are not full."""
         return sum(len(batch.members) for batch in self._open.values())
 
     @property
     def suspect_first(self) -> bool:
-        """Whether the next batch is a suspect, which has a place of its own."""
+        """Return whether the next batch is a suspect, which has a slot of its own."""
         return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
 
     def give_back(self) -> int:
-        """Have the jobs that wait for their batch end as not started; how many there are."""
+        """End the jobs that wait for their batch as not started; return how many there are."""
         batches = (*self._open.values(), *self.ready)
         waiting = [each.attempt for batch in batches for each in batch.members if each.attempt]
         for attempt in waiting:
@@ -168,7 +168,7 @@ class Batches:
         return len(waiting)
 
     def gather(self, task: Task[..., Any], member: Member, attempt: Attempt) -> None:
-        """Put a job into the batch that is gathered; a suspect has one of its own."""
+        """Add a job to the batch that is being collected; a suspect gets one of its own."""
         if member.job.crashes:
             batch = Batch(task)
             self.ready.appendleft(batch)
@@ -193,7 +193,7 @@ class Batches:
         self._dispatch()
 
     def _close(self, batch: Batch) -> None:
-        """Nothing more is put into it."""
+        """Close the batch: no further job is added."""
         if batch.timer is not None:
             batch.timer.cancel()
         if self._open.get(batch.task.name) is batch:
@@ -201,7 +201,7 @@ class Batches:
             self.ready.append(batch)
 
     def leave(self, member: Member) -> None:
-        """It is taken out before it began."""
+        """Remove a job before its batch started."""
         batch = member.batch
         if batch is None:
             return
@@ -212,7 +212,7 @@ class Batches:
                 self.ready.remove(batch)
 
     def begin(self) -> None:
-        """Begin the next batch that is ready."""
+        """Start the next full batch."""
         batch = self.ready.popleft()
         batch.begun = True
         self.begun.add(batch)
@@ -220,7 +220,7 @@ class Batches:
         for member in batch.members:
             assert member.attempt is not None
             member.attempt.begin(now)
-        # Past the loop's task factory, as for all that runs handlers.
+        # Not through the loop's task factory, like all tasks that run handlers.
         batch.running = asyncio.Task(
             batch.run(self._pulse),
             loop=asyncio.get_running_loop(),
@@ -229,7 +229,7 @@ class Batches:
         batch.running.add_done_callback(batch.not_run)
 
     def _left(self, batch: Batch) -> None:
-        """A job of a batch was settled; the last one frees the place."""
+        """A job of a batch has its outcome; the last one frees the slot."""
         batch.open -= 1
         if not batch.open:
             self.begun.discard(batch)

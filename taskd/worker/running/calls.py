@@ -1,4 +1,4 @@
-"""How a handler is called, by its kind: all but `async def`, which the runner calls itself."""
+"""Calls of handlers by their kind: all but `async def`, which the runner calls itself."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class Call(Protocol):
-    """What stands between an attempt and its handler, when that may have to wait for its turn."""
+    """Stands between an attempt and a handler that may have to wait for a slot."""
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """The attempt waits, in `run` or in middleware before that; called once."""
+        """The attempt waits, in `run` or in middleware before it; called once."""
 
     def run(self) -> Coroutine[Any, Any, Any]:
-        """Wait for the handler's turn, and run it; what it returns."""
+        """Wait for a slot, and run the handler; return its result."""
 
 
 @dataclass(slots=True)
 class Places:
-    """Where handlers run that do not run on the loop, and how many of them at the same time."""
+    """Where handlers run that do not run on the loop, and how many at a time."""
 
     threads: Executor
     thread_slots: asyncio.Semaphore
@@ -52,13 +52,13 @@ def call_of(
     places: Places,
     batches: Batches,
 ) -> Call:
-    """The call of a handler that is no plain `async def`.
+    """Return the call of a handler that is no plain `async def`.
 
     Raises:
         InvalidArgs: the job's arguments do not fit the handler.
     """
     if task.kind is Kind.PROCESS:
-        return ProcessCall(places.processes, task, job)  # they are decoded there
+        return ProcessCall(places.processes, task, job)  # the process decodes them
     if task.kind is Kind.BATCH:
         assert context is not None
         return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))

@@ -1,4 +1,4 @@
-"""The turn of a handler: what its call waits for, in an attempt that may have begun before that."""
+"""A handler's call that may have to wait for a slot, inside an attempt that has begun."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from taskd.worker.running.attempt import Attempt
 
 
 class HandlerCall:
-    """Stands between an attempt and a handler that may have to wait; the base of all such calls.
+    """Base of calls between an attempt and a handler that may have to wait.
 
-    Middleware runs in the attempt before the call does, and may take its time: that is no waiting
-    for room, and nothing of the call has begun by then.
+    Middleware of the attempt runs before the call does, and can take time: that is no wait for a
+    slot, and nothing of the call has begun by then.
 
     Attributes:
         attempt: None until it has waited for something for the first time.
@@ -29,10 +29,11 @@ class HandlerCall:
             attempt.wait_for_room()
 
     def wait(self) -> None:
-        """The call waits for its turn from now on.
+        """The call waits for its slot from now on.
 
         Raises:
-            CancelledError: the attempt was told to end, or is settled; the handler does not begin.
+            CancelledError: the attempt was cancelled, or has its outcome; the handler does not
+                start.
         """
         self._waits = True
         if self.attempt is not None:
@@ -41,7 +42,7 @@ class HandlerCall:
             self.attempt.wait_for_room()
 
     def begin(self) -> None:
-        """The handler begins: the time of the attempt counts from now."""
+        """The handler starts: the timeout of the attempt counts from now."""
         self._waits = False
         if self.attempt is not None:
             self.attempt.begin(time.monotonic())

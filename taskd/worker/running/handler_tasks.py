@@ -1,12 +1,12 @@
-"""The asyncio tasks that handlers make: whose they are, and what becomes of those that are left.
+"""asyncio tasks of handlers: which job made them, and what happens to those that remain.
 
-A handler that ends should leave nothing running. What it does leave is often lawful, such as the
-reader of a client that the first handler opened for all of them, and to cancel that would harm
-other jobs. So what is left is named, and as long as it is little it is let be; beyond LEFT_MAX it
-is cancelled, the newest first, so that a handler that leaks cannot fill the memory.
+A handler should leave nothing running when it ends. What it leaves is often legitimate, such as the
+reader of a client that the first handler opened for all, and cancelling that would harm other jobs.
+So remaining tasks are logged, and left alone up to LEFT_MAX; above that the newest ones are
+cancelled, so that a leaking handler cannot fill the memory.
 
-Who never makes a task pays nothing: whose child a task is, is seen when it is made (about 1 us a
-task), and that an attempt has ended is looked up once a second.
+Handlers without tasks pay nothing: the parent of a task is noted when the task is made (about 1 us
+per task), and ended attempts are looked up once a second.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class HandlerTasks:
         self._before: Any = None
 
     def watch(self) -> None:
-        """Have all tasks of the running loop made here; a factory of the app's is asked first."""
+        """Let all tasks of the running loop be made here; the app's own factory is called first."""
         loop = asyncio.get_running_loop()
         self._before = loop.get_task_factory()
         loop.set_task_factory(self._make)  # type: ignore[arg-type]
 
     def unwatch(self) -> None:
-        """Give the loop's own factory back."""
+        """Restore the loop's own factory."""
         loop = asyncio.get_running_loop()
         if loop.get_task_factory() == self._make:
             loop.set_task_factory(self._before)
@@ -67,7 +67,7 @@ class HandlerTasks:
                 return task
             job = self._pulse.running(loop)
         if job is not None and not task.done():
-            # Kept here, it cannot be collected while it waits: the loop alone would not keep it.
+            # A reference from here: the loop alone would not keep a waiting task alive.
             self._owners[task] = job
             task.add_done_callback(self._ended)
             if len(self._owners) > self._look_at:
@@ -78,7 +78,7 @@ class HandlerTasks:
         self._owners.pop(task, None)
 
     def look(self) -> None:
-        """Once a second: what has outlived its attempt for that long is named."""
+        """Once a second: log tasks that have outlived their attempt for that long."""
         if not self._owners:
             self._seen.clear()
             self._told.clear()
@@ -99,7 +99,7 @@ class HandlerTasks:
         self._seen = there
 
     def _tell(self, new: list[asyncio.Task[Any]], excess: list[asyncio.Task[Any]]) -> None:
-        """One line for each kind of job, now and then."""
+        """Log one line per task of jobs, at intervals."""
         now, cancelled = time.monotonic(), set(excess)
         groups: dict[str, list[asyncio.Task[Any]]] = {}
         for task in [*new, *(task for task in excess if task not in self._told)]:

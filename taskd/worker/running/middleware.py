@@ -1,4 +1,4 @@
-"""Middleware in a worker: tasks that have any are copied with it; the others are as they were."""
+"""Middleware in a worker: tasks with middleware are copied with it; others stay as they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskd.core.tasks.task import Task
 
 
 def with_middleware(registry: Registry) -> Registry:
-    """The registry with tasks that know what goes around their attempts."""
+    """Return the registry with tasks that include the middleware of their attempts."""
     if not registry.middleware:
         return registry
     tasks = []
@@ -23,7 +23,7 @@ def with_middleware(registry: Registry) -> Registry:
 
 
 def inside(task: Task[..., Any], around: Any) -> Task[..., Any]:
-    """A copy of the task whose attempts have a context and run inside of the middleware."""
+    """Return a copy of the task whose attempts have a context and run inside the middleware."""
     inside = copy.copy(task)
     inside.around = around
     if not task.takes_context:

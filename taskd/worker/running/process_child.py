@@ -1,8 +1,8 @@
-"""The program of a process that runs handlers with process=True, one attempt after another.
+"""The program of a process that runs handlers with process=True, one attempt at a time.
 
-Started by process_pool.py with a socket, over which lines of JSON go: first a Boot comes in, and
-`ready` goes out; then each Request is answered by `begun` and an Answer. The end of the socket ends
-it, and so does the end of its worker, however that one ended: the kernel sees to it.
+process_pool.py starts it with a socket for lines of JSON: first it reads a Boot and writes `ready`;
+then it answers each Request with `begun` and an Answer. It ends when the socket ends, or when its
+worker ends in any way: the kernel kills it then.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Boot(msgspec.Struct):
 
     Attributes:
         path: where modules are found.
-        app: the module that is imported first; None: only those of the handlers.
-        settings: those of its worker, for the log and for the client that handlers enqueue with.
+        app: the module to import first; None: only those of the handlers.
+        settings: those of its worker, for the log and for the client of handlers.
     """
 
     path: list[str]
@@ -54,7 +54,7 @@ class Boot(msgspec.Struct):
 
 
 class Request(msgspec.Struct, gc=False):
-    """An attempt to run: where its task is, its job, and whether what it logs is kept."""
+    """An attempt to run: its task's module and name, its job, whether its log is kept."""
 
     module: str
     name: str
@@ -63,12 +63,12 @@ class Request(msgspec.Struct, gc=False):
 
 
 def plain(value: Any) -> str:
-    """A path in the settings as text; the hook for `msgspec.json.encode`."""
+    """Return a path in the settings as text; the hook of `msgspec.json.encode`."""
     return str(value)
 
 
 def find_task(module: str, name: str) -> Task[..., Any] | None:
-    """The task that a module has under the name of its handler."""
+    """Return the task that a module has under the name of its handler."""
     try:
         found = reduce(getattr, name.split("."), sys.modules[module])
     except (AttributeError, KeyError):
@@ -82,17 +82,17 @@ class JobProcess:
     def __init__(self, connection: socket.socket) -> None:
         self._stream = connection.makefile("rwb")
         self._running = False
-        # One attempt at a time: whatever is logged here is said by its job, in any thread.
+        # One attempt runs at a time: every log line in this process is its job's, in any thread.
         self._job: Job | None = None
         self._kept = Kept()
         self._hide: Callable[[str], str] | None = None
         self._lines = LogCapture(lambda: self._job, self._kept, lambda _: self._hide)
 
     def serve(self) -> None:
-        """Boot, then run attempts until the worker hangs up."""
+        """Boot, then run attempts until the worker closes the socket."""
         signal.signal(signal.SIGUSR1, self._told)
         signal.signal(signal.SIGTERM, self._told)
-        # What a handler forks, such as a pool, ends by a SIGTERM as any other process does.
+        # Programs that a handler forks, such as a pool, end by SIGTERM as any other process does.
         os.register_at_fork(after_in_child=_forget_signals)
         try:
             _boot(msgspec.json.decode(self._stream.readline(), type=Boot, dec_hook=_path))
@@ -110,9 +110,9 @@ class JobProcess:
         self._stream.flush()
 
     def _told(self, number: int, _frame: Any) -> None:
-        """SIGUSR1: the attempt's time is over. SIGTERM: it is to stop; or this process, at rest."""
+        """SIGUSR1: the attempt's timeout. SIGTERM: stop the attempt, or this idle process."""
         if self._running:
-            self._running = False  # told once
+            self._running = False  # raised once
             raise MustEnd("timeout" if number == signal.SIGUSR1 else "stop")
         if number == signal.SIGTERM:
             sys.exit(0)
@@ -145,23 +145,23 @@ class JobProcess:
 
 
 class Kept:
-    """The lines of the attempt that runs, for its worker to keep."""
+    """The log lines of the running attempt, for its worker to keep."""
 
     def __init__(self) -> None:
         self._hide: Callable[[str], str] | None = None
         self._kept = Lines()
 
     def begin(self, hide: Callable[[str], str] | None) -> None:
-        """An attempt begins; None: its lines are not kept."""
+        """Start an attempt; None: its lines are not kept."""
         self._hide, self._kept = hide, Lines()
 
     def line(self, job: Job, said: Said) -> None:
-        """The handler has logged this."""
+        """Keep a log line of the handler."""
         if self._hide is not None:
             self._kept.add(line_of(said, self._hide))
 
     def end(self) -> tuple[list[str], int]:
-        """The attempt has ended: what is kept of its lines, and how many were left out."""
+        """End the attempt: return the kept lines, and how many were omitted."""
         kept, self._kept, self._hide = self._kept, Lines(), None
         return kept.each(), kept.left_out
 
@@ -197,7 +197,7 @@ def _path(kind: type, value: Any) -> Any:
 
 
 def _end_with(worker: int) -> None:
-    """Have the kernel kill this process when its worker ends."""
+    """Let the kernel kill this process when its worker ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != worker:
         os._exit(1)
@@ -207,6 +207,6 @@ def main() -> None:
     """The arguments of the program are FD and WORKER_PID."""
     fd, worker = int(sys.argv[1]), int(sys.argv[2])
     _end_with(worker)
-    faulthandler.enable()  # says where it was when it crashed
+    faulthandler.enable()  # prints the stack when it crashes
     os.set_inheritable(fd, False)
     JobProcess(socket.socket(fileno=fd)).serve()

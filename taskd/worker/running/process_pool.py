@@ -1,8 +1,8 @@
 """Handlers with process=True: processes that can be stopped, killed and replaced one by one.
 
-The pools that exist did not do: in concurrent.futures one dead process breaks the pool and every
-job in it, and none of them can be told to end before it is killed. What is here is small, as a
-process serves one attempt at a time, and everything it says is a line.
+Existing pools do not fit: in concurrent.futures one dead process breaks the pool and every job in
+it, and no process can be asked to end before it is killed. This pool is small, as a process runs
+one attempt at a time, and each message is a line.
 
 Processes are started when they are needed, and end with their worker.
 """
@@ -43,19 +43,19 @@ from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, plain
 from taskd.worker.running.traces import carried_on
 
-# As a module with -m it would be there twice, and Python would warn of that.
+# As a module with -m it would be loaded twice, and Python would warn about that.
 PROGRAM = "from taskd.worker.running.process_child import main; main()"
-# A large app may take a while to import.
+# A large app can take a while to import.
 BOOT_S_MAX = 60.0
-# A line holds the arguments of a job or its result, 256 KiB each, with every character escaped.
+# A line has the arguments of a job or its result, 256 KiB each, with every character escaped.
 LINE_BYTES_MAX = 4 * 1024 * 1024
-# A process that died before it began has not begun the job, and another one does; so often.
+# A process that died before it started the job: another one starts it, up to this often.
 STARTS_MAX = 3
-# How long one that has closed the line may take to end: a large core dump takes seconds.
+# How long a process that has closed the socket can take to end: a large core dump takes seconds.
 CLOSED_S = 5.0
-# The name of tasks that start one.
+# The name of asyncio tasks that start a process.
 START = "process-start"
-# How long one that was hung up on may take for what the app does at the end of a process.
+# How long a process whose socket was closed can take for the app's own exit handlers.
 END_S = 2.0
 
 
@@ -63,8 +63,8 @@ class JobProcess:
     """One process, as its worker sees it.
 
     Attributes:
-        jobs: attempts that it has begun.
-        told: it was told to end its attempt: it runs no other one.
+        jobs: number of attempts that it has started.
+        told: it was asked to end its attempt: it runs no other one.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class JobProcess:
             raise ProcessNotStarted(f"{failure.type}: {failure.message}")
 
     async def run(self, request: bytes, begun: Callable[[], None]) -> Answer:
-        """Run an attempt; `begun` is called when the handler begins.
+        """Run an attempt; call `begun` when the handler starts.
 
         Raises:
-            ProcessDied: in the middle, or before the handler has begun.
+            ProcessDied: during the attempt, or before the handler has started.
         """
         self._writer.write(request + b"\n")
         line = await self._line()
@@ -112,19 +112,19 @@ class JobProcess:
         return msgspec.json.decode(line, type=Answer)
 
     async def _line(self) -> bytes:
-        # Something that a handler has forked may keep the other end open after its death.
+        # A process that a handler has forked can keep the other end open after its death.
         reading = asyncio.Task(self._reader.readline(), loop=asyncio.get_running_loop())
         try:
             await asyncio.wait({reading, self._exit}, return_when="FIRST_COMPLETED")
             if not reading.done():
-                # What it has said before it died is there now or never.
+                # Its last messages have arrived by now or never will.
                 await asyncio.wait({reading}, timeout=0.1)
             with suppress(OSError, ValueError):
                 if reading.done() and (line := reading.result()).endswith(b"\n"):
                     return line
         finally:
             reading.cancel()
-        # One that has closed the line dies of that by itself, and then tells how.
+        # A process that has closed the socket ends by itself, and its exit code says how.
         dead, _ = await asyncio.wait({self._exit}, timeout=CLOSED_S)
         self.kill()
         code = await asyncio.shield(self._exit)
@@ -132,23 +132,23 @@ class JobProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended, as far as is known."""
+        """Return whether it has not ended, as far as is known."""
         return not self._exit.done()
 
     def tell(self, why: str) -> None:
-        """Tell the handler to end; `timeout` or anything else."""
+        """Ask the handler to end; `timeout` or any other reason."""
         self.told = True
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1 if why == "timeout" else signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it, and what its handler has started in its group."""
+        """Kill it, and what its handler has started in its process group."""
         self.told = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Hang up, and see that it ends."""
+        """Close the socket, and wait until it has ended."""
         self._writer.close()
         await asyncio.wait({self._exit}, timeout=END_S)
         self.kill()
@@ -160,10 +160,10 @@ class JobProcesses:
 
     Args:
         app: the module that each process imports first.
-        keeper: takes the lines that handlers log, at the end of each attempt.
+        keeper: takes the log lines of handlers, at the end of each attempt.
 
     Attributes:
-        slots: so many processes at most.
+        slots: the most processes.
     """
 
     def __init__(
@@ -207,17 +207,17 @@ class JobProcesses:
         raise AssertionError("the last start raises")
 
     def own(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """A task that belongs to this pool and not to the job for which it is made."""
+        """Make an asyncio task of this pool, not of the job for which it is made."""
         made = asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
         self._tasks.add(made)
         made.add_done_callback(self._tasks.discard)
         return made
 
     async def close(self) -> None:
-        """End them all; who still runs something is killed."""
+        """End all processes; those that still run something are killed."""
         for waiter in self._waiting:
             waiter.cancel()
-        # One that is about to be started is among the others then, or is not there.
+        # A process that is being started is among the others by then, or does not exist.
         for each in (starting := self._starting()):
             each.cancel()
         if starting:
@@ -231,7 +231,7 @@ class JobProcesses:
             each.cancel()
 
     async def _taken(self) -> JobProcess:
-        """An idle process, or the next that is free or started."""
+        """Return an idle process, or the next one that is free or started."""
         while self._idle:
             process = self._idle.pop()
             if process.alive:
@@ -248,7 +248,7 @@ class JobProcesses:
             raise
 
     def _give(self, process: JobProcess) -> None:
-        """Back from an attempt, or started anew."""
+        """Take back a process after an attempt or a start."""
         spent = process.told or not process.alive or process.jobs >= self._jobs_max
         if spent:
             self._ends(process)
@@ -270,7 +270,7 @@ class JobProcesses:
         self._start_more()
 
     def _start_more(self) -> None:
-        """As many as there are jobs that wait for one, and places."""
+        """Start as many as there are waiting jobs and free slots."""
         wanted = sum(not waiter.done() for waiter in self._waiting)
         for _ in range(min(self._places, wanted - len(self._starting()))):
             self._places -= 1
@@ -297,7 +297,7 @@ class JobProcesses:
             self._give(process)
 
     def _refuse(self, error: ProcessNotStarted) -> None:
-        """Tell the first who waits; the next one has a start of its own."""
+        """Tell the first waiting job; the next one has a start of its own."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -315,7 +315,8 @@ class JobProcesses:
                     *program,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    # A Ctrl-C is its worker's affair; and its group can be killed.
+                    # A session of its own: Ctrl-C concerns only its worker, and its group can be
+                    # killed.
                     start_new_session=True,
                 )
             except BaseException:
@@ -332,7 +333,7 @@ class JobProcesses:
 
 
 class ProcessCall(HandlerCall):
-    """An attempt that is to run in a process."""
+    """An attempt that runs in a process."""
 
     def __init__(self, pool: JobProcesses, task: Task[..., Any], job: Job) -> None:
         super().__init__()
@@ -340,7 +341,7 @@ class ProcessCall(HandlerCall):
         self._process: JobProcess | None = None
 
     def has(self, process: JobProcess | None) -> None:
-        """It has this process, which can be killed, until it has none: then that is another's."""
+        """From now until it has none, it has this process, which can be killed."""
         assert self.attempt is not None
         self._process = process
         self.attempt.kill = None if process is None else self._kill
@@ -352,11 +353,11 @@ class ProcessCall(HandlerCall):
             self._process.kill()
 
     async def run(self) -> Any:
-        """What became of it. This does not end before the process has answered or died.
+        """Return its result; never before the process has answered or died.
 
         Raises:
             ProcessDied, ProcessNotStarted: see JobProcesses.
-            HandlerRaised: inside of middleware, which sees what others see of a handler.
+            HandlerRaised: inside middleware, which sees it like any exception of a handler.
         """
         self.wait()
         settled = await self._settled()
@@ -378,12 +379,12 @@ class ProcessCall(HandlerCall):
 
 
 def process_slots(settings: Settings) -> int:
-    """How many processes the pool may have: one per core that this process may use, by default."""
+    """Return the most processes of the pool; by default one per core that this process can use."""
     return settings.process_slots or len(os.sched_getaffinity(0))
 
 
 def check_found(registry: Registry) -> None:
-    """See that another process will find the handlers with process=True.
+    """Check that another process will find the handlers with process=True.
 
     Raises:
         ConfigError: one of them is not found under its own name in its module.
@@ -395,7 +396,7 @@ def check_found(registry: Registry) -> None:
         found = None if module == "__main__" else find_task(module, name)
         if found is None or found.name != task.name:
             raise ConfigError(
-                f"task {task.name}: with process=True it is looked for as {name} in the module "
-                f"{module}, and is not found there; decorate the function where it is defined, in "
+                f"task {task.name}: with process=True it is searched as {name} in the module "
+                f"{module}, but is not found there. Decorate the function where it is defined, in "
                 "a module that can be imported"
             )

@@ -1,4 +1,4 @@
-"""Plain functions: each runs in a thread of the worker's pool, for which it may have to wait."""
+"""Plain functions: each runs in a thread of the worker's pool, and may have to wait for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskd.worker.running.handler_call import HandlerCall
 
 
 class ThreadCall(HandlerCall):
-    """A plain function that is to run in the thread pool.
+    """A plain function that runs in the thread pool.
 
     Args:
         call: the function with its arguments.
@@ -25,15 +25,15 @@ class ThreadCall(HandlerCall):
         self._call, self._pool, self._slots = call, pool, slots
 
     async def run(self) -> Any:
-        """Run it; what it returns.
+        """Run it; return its result.
 
-        A thread cannot be cancelled, so this does not end before it: to return early would let the
-        job run elsewhere while it still runs here. Who waits too long abandons the attempt.
+        A thread cannot be cancelled, so this does not end before the function: otherwise the job
+        could run elsewhere while it still runs here. An attempt that takes too long is abandoned.
         """
         self.wait()
         async with self._slots:
             self.begin()
-            # In the job's own context: what a function sets is not there for the thread's next job.
+            # In the job's own context: what a function sets does not reach the thread's next job.
             inside = copy_context().run
             future = asyncio.get_running_loop().run_in_executor(self._pool, inside, self._guarded)
             while not future.done():

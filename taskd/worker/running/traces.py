@@ -1,9 +1,9 @@
 """Traces of workers: each attempt is a span of the trace in which its job was enqueued.
 
-Its parent is the producer's span, so that all attempts of a job, and what their handlers enqueue,
-are of one trace; and it is linked to that span as well, as consumers are by OpenTelemetry's
-conventions for messages. Made when an app has set a tracer provider by the time that its worker
-starts; otherwise no attempt knows of this.
+The parent of the span is the producer's span, so that all attempts of a job, and what their
+handlers enqueue, belong to one trace. It also links to that span, as OpenTelemetry's conventions
+for messages ask of consumers. Spans are made if the app has set a tracer provider when its worker
+starts; otherwise attempts have no tracing code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENDS = {
     "job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed", "job.released",
     "job.interrupted", "job.abandoned",
 }  # fmt: skip
-# How long a stop waits for spans to be exported.
+# How long a stop waits for the export of spans.
 FLUSH_S = 2.0
 Around = Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 
@@ -50,10 +50,10 @@ class Traces:
         self._deafen = events.subscribe(self._heard)
 
     async def close(self) -> None:
-        """No attempt ends here any more; what is left ends without an outcome.
+        """No further attempt ends here; open spans end without an outcome.
 
-        What waits to be exported is sent: a process whose handlers have left threads behind ends
-        without asking anybody.
+        Spans that wait for export are sent: a process with remaining threads of handlers exits
+        without flushing.
         """
         self._deafen()
         for span in self._spans.values():
@@ -65,7 +65,7 @@ class Traces:
             await _flushed(flush)
 
     def with_spans(self, registry: Registry) -> Registry:
-        """The registry with tasks whose attempts have spans, around all middleware."""
+        """Return the registry with tasks whose attempts have spans, around all middleware."""
         return registry.with_tasks([self._with_span(task) for task in registry])
 
     def _with_span(self, task: Task[..., Any]) -> Task[..., Any]:
@@ -80,7 +80,7 @@ class Traces:
     ) -> Any:
         job = ctx.job
         span = self._trace.INVALID_SPAN
-        # What an app has put into its SDK, such as a sampler, may raise: no job fails of that.
+        # Parts of the app's SDK, such as a sampler, can raise: that must not fail a job.
         with suppress(Exception):
             span = self._begin(job)
         try:
@@ -110,24 +110,24 @@ class Traces:
                 "taskd.wait_s": job.wait_s,
             },
         )
-        # Not taken back: the context ends with the attempt, wherever that ends.
+        # Not reset: the context ends with the attempt, wherever that ends.
         self._context.attach(self._trace.set_span_in_context(span, parent))
         return span
 
     def _parent(self, job: Job) -> Any:
-        """The context that a job carries; an empty one when it carries none."""
+        """Return the context that a job carries; an empty one if it carries none."""
         if job.metadata is None:
             return self._context.Context()
         return _context_of(job.metadata, self._propagators)
 
     @staticmethod
     def _raised(span: Any, job: Job, task: Task[..., Any], error: BaseException) -> None:
-        """Record what a handler has raised, without what its task hides; a verdict is none."""
+        """Record the exception of a handler, without hidden values; a verdict is none."""
         if not span.is_recording() or isinstance(error, Verdict | HandlerRaised):
             return
         described = describe(error, policy.hider([job], task))
         if described.type in {"CancelledError", "GeneratorExit"}:
-            return  # it was told to end, and its outcome says why
+            return  # it was cancelled, and its outcome says why
         span.add_event(
             "exception",
             {
@@ -138,10 +138,10 @@ class Traces:
         )
 
     def _heard(self, name: str, fields: Mapping[str, Any]) -> None:
-        """An attempt has ended, as its event says."""
+        """End the span of an attempt, with the fields of its event."""
         span = self._spans.pop(fields["job_id"], None) if name in ENDS else None
         if span is not None:
-            with suppress(Exception):  # its processors may raise, and an outcome waits for nobody
+            with suppress(Exception):  # its processors can raise, and an outcome must not wait
                 self._end(span, name, fields)
 
     @staticmethod
@@ -157,7 +157,7 @@ class Traces:
 
 
 def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
-    """The context of a trace in a job's metadata, into which anybody may have put anything."""
+    """Read the trace context in a job's metadata, which can be any value."""
     from opentelemetry import context
 
     found = context.Context()
@@ -170,13 +170,13 @@ def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
 
 
 def begin() -> Traces | None:
-    """Spans for the attempts of a worker that starts; None: the app has set no provider."""
+    """Return spans for the attempts of a worker that starts; None: the app has set no provider."""
     found = tracer()
     return None if found is None else Traces(found)
 
 
 async def _flushed(flush: Callable[[int], Any]) -> None:
-    """Wait for a flush, which may block, for a while."""
+    """Wait a limited time for a flush, which can block."""
     loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
     def send() -> None:
@@ -185,7 +185,7 @@ async def _flushed(flush: Callable[[int], Any]) -> None:
         with suppress(RuntimeError):  # the loop may have ended
             loop.call_soon_threadsafe(sent.set)
 
-    # No thread of a pool: nobody must have to wait for an exporter that hangs.
+    # A thread of its own: no pool must wait for an exporter that hangs.
     threading.Thread(target=send, name="taskd-flush", daemon=True).start()
     with suppress(TimeoutError):
         async with asyncio.timeout(FLUSH_S):
@@ -193,7 +193,7 @@ async def _flushed(flush: Callable[[int], Any]) -> None:
 
 
 class Firing:
-    """The span in which a schedule makes its jobs, with which their trace begins.
+    """The span in which a schedule makes its jobs; their trace begins with it.
 
     Args:
         schedule: its name; None: there is nothing to make.
@@ -226,21 +226,21 @@ class Firing:
         self.metadata = msgspec.json.encode(carried).decode()
 
     def end(self, jobs: int) -> None:
-        """So many jobs were made. One that is never ended is not told: others were faster."""
+        """End it with this number of jobs; a span that never ends is not exported."""
         if self._span is not None:
             self._span.set_attribute("messaging.batch.message_count", jobs)
             self._span.end()
 
 
 def carried_on(job: Job) -> Job:
-    """The job for another process, with the context of the attempt that runs there."""
+    """Return the job for another process, with the context of the attempt that runs there."""
     if tracer() is None:
         return job
     return msgspec.structs.replace(job, metadata=msgspec.json.encode(carrier()).decode())
 
 
 def go_on(job: Job) -> None:
-    """In that process: what the handler does belongs to the span of its attempt."""
+    """In that process: make the span of the attempt current for the handler."""
     if tracer() is None or job.metadata is None:
         return
     from opentelemetry import context

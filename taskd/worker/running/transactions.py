@@ -1,8 +1,9 @@
-"""Handlers with transaction=: what they do on `ctx.conn` and the completion commit together.
+"""Handlers with transaction=: their work on `ctx.conn` and the completion commit together.
 
-A lost lease or another fence means that the completion finds no row: then nothing commits. When the
-connection breaks at the commit, the usual write of an outcome finds out: the row is locked by the
-transaction for as long as that is undecided, is gone if it has committed, and runs otherwise.
+If the lease was lost or the job has another fence, the completion finds no row, and nothing
+commits. When the connection breaks at the commit, the usual write of an outcome finds out: the
+transaction locks the row while it is undecided; the row is gone if it has committed, and running
+otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TransactionEnded(Exception):
 
 
 class TransactionAttemptContext(AttemptContext):
-    """What a handler with transaction= gets as `ctx`; see taskd.handlers.TransactionContext."""
+    """The `ctx` of a handler with transaction=; see taskd.handlers.TransactionContext."""
 
     NOT_COMMITTED = "the connection broke at the commit, and nothing was committed"
 
@@ -37,7 +38,7 @@ class TransactionAttemptContext(AttemptContext):
     conn: Any
 
     async def complete(self, conn: Any, result: Any = None) -> NoReturn:
-        """Not here: taskd completes the job when the handler has returned.
+        """Not possible here: taskd completes the job when the handler has returned.
 
         Raises:
             TypeError: always.
@@ -45,7 +46,7 @@ class TransactionAttemptContext(AttemptContext):
         raise TypeError("with transaction= the job is completed when its handler returns")
 
     def complete_sync(self, conn: Any, result: Any = None) -> NoReturn:
-        """As complete().
+        """Not possible here, as complete().
 
         Raises:
             TypeError: always.
@@ -72,7 +73,7 @@ class TransactionCall(HandlerCall):
         self._handle = handle
 
     async def run(self) -> Any:
-        """Run it; what it returns, committed."""
+        """Run it; return its committed result."""
         self.wait()
         await asyncio.sleep(0)  # until it belongs to its attempt
         transaction = await self._begun()
@@ -88,7 +89,7 @@ class TransactionCall(HandlerCall):
             raise
         ending = _own(self._end(transaction, value), "transaction-end")
         while not ending.done():
-            # A commit that was sent is awaited to its end; that is bounded.
+            # A sent commit is awaited to its end, which is limited.
             try:
                 await asyncio.wait({ending})
             except asyncio.CancelledError:
@@ -101,7 +102,7 @@ class TransactionCall(HandlerCall):
         return value
 
     async def _begun(self) -> Transaction:
-        """A transaction, as soon as there is a place and a database."""
+        """Begin a transaction, as soon as there is a slot and a database."""
         assert self.attempt is not None
         backoff = Backoff()
         while True:
@@ -111,12 +112,12 @@ class TransactionCall(HandlerCall):
             try:
                 return await asyncio.shield(opening)
             except asyncio.CancelledError:
-                # Nobody waits for the connection, which may take its time.
+                # No caller waits for this connection, which can take its time.
                 opening.cancel()
                 opening.add_done_callback(_not_needed)
                 raise
             except StoreUnavailable:
-                # It has not begun: after a while another worker may have it.
+                # It has not begun: after a while its job is released to another worker.
                 await asyncio.sleep(backoff.next_s())
 
     async def _end(self, transaction: Transaction, value: Any) -> None:
@@ -136,7 +137,7 @@ class TransactionCall(HandlerCall):
             raise
 
     def _raise_conflict(self, error: BaseException) -> None:
-        """Try again soon what failed as others changed the same rows, unless the task has a rule.
+        """Retry soon if other transactions changed the same rows, unless the task has a rule.
 
         Raises:
             Retry: it is such a failure.
@@ -156,7 +157,7 @@ def _check_open(transaction: Transaction) -> None:
 
 
 def _own(coroutine: Any, name: str) -> asyncio.Task[Any]:
-    # Past the loop's task factory: it is no task of the handler.
+    # Not through the loop's task factory: it is no task of the handler.
     return asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
 
 
