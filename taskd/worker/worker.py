@@ -315,7 +315,7 @@ class Worker:
         if worker_id != self._lease.worker_id or self._lease.buried:
             return
         self._lease.buried = True
-        events.worker_buried(worker_id)
+        events.worker_declared_dead(worker_id)
         for runner in self.parts.runners:
             runner.give_back()
             runner.cancel_all("fence")

@@ -17,7 +17,7 @@ class Column(NamedTuple):
     Attributes:
         keep: columns with the lowest number go first if there is no room; 0 stays.
         least: the fewest cells that it takes. A column with `wide` gives up the cells above this if
-        there is no room; the last such column takes the remaining cells.
+            there is no room; the last such column takes the remaining cells.
     """
 
     heading: str

@@ -175,7 +175,7 @@ class BusyMark:
             if await self._mark(now, gives_way=not full):
                 self.attending, self.doubtful = True, False
                 self._found, self._few_since = FEW_JOBS, now
-                events.queue_attended(self._queue)
+                events.queue_polled(self._queue)
                 self._on_change()
         if self.doubtful:
             await self._look()
@@ -254,7 +254,7 @@ class BusyMark:
         self.attending = False
         self._begin_to_doubt()
         await self._look()
-        events.queue_left(self._queue)
+        events.queue_unpolled(self._queue)
 
     async def _look(self) -> None:
         """Take the mark back, draw an xid, see whether all before it have ended."""

@@ -179,7 +179,7 @@ class Rescuer(Loop):
             if ids:
                 buried = await workers.bury(self._lane, ids, proved=ids is gone)
                 if buried:
-                    events.workers_buried(buried, proof)
+                    events.workers_declared_dead(buried, proof)
                     for consumer in self._consumers:
                         consumer.doubt()
         return bool(gone or silent)
