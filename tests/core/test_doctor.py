@@ -54,7 +54,7 @@ def of_server(decide, **more):
         (server.version, {}, "ok", "until 2030-11-14"),
         (server.version, {"major": 14, "version": "14.9"}, "error", "needs 15"),
         (server.version, {"major": 15, "clock": NOW + timedelta(days=500)}, "warning", "no more"),
-        (server.version, {"major": 21, "version": "21.0"}, "hint", "tried with 15 to 18"),
+        (server.version, {"major": 21, "version": "21.0"}, "hint", "tested with 15 to 18"),
         (server.primary, {"standby": True}, "error", "standby"),
         (server.connections, {}, "ok", "20 of 97"),
         (server.connections, {"used": 97}, "error", "none is left"),
@@ -257,7 +257,7 @@ def test_values_are_quoted():
         render("end_session", {"pid": "1); DROP TABLE taskd.job; --"})
 
 
-def test_every_mend_is_used_and_ends():
+def test_every_repair_is_used_and_ends():
     import inspect
 
     from taskd.core.doctor import objects, schema
