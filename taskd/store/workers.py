@@ -118,7 +118,7 @@ async def register(
     )
 
 
-async def beat(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> int | None:
+async def renew_lease(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> int | None:
     """Renew the lease; return the oldest code that the schema works with. None: declared dead."""
     rows = await on.fetch("renew_lease", worker_id, lease_s, draining)
     return rows[0][0] if rows else None
@@ -135,7 +135,7 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
     return [RunningJob(*row) for row in await on.fetch("running_jobs", worker_id)]
 
 
-async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
+async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
     """Return the other workers, whether jobs must be rescued, and what is due next."""
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
@@ -153,13 +153,13 @@ async def look_around(on: Fetches, me: Incarnation, lease_s: float) -> Surroundi
     )
 
 
-async def bury(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
+async def declare_dead(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
     """Declare workers dead; return `host/pid` of those that were not dead before."""
     rows = await on.fetch("declare_workers_dead", list(ids), proved)
     return [f"{row[1]}/{row[2]}" for row in rows]
 
 
-async def forget(on: Fetches, after_s: float) -> None:
+async def prune(on: Fetches, after_s: float) -> None:
     """Delete the rows of workers that died more than `after_s` seconds ago."""
     await on.fetch("prune_workers", after_s)
 

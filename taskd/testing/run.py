@@ -213,7 +213,7 @@ class Run:
         self._loop.call_soon_threadsafe(_abandon, worker)
 
     async def _bury(self, worker_id: int) -> set[int]:
-        await workers.bury(self._lane, [worker_id], proved=True)
+        await workers.declare_dead(self._lane, [worker_id], proved=True)
         return set(await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES))
 
 

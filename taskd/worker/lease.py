@@ -251,7 +251,7 @@ class LeaseThread:
         """Beat once; how soon to beat again when it did not work."""
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:
-            floor = await workers.beat(
+            floor = await workers.renew_lease(
                 lane, worker_id, self._lease.lease_s, draining=self._lease.draining
             )
         except StoreUnavailable as error:

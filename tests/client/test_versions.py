@@ -74,7 +74,7 @@ async def test_a_newer_version_of_a_running_job_follows_its_end(
     assert not await jobs.claim(worker, ME, "sync", 10)
     await listener.rung()
     if how == "crashed":
-        await workers.bury(worker, [ME], proved=True)
+        await workers.declare_dead(worker, [ME], proved=True)
         await jobs.rescue(worker, 10, 1)
     elif how == "completed":
         await worker.fetch("complete_job", claimed.id, ME, claimed.fence, None, None)

@@ -80,7 +80,7 @@ def ack(job: Job, state: JobState, **more: Any) -> Ack:
 
 async def settle(on: Fetches, job: Job, state: JobState, **more: Any) -> JobState | None:
     """Write one outcome; return the new state, or None if the job was not this worker's."""
-    moved = await jobs.ack_settled(on, job.worker_id, [ack(job, state, **more)])
+    moved = await jobs.ack_outcomes(on, job.worker_id, [ack(job, state, **more)])
     return moved.get(job.id)
 
 
@@ -95,7 +95,7 @@ async def fate(on: Fetches, job: Job) -> str:
 
 
 async def bury(on: Fetches, worker_id: int) -> None:
-    assert await workers.bury(on, [worker_id], proved=True)
+    assert await workers.declare_dead(on, [worker_id], proved=True)
 
 
 async def rescue(on: Fetches) -> dict[int, JobState]:

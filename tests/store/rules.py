@@ -74,7 +74,7 @@ class Machine(Births, Workers, Logs, Hands):
 
     def drain(self) -> None:
         for worker in self.workers:
-            self.do(workers.bury(self.on, [worker], proved=True))
+            self.do(workers.declare_dead(self.on, [worker], proved=True))
             self.oracle.workers[worker] = "dead"
         self.register()
         for queue in QUEUES:

@@ -40,7 +40,7 @@ class Workers(Attempts):
         if what == "lapse":
             self.lapse(worker)
         elif what == "beat":
-            floor = self.do(workers.beat(self.on, worker, HOUR_S, draining=False))
+            floor = self.do(workers.renew_lease(self.on, worker, HOUR_S, draining=False))
             assert (floor is not None) == known
             if known:
                 self.oracle.workers[worker] = "alive"
@@ -49,7 +49,7 @@ class Workers(Attempts):
             if known:
                 self.oracle.workers[worker] = "dead"
         else:
-            buried = self.do(workers.bury(self.on, [worker], proved=what == "prove"))
+            buried = self.do(workers.declare_dead(self.on, [worker], proved=what == "prove"))
             dies = known and (what == "prove" or was == "lapsed")
             assert bool(buried) == dies
             if dies:
@@ -89,7 +89,7 @@ class Workers(Attempts):
     def take_over(self, pick: int) -> None:
         """Prove the owner of a running job dead, and rescue its jobs at once."""
         worker = self.owner(pick)
-        self.do(workers.bury(self.on, [worker], proved=True))
+        self.do(workers.declare_dead(self.on, [worker], proved=True))
         self.oracle.workers[worker] = "dead"
         self.take_back(1000)
 

@@ -169,7 +169,7 @@ async def test_a_claim_that_commits_after_the_forgetting_is_found_as_well(
     async with Transaction(await connect()) as claiming:
         await jobs.claim(fetches(claiming.connection), me, "q", 1)
         await bury(lane, me)
-        await workers.forget(lane, -1.0)
+        await workers.prune(lane, -1.0)
         assert await sql.fetchval("SELECT count(*) FROM taskd.worker WHERE id = $1", me) == 0
         await claiming.commit()
     assert await rescue(lane) == {job_id: SCHEDULED}

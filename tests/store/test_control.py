@@ -213,7 +213,7 @@ async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
     monkeypatch.setattr(changes, "READ_MAX", 3)
     ended = await running(lane, me, 8)
     # All in one statement, so that some end in the same moment.
-    await jobs.ack_settled(
+    await jobs.ack_outcomes(
         lane, me, [Ack(job.id, me, job.fence, FAILED, reason="x") for job in ended]
     )
     waiting = await enqueue(lane, 7)

@@ -51,7 +51,7 @@ async def lease_left_s(sql, worker: int) -> float:
 async def test_a_renewal_extends_the_lease_and_stores_whether_the_worker_drains(sql, lane) -> None:
     worker = await new_worker(lane, lease_s=5.0)
     assert await lease_left_s(sql, worker) <= 5
-    assert await workers.beat(lane, worker, 300.0, draining=True)
+    assert await workers.renew_lease(lane, worker, 300.0, draining=True)
     assert await lease_left_s(sql, worker) > 200
     assert await sql.fetchval("SELECT draining FROM taskd.worker WHERE id = $1", worker)
 
@@ -59,26 +59,26 @@ async def test_a_renewal_extends_the_lease_and_stores_whether_the_worker_drains(
 async def test_a_renewal_by_a_dead_worker_finds_nothing_and_revives_nobody(sql, lane, me) -> None:
     await bury(lane, me)
     died_at = await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me)
-    assert not await workers.beat(lane, me, 300.0, draining=False)
+    assert not await workers.renew_lease(lane, me, 300.0, draining=False)
     assert await sql.fetchval("SELECT died_at FROM taskd.worker WHERE id = $1", me) == died_at
 
 
 async def test_a_late_renewal_extends_a_lease_that_nobody_has_acted_upon(sql, lane, me) -> None:
     await lapse(sql, me)
-    assert await workers.beat(lane, me, 300.0, draining=False)
-    assert await workers.bury(lane, [me], proved=False) == []
+    assert await workers.renew_lease(lane, me, 300.0, draining=False)
+    assert await workers.declare_dead(lane, [me], proved=False) == []
 
 
 async def test_a_worker_is_declared_dead_once_and_for_ever(lane: Lane, me) -> None:
-    assert await workers.bury(lane, [me], proved=True) == ["host/1"]
-    assert await workers.bury(lane, [me], proved=True) == []
+    assert await workers.declare_dead(lane, [me], proved=True) == ["host/1"]
+    assert await workers.declare_dead(lane, [me], proved=True) == []
 
 
 async def test_without_proof_only_a_lapsed_lease_buries(sql, lane: Lane, me, other) -> None:
     await lapse(sql, other)
-    assert len(await workers.bury(lane, [me, other], proved=False)) == 1
-    assert not await workers.beat(lane, other, 30.0, draining=False)
-    assert await workers.beat(lane, me, 30.0, draining=False)
+    assert len(await workers.declare_dead(lane, [me, other], proved=False)) == 1
+    assert not await workers.renew_lease(lane, other, 30.0, draining=False)
+    assert await workers.renew_lease(lane, me, 30.0, draining=False)
 
 
 async def test_a_renewal_before_the_declaration_commits_saves_the_worker(
@@ -87,12 +87,12 @@ async def test_a_renewal_before_the_declaration_commits_saves_the_worker(
     await lapse(sql, me)
     burying = await connect()
     async with Transaction(await connect()) as beating:
-        assert await workers.beat(fetches(beating.connection), me, 300.0, draining=False)
-        late = asyncio.create_task(workers.bury(fetches(burying), [me], proved=False))
+        assert await workers.renew_lease(fetches(beating.connection), me, 300.0, draining=False)
+        late = asyncio.create_task(workers.declare_dead(fetches(burying), [me], proved=False))
         await waits_for_lock(sql, burying)
         await beating.commit()
         assert await late == []
-    assert await workers.beat(lane, me, 300.0, draining=False)
+    assert await workers.renew_lease(lane, me, 300.0, draining=False)
 
 
 async def test_a_renewal_that_waits_for_the_declaration_learns_of_it(
@@ -100,8 +100,8 @@ async def test_a_renewal_that_waits_for_the_declaration_learns_of_it(
 ) -> None:
     beating = await connect()
     async with Transaction(await connect()) as burying:
-        await workers.bury(fetches(burying.connection), [me], proved=True)
-        late = asyncio.create_task(workers.beat(fetches(beating), me, 300.0, draining=False))
+        await workers.declare_dead(fetches(burying.connection), [me], proved=True)
+        late = asyncio.create_task(workers.renew_lease(fetches(beating), me, 300.0, draining=False))
         await waits_for_lock(sql, beating)
         await burying.commit()
         assert not await late
@@ -121,7 +121,7 @@ async def test_others_are_the_living_without_oneself(sql, lane: Lane, me) -> Non
     ]
     await lapse(sql, silent)
     await bury(lane, dead)
-    others = (await workers.look_around(lane, incarnation(me), 0.001)).others
+    others = (await workers.check_upkeep(lane, incarnation(me), 0.001)).others
     seen = {each.id: each for each in others}
     assert seen.keys() == {near, far, silent}
     assert {each for each in seen if seen[each].neighbour} == {near, silent}
@@ -135,8 +135,8 @@ async def test_nobody_is_silent_while_the_server_is_younger_than_a_lease(sql, la
     up_s = await sql.fetchval(
         "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8"
     )
-    [young] = (await workers.look_around(lane, incarnation(me), up_s + 3600.0)).others
-    [grown] = (await workers.look_around(lane, incarnation(me), up_s / 2)).others
+    [young] = (await workers.check_upkeep(lane, incarnation(me), up_s + 3600.0)).others
+    [grown] = (await workers.check_upkeep(lane, incarnation(me), up_s / 2)).others
     assert (young.silent, grown.silent) == (False, True)
 
 
@@ -144,30 +144,30 @@ async def test_without_a_boot_id_nobody_is_a_neighbour(sql, lane: Lane, me) -> N
     await new_worker(lane)
     await sql.execute("UPDATE taskd.worker SET boot_id = ''")
     me_unknown = incarnation(me)._replace(boot_id="")
-    [other] = (await workers.look_around(lane, me_unknown, 30.0)).others
+    [other] = (await workers.check_upkeep(lane, me_unknown, 30.0)).others
     assert not other.neighbour
 
 
 async def test_a_worker_that_is_alone_sees_no_others_and_still_learns_what_is_due(
     sql, lane: Lane, me
 ) -> None:
-    seen = await workers.look_around(lane, incarnation(me), 30.0)
+    seen = await workers.check_upkeep(lane, incarnation(me), 30.0)
     nothing_due = (None, None, None, [])
     assert seen == ([], False, False, nothing_due, (None, None), False, frozenset(), [], {})
     await enqueue(lane, delay_s=60.0)
-    seen = await workers.look_around(lane, incarnation(me), 30.0)
+    seen = await workers.check_upkeep(lane, incarnation(me), 30.0)
     assert seen.others == []
     assert 50 < seen.due.job_s <= 60
     assert seen.due.suspect_s is None
     await sql.execute("UPDATE taskd.job SET crashes = 1")
-    seen = await workers.look_around(lane, incarnation(me), 30.0)
+    seen = await workers.check_upkeep(lane, incarnation(me), 30.0)
     assert seen.due.job_s is None
     assert 50 < seen.due.suspect_s <= 60
 
 
 async def test_orphans_are_running_jobs_without_a_living_owner(sql, lane: Lane, me, other) -> None:
     async def orphans() -> bool:
-        return (await workers.look_around(lane, incarnation(me), 30.0)).orphans
+        return (await workers.check_upkeep(lane, incarnation(me), 30.0)).orphans
 
     for worker in (me, other):
         await running(lane, worker, 2)
@@ -318,7 +318,7 @@ async def test_workers_are_forgotten_when_long_dead_and_without_jobs(sql, lane: 
         recent,
         me,
     )
-    await workers.forget(lane, 600.0)
+    await workers.prune(lane, 600.0)
     left = {each["id"] for each in await sql.fetch("SELECT id FROM taskd.worker")}
     assert left == {me, busy, recent}
     assert await state_of(sql, job.id) == "running"

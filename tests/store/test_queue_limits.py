@@ -105,7 +105,7 @@ async def test_claims_of_several_workers_never_pass_the_limit_together(
             most.append(len(running))
             if claimed:
                 await done(on, *claimed)
-            elif not (await jobs.scout(on, ["q"])):
+            elif not (await jobs.poll(on, ["q"])):
                 return
 
     await asyncio.gather(*(work(on, (me, other)[n % 2]) for n, on in enumerate(lanes)))
@@ -193,8 +193,8 @@ async def test_blocked_jobs_count_as_deep(lane: Lane, sql: Any) -> None:
 
 
 async def test_the_sweep_says_when_depths_are_to_be_counted(lane: Lane, me: int) -> None:
-    assert not (await workers.look_around(lane, incarnation(me), 30.0)).uncounted
+    assert not (await workers.check_upkeep(lane, incarnation(me), 30.0)).uncounted
     await allow(lane, max_depth=2)
-    assert (await workers.look_around(lane, incarnation(me), 30.0)).uncounted
+    assert (await workers.check_upkeep(lane, incarnation(me), 30.0)).uncounted
     await limits.count_depths(lane)
-    assert not (await workers.look_around(lane, incarnation(me), 30.0)).uncounted
+    assert not (await workers.check_upkeep(lane, incarnation(me), 30.0)).uncounted

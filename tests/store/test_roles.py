@@ -398,7 +398,7 @@ async def test_what_an_open_transaction_of_a_producer_holds_stops_nobody(
         assert job.id == job_id
         assert await jobs.ack_done(worker, me, [job.id], [job.fence]) == 1
         assert await history.make_partitions(worker) == 0
-        await workers.forget(worker, 0)
+        await workers.prune(worker, 0)
     await other.close()
     await worker.close()
 

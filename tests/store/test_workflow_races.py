@@ -53,7 +53,7 @@ class Crowd:
             batch.sort(key=lambda job: job.id)
             batches += bool(batch)
             if batch and batches % 7 == 3:
-                await workers.bury(claims, [me], proved=True)
+                await workers.declare_dead(claims, [me], proved=True)
                 me = await new_worker(claims)
             await self.ack(acks, batch)
 
@@ -64,7 +64,7 @@ class Crowd:
         if others:
             states = self.rng.choices([DONE, FAILED, CANCELLED, QUEUED], k=len(others))
             outcomes = [ack(job, state) for job, state in zip(others, states, strict=True)]
-            moved = await jobs.ack_settled(acks, others[0].worker_id, outcomes)
+            moved = await jobs.ack_outcomes(acks, others[0].worker_id, outcomes)
             self.counts["settled"] += len(moved)
 
     async def meddle(self, on: Any) -> None:

@@ -114,13 +114,13 @@ class Writers:
         batch.sort(key=lambda job: job.id)
         self._took(batch)
         if self._dice.random() < 0.2:
-            await workers.bury(on, [me], proved=True)
+            await workers.declare_dead(on, [me], proved=True)
             # By chance alone nobody may come by for this before the ack: in two runs of 30 rounds
             # nobody did. Suspects are left to chance, for who crashes twice waits for 10 s.
             if not any(job.crashes for job in batch):
                 self.did["rescued"] += len(await rescue(on))
         await self._ack(fetches(acks), me, batch)
-        await workers.bury(on, [me], proved=True)
+        await workers.declare_dead(on, [me], proved=True)
 
     def _took(self, batch: Sequence[Job]) -> None:
         for job in batch:
@@ -138,7 +138,7 @@ class Writers:
                 ack(job, state, delay_s=0.001, reason="no", parked=self._parked(state))
                 for job, state in zip(others, states, strict=True)
             ]
-            self.did["settled"] += len(await jobs.ack_settled(acks, me, outcomes))
+            self.did["settled"] += len(await jobs.ack_outcomes(acks, me, outcomes))
 
     def _parked(self, state: JobState) -> bool:
         """Sometimes park a job, as if its task had been paused; the upkeep brings it back."""
@@ -302,4 +302,4 @@ class Writers:
         await workflows.prune(on)
         await limits.prune_buckets(on)
         await limits.count_depths(on)
-        await workers.forget(on, 0.5)
+        await workers.prune(on, 0.5)

@@ -78,8 +78,8 @@ async def test_a_ledger_that_was_emptied_buries_nobody(desk: Desk) -> None:
     await desk.start()
     await desk.sql.execute("DELETE FROM taskd.migration")
     worker_id = await desk.sql.fetchval("SELECT id FROM taskd.worker")
-    assert await workers.beat(desk.lane, worker_id, LEASE_S, draining=False) == 0
-    assert await workers.beat(desk.lane, worker_id + 1, LEASE_S, draining=False) is None
+    assert await workers.renew_lease(desk.lane, worker_id, LEASE_S, draining=False) == 0
+    assert await workers.renew_lease(desk.lane, worker_id + 1, LEASE_S, draining=False) is None
 
 
 async def _beaten_since(desk: Desk, moment: Any) -> bool:

@@ -87,7 +87,7 @@ class IdlePoller(Loop):
         asked = dict(self._sleepers)
         began = time.monotonic()
         try:
-            found = await jobs.scout(self._lane, asked)
+            found = await jobs.poll(self._lane, asked)
         except StoreUnavailable:
             # What one statement did not tell, each finds out by itself, or why it cannot.
             found = set(asked)

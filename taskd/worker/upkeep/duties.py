@@ -125,7 +125,7 @@ class Rescuer(Loop):
         Raises:
             StoreUnavailable: not now.
         """
-        seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
+        seen = await workers.check_upkeep(self._lane, self._me(), self._lease.lease_s)
         self._controls.heed(seen.paused, seen.limits)
         return seen
 
@@ -177,7 +177,7 @@ class Rescuer(Loop):
         silent = [other.id for other in others if other.silent] if self._lease.may_bury() else []
         for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
             if ids:
-                buried = await workers.bury(self._lane, ids, proved=ids is gone)
+                buried = await workers.declare_dead(self._lane, ids, proved=ids is gone)
                 if buried:
                     events.workers_declared_dead(buried, proof)
                     for consumer in self._consumers:
@@ -287,7 +287,7 @@ class Pruner(Loop):
             await results.prune_progress(lane)
             await logs.prune(lane)
             await limits.prune_buckets(lane)
-            await workers.forget(lane, FORGET_WORKERS_AFTER_S)
+            await workers.prune(lane, FORGET_WORKERS_AFTER_S)
         except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
             events.upkeep_postponed("history", str(error))
             self.every_s = 60.0
