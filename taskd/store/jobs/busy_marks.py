@@ -7,7 +7,7 @@ from typing import NamedTuple
 from taskd.store.connections.statements import Fetches
 
 
-class SetMark(NamedTuple):
+class OwnMark(NamedTuple):
     """The mark that this worker has set on a queue.
 
     Attributes:
@@ -21,7 +21,7 @@ class SetMark(NamedTuple):
 
 async def set_busy_mark(
     on: Fetches, queue: str, worker_id: int, for_s: float, *, gives_way: bool = False
-) -> SetMark | None:
+) -> OwnMark | None:
     """Set or renew this worker's mark on a queue, for `for_s` seconds.
 
     Args:
@@ -31,7 +31,7 @@ async def set_busy_mark(
         None if no mark was set: another worker's is in place, or this worker is declared dead.
     """
     alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, gives_way))[0]
-    return None if alone is None else SetMark(alone, others)
+    return None if alone is None else OwnMark(alone, others)
 
 
 async def clear_busy_mark(on: Fetches, queue: str, worker_id: int | None) -> None:
