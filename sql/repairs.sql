@@ -43,42 +43,42 @@ ALTER ROLE :"login" IN DATABASE :"database" RESET :setting:;
 
 -- The same for default_transaction_read_only, which would refuse its own reset.
 
--- repair: let_database_write
+-- repair: reset_read_only_database
 SET default_transaction_read_only = off;
 ALTER DATABASE :"database" RESET :setting:;
 
--- repair: let_login_write
+-- repair: reset_read_only_login
 SET default_transaction_read_only = off;
 ALTER ROLE :"login" RESET :setting:;
 
--- repair: let_login_write_in_database
+-- repair: reset_read_only_login_in_database
 SET default_transaction_read_only = off;
 ALTER ROLE :"login" IN DATABASE :"database" RESET :setting:;
 
--- repair: allow_connections_to_database
+-- repair: allow_database_connections
 ALTER DATABASE :"database" CONNECTION LIMIT -1;
 
--- repair: allow_connections_of_login
+-- repair: allow_login_connections
 ALTER ROLE :"login" CONNECTION LIMIT -1;
 
--- repair: let_look
+-- repair: grant_monitoring
 GRANT pg_monitor TO :"login";
 
--- repair: no_superuser
+-- repair: revoke_superuser
 ALTER ROLE :"login" NOSUPERUSER;
 
--- repair: let_work
+-- repair: grant_role
 GRANT :"role" TO :"login";
 
--- repair: no_longer_owner
+-- repair: revoke_role
 REVOKE :"role" FROM :"login";
 
--- repair: make
+-- repair: create
 :text:
 
 -- Functions are created before the tables that they use.
 
--- repair: make_function
+-- repair: create_function
 SET check_function_bodies = off;
 :text:
 
@@ -104,7 +104,7 @@ ALTER TABLE taskd.:"table" ALTER COLUMN :"column" SET NOT NULL;
 -- repair: drop_not_null
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" DROP NOT NULL;
 
--- repair: no_row_security
+-- repair: disable_row_security
 ALTER TABLE taskd.:"table" DISABLE ROW LEVEL SECURITY;
 
 -- repair: set_unlogged
@@ -119,13 +119,13 @@ ALTER TABLE taskd.:"table" SET (:text:);
 -- repair: reset_options
 ALTER TABLE taskd.:"table" RESET (:text:);
 
--- repair: make_partitions
+-- repair: create_partitions
 SELECT taskd.make_history_partitions(3);
 
 -- Acks wait while this runs: it moves rows from the default partition to partitions of their days, which it creates as
 -- taskd.make_history_partitions() does. Expired rows are deleted.
 
--- repair: empty_default
+-- repair: empty_default_partition
 BEGIN;
 SET LOCAL lock_timeout = '2s';
 SET LOCAL TimeZone = 'UTC';
@@ -162,7 +162,7 @@ WHERE j.workflow_id IS NOT NULL AND j.waits_for IS NOT NULL AND j.state = 'block
   AND NOT EXISTS (SELECT FROM taskd.dependency AS d
                   WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted);
 
--- repair: unblock_aimless
+-- repair: schedule_aimless
 -- Workers promote them within seconds.
 UPDATE taskd.job SET state = 'scheduled' WHERE state = 'blocked' AND waits_for IS NULL AND limit_name IS NULL;
 

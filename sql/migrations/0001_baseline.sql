@@ -837,7 +837,7 @@ BEGIN
     IF queue IS NULL THEN
         RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Start a worker that knows the task, or say queue => ''...''.';
+                  HINT = 'Start a worker that has the task, or pass queue => ''...''.';
     END IF;
     IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'the arguments of "%" must be a JSON object', task
@@ -1109,6 +1109,9 @@ DECLARE
     job_id bigint;
     notified boolean;
 BEGIN
+    -- The usual case is one statement with few columns, because PostgreSQL prepares each statement, expression and check again
+    -- in every transaction. A search path as a setting would add to that, so the function names the schema of everything that
+    -- it uses. `notified` is declared for plpgsql.extra_errors, which can require a variable for each column.
     IF pg_catalog.num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) OPERATOR(pg_catalog.=) 0 THEN
         INSERT INTO taskd.job AS j (queue, task, args, priority)
         SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
@@ -1222,14 +1225,14 @@ BEGIN
     IF unique_key IS NULL OR key_scope IS NULL
        OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'debounce', 'raise')
     THEN
-        RAISE EXCEPTION 'enqueue_unique() needs a unique key, its scope, and skip, replace, debounce or raise on conflict'
+        RAISE EXCEPTION 'enqueue_unique() needs a unique key, its scope, and on_conflict: skip, replace, debounce or raise'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF for_s NOT BETWEEN 0.001 AND 31536000 OR debounce_max_s NOT BETWEEN 0 AND 31536000 THEN
         RAISE EXCEPTION 'for_s and debounce_max_s are seconds, up to a year' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF version IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
-        RAISE EXCEPTION 'a version goes with no other rule: newer wins' USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'a version excludes key_scope, on_conflict and for_s: the newer version wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT checked THEN
         SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
@@ -1838,8 +1841,8 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
             -- One query for both tables: in each snapshot a job is in one of them.
             IF missing <> '{}' AND NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
-                RAISE EXCEPTION 'no job has the id %: never enqueued, or kept no longer', array_to_string(missing, ', ')
-                    USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for jobs that are known.';
+                RAISE EXCEPTION 'no job has the id %: it was never enqueued, or its queue keeps it no longer', array_to_string(missing, ', ')
+                    USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for existing jobs.';
             END IF;
             tries := tries + 1;
             PERFORM taskd.back_off(tries, began);
@@ -2282,12 +2285,12 @@ DECLARE
     before text;
 BEGIN
     IF (every IS NULL) = (cron IS NULL) THEN
-        RAISE EXCEPTION 'schedule "%": say every => ''5 min'' or cron => ''0 3 * * *''', name
+        RAISE EXCEPTION 'schedule "%": pass either every => ''5 min'' or cron => ''0 3 * * *''', name
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF extract(year FROM every) <> 0 OR extract(month FROM every) <> 0 THEN
         RAISE EXCEPTION 'schedule "%": a month has no fixed length', name
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say cron => ''0 3 1 * *''.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use cron => ''0 3 1 * *''.';
     END IF;
     IF cron IS NOT NULL AND array_length(regexp_split_to_array(trim(cron), '\s+'), 1) <> 5 THEN
         RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
@@ -2298,12 +2301,12 @@ BEGIN
        AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = timezone)
     THEN
         RAISE EXCEPTION 'schedule "%": there is no time zone "%"', name, timezone
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it as Europe/Berlin; SELECT name FROM pg_timezone_names;';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Names look like Europe/Berlin. List them: SELECT name FROM pg_timezone_names;';
     END IF;
     IF query IS NOT NULL AND NOT has_function_privilege(
         session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb)', 'EXECUTE'
     ) THEN
-        RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % is no worker', name, session_user
+        RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % may not fire schedules', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
     END IF;
     SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, set_args_version
@@ -2520,13 +2523,13 @@ BEGIN
         E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
     ) INTO argses USING tick;
     IF cardinality(argses) > 100000 THEN
-        RAISE EXCEPTION 'the query has more than 100000 rows: let it find fewer, or make several schedules of it'
+        RAISE EXCEPTION 'the query returns more than 100000 rows: restrict it, or split it into several schedules'
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     RETURN coalesce(argses, '{}');
 EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_function THEN
-    RAISE EXCEPTION 'the query is no SELECT that works here: %', SQLERRM
-        USING ERRCODE = SQLSTATE, HINT = 'It names tables with their schema, and ends without a semicolon.';
+    RAISE EXCEPTION 'the query is not a valid SELECT here: %', SQLERRM
+        USING ERRCODE = SQLSTATE, HINT = 'Name tables with their schema, and omit the semicolon at the end.';
 END
 $$;
 
@@ -2577,7 +2580,7 @@ BEGIN
         END IF;
         outcome := 'failed';
         jobs := 0;
-        error := left(CASE WHEN SQLSTATE = '57014' THEN 'it took longer than a tick may: ' ELSE '' END || SQLERRM, 500);
+        error := left(CASE WHEN SQLSTATE = '57014' THEN 'it took longer than the time limit of a tick: ' ELSE '' END || SQLERRM, 500);
     END;
     UPDATE taskd.schedule AS s
     SET next_at = following,
@@ -3166,10 +3169,10 @@ BEGIN
     END IF;
     depth := taskd.queue_depth(check_queue_room.queue, max_depth + 1);
     IF depth + wanted > max_depth THEN
-        RAISE EXCEPTION 'the queue "%" is full: % jobs wait in it, no more than % may, and % would come',
+        RAISE EXCEPTION 'the queue "%" is full: % jobs wait in it, the limit is %, and the enqueue adds %',
             check_queue_room.queue, CASE WHEN wanted = 0 THEN depth - 1 ELSE depth END, max_depth, greatest(wanted, 1)
             USING ERRCODE = 'configuration_limit_exceeded', CONSTRAINT = 'queue_has_room',
-                  HINT = 'Wait until workers have caught up, or allow more: taskd queues set '
+                  HINT = 'Wait until workers have caught up, or raise the limit: taskd queues set '
                          || check_queue_room.queue || ' --max-depth N';
     END IF;
     RETURN true;
@@ -3454,9 +3457,9 @@ BEGIN
         ORDER BY j.id
         LIMIT 1;
         IF wrong.has <> wrong.wants AND change.args IS NULL THEN
-            RAISE EXCEPTION 'the arguments of job % have the form of version %, and those of "%" that of version %',
+            RAISE EXCEPTION 'the arguments of job % have schema version %, and task "%" has version %',
                 wrong.id, wrong.has, wrong.task, wrong.wants
-                USING ERRCODE = 'invalid_parameter_value', HINT = 'Give all of the arguments.';
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass all of the arguments.';
         END IF;
         IF FOUND THEN
             PERFORM taskd.raise_invalid_job(wrong.task, '', wrong.args, wrong.required, wrong.accepted);

@@ -50,7 +50,7 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
         versions = await _versions(lane)
         if queues:
             return {queue: await reports.count_serving(lane, queue) for queue in queues}, versions
-        return await reports.queues_in_need(lane), versions
+        return await reports.queues_with_due_jobs(lane), versions
 
     workers, versions = session.ask(look)
     unserved = [queue for queue, serving in workers.items() if not serving]

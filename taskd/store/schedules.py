@@ -150,7 +150,7 @@ async def fire(
     return Fired(*(await on.fetch("fire_schedule", *args))[0])
 
 
-async def stall(on: Fetches, read: DueSchedule, error: str) -> bool:
+async def pause_invalid(on: Fetches, read: DueSchedule, error: str) -> bool:
     """Pause a schedule whose next tick cannot be computed; return whether this call did it."""
     return bool(await on.fetch("pause_invalid_schedule", read.name, read.revision, error[:400]))
 

@@ -97,7 +97,7 @@ async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
     return [row[0] for row in await on.fetch("workflow_jobs_to_retry", workflow_id)]
 
 
-async def held_up_by(on: Fetches, job_id: int, limit: int) -> list[Row]:
+async def pending_parents(on: Fetches, job_id: int, limit: int) -> list[Row]:
     """Return the jobs that a blocked one waits for, oldest first; each row has their number."""
     return [dict(row) for row in await on.fetch("pending_parents", job_id, limit)]
 

@@ -1,4 +1,4 @@
-"""`taskd doctor`: faults are made, found, and mended by what is printed; else it is quiet."""
+"""`taskd doctor`: faults are made, found, and repaired by what is printed; else it is quiet."""
 
 import asyncio
 import json
@@ -50,15 +50,15 @@ class Doctor:
     def one(self, check, **env):
         return self(check, **env)[check]
 
-    def mend(self, finding):
+    def repair(self, finding):
         """Run what is printed, one after the other, as psql and a shell would."""
         done = 0
-        for mend in finding["mends"]:
-            if mend["kind"] == "sql":
-                self.psql(mend["text"])
+        for repair in finding["repairs"]:
+            if repair["kind"] == "sql":
+                self.psql(repair["text"])
                 done += 1
-            elif mend["kind"] == "command":
-                self.shell(*shlex.split(mend["text"])[1:])
+            elif repair["kind"] == "command":
+                self.shell(*shlex.split(repair["text"])[1:])
                 done += 1
         assert done
 
@@ -80,14 +80,14 @@ class Doctor:
 
         asyncio.run(run())
 
-    def finds_and_mends(self, check, level, *words):
+    def finds_and_repairs(self, check, level, *words):
         """The fault is found at this level, in these words, and is gone after what is printed."""
         finding = self.one(check)
         assert finding["level"] == level, finding
         told = " ".join(finding["found"])
         assert all(word in told for word in words), told
         assert finding["why"]
-        self.mend(finding)
+        self.repair(finding)
         after = self.one(check)
         assert after["level"] in HEALTHY, after
         return finding
@@ -137,7 +137,7 @@ def test_a_held_snapshot_is_told_with_who_holds_it(doctor, monkeypatch):
     taken = "SELECT count(*) FROM taskd.job"
     begin = "BEGIN ISOLATION LEVEL REPEATABLE READ"
     with session(doctor.shell.dsn, begin, taken) as pid:
-        doctor.finds_and_mends(
+        doctor.finds_and_repairs(
             "held_snapshots", "warning", f"pid {pid}", "ledger", "idle in transaction"
         )
 
@@ -146,7 +146,7 @@ def test_an_open_transaction_without_a_snapshot_holds_as_well(doctor, monkeypatc
     monkeypatch.setattr(storage, "HELD_WARNING_S", 0.0)
     with session(doctor.shell.dsn, "UPDATE taskd.queue SET name = name WHERE false",
                  "SELECT pg_current_xact_id()") as pid:  # fmt: skip
-        doctor.finds_and_mends("held_snapshots", "warning", f"pid {pid}")
+        doctor.finds_and_repairs("held_snapshots", "warning", f"pid {pid}")
 
 
 def test_a_young_transaction_is_no_fault(doctor):
@@ -157,7 +157,7 @@ def test_a_young_transaction_is_no_fault(doctor):
 def test_a_lock_that_keeps_others_out_is_told(doctor, monkeypatch):
     monkeypatch.setattr(storage, "LOCK_S", 0.0)
     with session(doctor.shell.dsn, "LOCK TABLE taskd.job IN SHARE MODE") as pid:
-        doctor.finds_and_mends("table_locks", "warning", f"pid {pid}", "ShareLock on taskd.job")
+        doctor.finds_and_repairs("table_locks", "warning", f"pid {pid}", "ShareLock on taskd.job")
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def test_dead_tuples_are_counted_and_vacuumed(doctor, monkeypatch):
         finding = doctor.one("dead_tuples")
     assert finding["level"] == "warning"
     assert "taskd.job has 3,000 dead tuples" in finding["found"][0]
-    doctor.mend(finding)
+    doctor.repair(finding)
     assert doctor.one("dead_tuples")["level"] == "ok"
 
 
@@ -188,14 +188,14 @@ def test_a_vacuum_that_does_not_come_is_told_with_who_keeps_it_out(doctor, monke
         finding = doctor.one("autovacuum")
     assert finding["level"] == "warning"
     assert "there was none yet" in finding["found"][0]
-    assert f"pid {pid} holds ShareUpdateExclusiveLock" in finding["mends"][1]["text"]
-    doctor.mend(finding)
+    assert f"pid {pid} holds ShareUpdateExclusiveLock" in finding["repairs"][1]["text"]
+    doctor.repair(finding)
     assert doctor.one("autovacuum")["level"] == "ok"
 
 
 def test_autovacuum_that_is_switched_off_is_told(doctor):
     doctor.shell.sql("ALTER TABLE taskd.job SET (autovacuum_enabled = off)")
-    finding = doctor.finds_and_mends("autovacuum", "error", "switched off for taskd.job")
+    finding = doctor.finds_and_repairs("autovacuum", "error", "switched off for taskd.job")
     assert len(finding["found"]) == 1
 
 
@@ -203,8 +203,8 @@ def test_a_bloated_index_is_told_and_rebuilt(doctor, monkeypatch):
     monkeypatch.setattr(storage, "INDEX_BYTES_MIN", 100_000)
     with dead_rows(doctor.shell, 20_000):
         pass
-    finding = doctor.finds_and_mends("index_bloat", "warning", "job_claim")
-    assert any("REINDEX INDEX CONCURRENTLY" in mend["text"] for mend in finding["mends"])
+    finding = doctor.finds_and_repairs("index_bloat", "warning", "job_claim")
+    assert any("REINDEX INDEX CONCURRENTLY" in repair["text"] for repair in finding["repairs"])
 
 
 def test_indexes_that_are_invalid_are_rebuilt_or_dropped(doctor):
@@ -213,8 +213,8 @@ def test_indexes_that_are_invalid_are_rebuilt_or_dropped(doctor):
     with pytest.raises(asyncpg.UniqueViolationError):
         taskd.sql("CREATE UNIQUE INDEX CONCURRENTLY twice ON taskd.job (task)")
     taskd.sql("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'taskd.job_due'::regclass")
-    finding = doctor.finds_and_mends("invalid_indexes", "error", "job_due", "twice")
-    texts = [mend["text"] for mend in finding["mends"]]
+    finding = doctor.finds_and_repairs("invalid_indexes", "error", "job_due", "twice")
+    texts = [repair["text"] for repair in finding["repairs"]]
     assert 'REINDEX INDEX CONCURRENTLY taskd."job_due";' in texts
     assert 'DROP INDEX CONCURRENTLY taskd."twice";' in texts
 
@@ -320,7 +320,7 @@ def test_what_was_changed_by_hand_is_told_and_put_back(doctor):
         for _ in range(3):  # what depends on another one is made after it
             if finding["level"] == "ok":
                 break
-            doctor.mend(finding)
+            doctor.repair(finding)
             finding = doctor.one("objects")
         assert finding["level"] == "ok", finding
     assert doctor.one("invalid_indexes")["level"] == "ok"
@@ -331,7 +331,7 @@ def test_an_index_of_partitions_that_lacks_a_part_is_made_anew(doctor):
         "DROP INDEX taskd.job_history_id;"
         "CREATE INDEX job_history_id ON ONLY taskd.job_history USING btree (id)"
     )
-    doctor.finds_and_mends("invalid_indexes", "error", "job_history_id")
+    doctor.finds_and_repairs("invalid_indexes", "error", "job_history_id")
     assert doctor.one("objects")["level"] == "ok"
 
 
@@ -371,7 +371,7 @@ def test_a_schema_that_is_older_or_newer_is_told(taskd):
     older = Doctor(taskd)
     finding = older.one("schema_version")
     assert finding["level"] == "error"
-    assert finding["mends"] == [{"kind": "command", "text": "taskd db migrate"}]
+    assert finding["repairs"] == [{"kind": "command", "text": "taskd db migrate"}]
     assert older.one("objects")["level"] == "unknown"
     taskd.sql("INSERT INTO taskd.migration VALUES (9999, 'later', 'x', 9999, now())")
     assert "9999" in older.one("schema_version")["found"][0]
@@ -383,7 +383,7 @@ def test_without_a_schema_it_says_so_once_and_how_to_make_it(empty):
     doctor = Doctor(empty)
     finding = doctor.one("schema_version")
     assert finding["level"] == "error"
-    doctor.mend(finding)
+    doctor.repair(finding)
     assert doctor.one("schema_version")["level"] == "ok"
 
 
@@ -394,13 +394,13 @@ def test_a_role_that_lacks_or_has_too_much_is_told_and_granted_anew(doctor, logi
     assert doctor.one("grants")["level"] == "ok"
     worker, observer = logins.role("worker"), logins.role("observer")
     doctor.run(f"REVOKE DELETE ON taskd.job FROM {worker}; GRANT SELECT ON taskd.job TO {observer}")
-    finding = doctor.finds_and_mends("grants", "error", f"{worker} may not DELETE on taskd.job")
+    finding = doctor.finds_and_repairs("grants", "error", f"{worker} may not DELETE on taskd.job")
     assert any(f"{observer} may SELECT on taskd.job" in text for text in finding["found"])
 
 
 def test_a_function_that_everybody_may_call_is_told(doctor, logins):
     doctor.run("GRANT EXECUTE ON FUNCTION taskd.truncate_expired_partition() TO PUBLIC")
-    assert "everybody" in doctor.finds_and_mends("grants", "warning")["found"][0]
+    assert "everybody" in doctor.finds_and_repairs("grants", "warning")["found"][0]
 
 
 def test_an_observer_may_look_and_is_told_what_it_cannot_see(doctor, logins, home, monkeypatch):
@@ -411,7 +411,7 @@ def test_an_observer_may_look_and_is_told_what_it_cannot_see(doctor, logins, hom
     with session(doctor.shell.dsn, "SELECT pg_current_xact_id()"):
         finding = reader.one("held_snapshots")
     assert finding["level"] == "unknown"
-    assert "pg_monitor" in finding["mends"][0]["text"]
+    assert "pg_monitor" in finding["repairs"][0]["text"]
     assert "of other users hold a snapshot" in finding["found"][0]
 
 
@@ -454,8 +454,8 @@ def test_rows_in_the_default_partition_are_moved(doctor):
     taskd.sql(
         "UPDATE taskd.job_history SET expires_at = now() - interval '9 days' WHERE id = $1", old
     )
-    finding = doctor.finds_and_mends("default_partition", "warning", "2 finished jobs of 2 days")
-    assert "LOCK TABLE" in finding["mends"][0]["text"]
+    finding = doctor.finds_and_repairs("default_partition", "warning", "2 finished jobs of 2 days")
+    assert "LOCK TABLE" in finding["repairs"][0]["text"]
     assert taskd.sql("SELECT count(*) FROM taskd.job_history")[0][0] == 1
     assert doctor.one("objects")["level"] == "ok"
     assert doctor.one("partitions_ahead")["level"] == "ok"
@@ -469,9 +469,9 @@ def day(taskd, days):
 def test_partitions_that_are_missing_are_made(doctor):
     taskd = doctor.shell
     taskd.sql("DROP TABLE taskd.job_history_" + day(taskd, 8))
-    doctor.finds_and_mends("partitions_ahead", "warning", "from tomorrow on", "7 days")
+    doctor.finds_and_repairs("partitions_ahead", "warning", "from tomorrow on", "7 days")
     taskd.sql("DROP TABLE taskd.job_history_" + day(taskd, 30))
-    doctor.finds_and_mends("partitions_ahead", "error", "30 days have no partition")
+    doctor.finds_and_repairs("partitions_ahead", "error", "30 days have no partition")
 
 
 def test_partitions_that_could_not_be_dropped_are_told(doctor):
@@ -482,7 +482,7 @@ def test_partitions_that_could_not_be_dropped_are_told(doctor):
         f"ALTER TABLE taskd.job_history ATTACH PARTITION taskd.{leaf} FOR VALUES"
         f" FROM ('{leaf[-8:]} 00:00Z') TO ('{leaf[-8:]} 24:00Z')"
     )
-    doctor.finds_and_mends("expired_partitions", "warning", "1 partition expired")
+    doctor.finds_and_repairs("expired_partitions", "warning", "1 partition expired")
 
 
 # The server, as far as a database of it can be changed.
@@ -502,15 +502,15 @@ def test_settings_of_the_database_that_hurt_are_reset(doctor, dsn):
         doctor.run(f'ALTER DATABASE "{name}" SET {setting} = {value}')
         finding = doctor.one("server_settings")
         assert any(setting in text for text in finding["found"]), setting
-        mend = [m for m in finding["mends"] if f"RESET {setting}" in m["text"]]
-        doctor.psql(mend[0]["text"])
+        repair = [m for m in finding["repairs"] if f"RESET {setting}" in m["text"]]
+        doctor.psql(repair[0]["text"])
         assert not any(setting in text for text in doctor.one("server_settings")["found"])
 
 
 def test_a_limit_on_connections_is_told_and_lifted(doctor):
     name = doctor.shell.sql("SELECT current_database()")[0][0]
     doctor.run(f'ALTER DATABASE "{name}" CONNECTION LIMIT 5')
-    doctor.finds_and_mends("connections", "warning", "allows 5 connections")
+    doctor.finds_and_repairs("connections", "warning", "allows 5 connections")
 
 
 def test_a_server_that_is_nearly_full_is_told(doctor, monkeypatch):
@@ -525,7 +525,7 @@ def test_transaction_ids_that_are_behind_are_told(doctor, monkeypatch):
     finding = doctor.one("wraparound")
     assert finding["level"] == "warning"
     before = int("".join(filter(str.isdigit, finding["found"][0].partition(" behind")[0])))
-    doctor.mend(finding)
+    doctor.repair(finding)
     after = doctor.one("wraparound")["found"][0].partition(" behind")[0]
     assert int("".join(filter(str.isdigit, after))) <= before
 
@@ -557,7 +557,7 @@ def test_a_queue_without_a_worker_is_told(doctor, late):
     taskd = doctor.shell
     taskd.enqueue("t", "--queue", "email")
     finding = doctor.one("unserved_queues")
-    assert (finding["level"], finding["mends"][0]["text"]) == ("error", "taskd run --queue email")
+    assert (finding["level"], finding["repairs"][0]["text"]) == ("error", "taskd run --queue email")
     taskd.worker(1, "email")
     assert doctor.one("unserved_queues")["level"] == "ok"
 
@@ -586,8 +586,8 @@ def test_what_was_paused_long_ago_is_told_and_resumed(doctor, monkeypatch):
     assert doctor.one("paused")["level"] == "ok"
     monkeypatch.setattr(jobs, "PAUSED_S", 0.0)
     taskd.enqueue("t", "--queue", "email")
-    finding = doctor.finds_and_mends("paused", "warning", "queue email", "task send_report")
-    assert len(finding["mends"]) == 2
+    finding = doctor.finds_and_repairs("paused", "warning", "queue email", "task send_report")
+    assert len(finding["repairs"]) == 2
 
 
 def test_workers_that_do_not_beat_or_differ_are_told(doctor):
@@ -648,7 +648,7 @@ def test_jobs_that_wait_for_nothing_are_told_and_ended(doctor, late):
         "INSERT INTO taskd.job (queue, task, state, workflow_id, waits_for) "
         "SELECT 'q', 't', 'blocked', n, 1 FROM generate_series(1, 20) AS n"
     )
-    doctor.finds_and_mends("stuck_jobs", "error", "without a dependency")
+    doctor.finds_and_repairs("stuck_jobs", "error", "without a dependency")
     states = taskd.sql("SELECT state::text, count(*) FROM taskd.job_history GROUP BY 1")
     assert [tuple(row) for row in states] == [("cancelled", 20)]
 
@@ -658,7 +658,7 @@ def test_jobs_that_somebody_has_blocked_by_hand_are_told_and_set_free(doctor, la
     taskd.sql(
         "UPDATE taskd.job SET state = 'blocked' WHERE id = $1", taskd.enqueue("t", "--queue", "q")
     )
-    doctor.finds_and_mends("stuck_jobs", "error", "blocked without a reason")
+    doctor.finds_and_repairs("stuck_jobs", "error", "blocked without a reason")
     assert [tuple(row) for row in taskd.sql("SELECT state::text FROM taskd.job")] == [
         ("scheduled",)
     ]
@@ -683,7 +683,7 @@ def test_limits_that_nobody_looks_at_are_told(doctor, late):
     finding = doctor.one("limits")
     assert finding["level"] == "warning"
     assert "its bounds are not published" in finding["found"][0]
-    doctor.mend(finding)
+    doctor.repair(finding)
     taskd.sql("UPDATE taskd.opening SET at = now() - interval '1 h'")
     assert "none runs" in doctor.one("limits")["found"][0]
     taskd("queues", "set", "q", "--max-depth", "100")
@@ -693,7 +693,7 @@ def test_limits_that_nobody_looks_at_are_told(doctor, late):
 def test_keys_that_hold_nothing_are_told_and_pruned(doctor):
     taskd = doctor.shell
     taskd.sql("INSERT INTO taskd.job_key VALUES ('t', 'k', 1, NULL, now() - interval '2 h')")
-    doctor.finds_and_mends("keys", "hint", "1 unique key")
+    doctor.finds_and_repairs("keys", "hint", "1 unique key")
     assert not taskd.sql("SELECT FROM taskd.job_key")
 
 

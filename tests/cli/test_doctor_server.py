@@ -86,7 +86,7 @@ def test_a_prepared_transaction_is_told_and_rolled_back(doctor, cluster, monkeyp
     monkeypatch.setattr(storage, "HELD_WARNING_S", 0.0)
     with psycopg.connect(cluster.tcp_dsn(), autocommit=True) as two:
         two.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'it''s half done'")
-    doctor.finds_and_mends("held_snapshots", "warning", "prepared transaction it's half done")
+    doctor.finds_and_repairs("held_snapshots", "warning", "prepared transaction it's half done")
 
 
 def test_a_replication_slot_that_holds_a_snapshot_is_told_and_dropped(
@@ -121,7 +121,7 @@ def test_a_replication_slot_that_holds_a_snapshot_is_told_and_dropped(
     finally:
         runner.run(twin.close())
     doctor.shell.sql("SELECT pg_current_xact_id()")
-    finding = doctor.finds_and_mends("held_snapshots", "warning", "replication slot forgotten")
+    finding = doctor.finds_and_repairs("held_snapshots", "warning", "replication slot forgotten")
     assert "inactive" in " ".join(finding["found"])
 
 
@@ -134,8 +134,8 @@ def test_who_holds_back_notifications_is_told_and_ended(doctor, cluster, monkeyp
     taskd.sql("SELECT pg_notify('taskd_q', repeat('x', 7000) || n) FROM generate_series(1, 200) n")
     # Transactions of a second are nobody's fault.
     taskd.sql("SELECT pg_sleep(1.1)")
-    finding = doctor.finds_and_mends("notify_queue", "warning", "deaf", "idle in transaction")
-    assert str(deaf.info.backend_pid) in finding["mends"][0]["text"]
+    finding = doctor.finds_and_repairs("notify_queue", "warning", "deaf", "idle in transaction")
+    assert str(deaf.info.backend_pid) in finding["repairs"][0]["text"]
     deaf.close()
 
 
@@ -157,7 +157,7 @@ def test_settings_of_the_server_that_hurt_are_told_and_set(doctor, setting, valu
     doctor.shell.sql("SELECT pg_reload_conf()")
     while doctor.one("server_settings")["level"] == "ok":
         pass
-    finding = doctor.finds_and_mends("server_settings", level, setting)
+    finding = doctor.finds_and_repairs("server_settings", level, setting)
     assert len(finding["found"]) == 1
     while doctor.one("server_settings")["level"] != "ok":
         pass
@@ -170,7 +170,7 @@ def test_a_pooler_without_a_way_to_listen_is_told(doctor, cluster, runner):
         findings = through()
         finding = findings["pooler"]
         assert finding["level"] == "warning"
-        assert "TASKD_LISTEN_DSN" in finding["mends"][0]["text"]
+        assert "TASKD_LISTEN_DSN" in finding["repairs"][0]["text"]
         assert loud(findings).keys() == {"pooler"}
         direct = cluster.tcp_dsn()
         assert through.one("pooler", TASKD_LISTEN_DSN=direct)["level"] == "ok"

@@ -91,7 +91,7 @@ def test_enqueuing_into_a_full_queue_fails_and_says_what_to_do(taskd):
     taskd("queues", "set", "email", "--max-depth", 1)
     taskd.enqueue("send_report", "--queue", "email")
     refused = taskd("enqueue", "send_report", "--queue", "email", code=1)
-    assert 'the queue "email" is full: 1 jobs wait in it, no more than 1 may' in refused.stderr
+    assert 'the queue "email" is full: 1 jobs wait in it, the limit is 1' in refused.stderr
 
 
 BLOCK = "state = 'blocked', limit_name = 'send', limit_key = 'acme'"

@@ -136,4 +136,4 @@ async def end(worker: Lane, claimed: Any, state: JobState, **more: Any) -> None:
     if state is JobState.DONE:
         await jobs.ack_done(worker, ME, [claimed.id], [claimed.fence])
     else:
-        await jobs.ack_settled(worker, ME, [Ack(claimed.id, ME, claimed.fence, state, **more)])
+        await jobs.ack_outcomes(worker, ME, [Ack(claimed.id, ME, claimed.fence, state, **more)])

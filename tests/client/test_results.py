@@ -58,7 +58,7 @@ async def test_a_result_comes_by_notification(
     await end(worker, claimed, JobState.SCHEDULED, delay_s=0.001, error=ERROR)
     assert not waits.done()  # a retry is no end
     await sql.execute("UPDATE taskd.job SET state = 'queued'")
-    await jobs.ack_settled(worker, ME, [ack(await claim(worker), JobState.DONE, '{"pages": 3}')])
+    await jobs.ack_outcomes(worker, ME, [ack(await claim(worker), JobState.DONE, '{"pages": 3}')])
     assert await waits == {"pages": 3}
 
 

@@ -257,7 +257,7 @@ def test_values_are_quoted():
         render("end_session", {"pid": "1); DROP TABLE taskd.job; --"})
 
 
-def test_every_mend_is_used_and_ends():
+def test_every_repair_is_used_and_ends():
     import inspect
 
     from taskd.core.doctor import objects, schema

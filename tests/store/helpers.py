@@ -80,7 +80,7 @@ def ack(job: Job, state: JobState, **more: Any) -> Ack:
 
 async def settle(on: Fetches, job: Job, state: JobState, **more: Any) -> JobState | None:
     """Write one outcome; return the new state, or None if the job was not this worker's."""
-    moved = await jobs.ack_settled(on, job.worker_id, [ack(job, state, **more)])
+    moved = await jobs.ack_outcomes(on, job.worker_id, [ack(job, state, **more)])
     return moved.get(job.id)
 
 

@@ -121,7 +121,7 @@ class Attempts(Player):
 
     def settled(self, acks: list[Ack]) -> None:
         mine = [ack for ack in acks if self.oracle.owns(ack.id, ack.worker_id, ack.fence)]
-        went = self.do(jobs.ack_settled(self.on, acks[0].worker_id, acks))
+        went = self.do(jobs.ack_outcomes(self.on, acks[0].worker_id, acks))
         assert went == self.oracle.settle(mine)
 
     @rule(

@@ -73,7 +73,7 @@ class Logs(Player):
         """Of runs that ended well, where only others are kept."""
         batch = self.batch(picks, self.tokens)
         ids, fences = [each.id for each in batch], [each.fence for each in batch]
-        self.do(logs.forget(self.on, ids, fences))
+        self.do(logs.delete(self.on, ids, fences))
         for each in batch:
             self.oracle.logs.pop((each.id, each.fence), None)
         self.logs_are_as_the_model_has_them()

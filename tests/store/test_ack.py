@@ -95,7 +95,7 @@ async def test_a_job_that_stands_twice_in_a_batch_is_written_once(sql, lane: Lan
 async def test_an_empty_batch_and_unknown_ids_write_nothing(lane: Lane, me) -> None:
     assert await jobs.ack_done(lane, me, [], []) == 0
     assert await jobs.ack_done(lane, me, [1, 2], [1, 1]) == 0
-    assert await jobs.ack_settled(lane, me, []) == {}
+    assert await jobs.ack_outcomes(lane, me, []) == {}
 
 
 # Other outcomes.
@@ -162,7 +162,7 @@ async def test_a_batch_may_send_each_job_another_way(sql, lane: Lane, me) -> Non
         ack(job, state, delay_s=60.0 if state is SCHEDULED else 0.0)
         for job, state in zip(batch, ALL_STATES, strict=True)
     ]
-    moved = await jobs.ack_settled(lane, me, acks)
+    moved = await jobs.ack_outcomes(lane, me, acks)
     assert moved == {job.id: state for job, state in zip(batch, ALL_STATES, strict=True)}
     for job, state in zip(batch, ALL_STATES, strict=True):
         assert await state_of(sql, job.id) == state.value
@@ -219,5 +219,5 @@ async def test_an_outcome_that_cannot_be_stored_writes_nothing_of_its_batch(
 ) -> None:
     first, second = await running(lane, me, 2)
     with pytest.raises(ValueRefused):
-        await jobs.ack_settled(lane, me, [ack(first, DONE), ack(second, FAILED, **bad)])
+        await jobs.ack_outcomes(lane, me, [ack(first, DONE), ack(second, FAILED, **bad)])
     assert {await state_of(sql, job.id) for job in (first, second)} == {"running"}

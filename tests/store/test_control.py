@@ -136,7 +136,7 @@ async def test_some_arguments_are_changed_only_in_the_form_that_they_have(
 ) -> None:
     await sql.execute(PUBLISH, SCHEMA, 2)
     [job_id] = await enqueue(lane, args='{"old": 1}')
-    with pytest.raises(InvalidJob, match=r"that of version 2\. Give all of the arguments"):
+    with pytest.raises(InvalidJob, match=r"has version 2\. Pass all of the arguments"):
         await change(lane, [job_id], update_args={"n": 1})
     await change(lane, [job_id], args={"to": "ada"})
     assert (await row(sql, job_id))["args_version"] == 2
@@ -213,7 +213,7 @@ async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
     monkeypatch.setattr(changes, "READ_MAX", 3)
     ended = await running(lane, me, 8)
     # All in one statement, so that some end in the same moment.
-    await jobs.ack_settled(
+    await jobs.ack_outcomes(
         lane, me, [Ack(job.id, me, job.fence, FAILED, reason="x") for job in ended]
     )
     waiting = await enqueue(lane, 7)

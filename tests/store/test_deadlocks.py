@@ -70,7 +70,7 @@ class Crowd:
             outcomes = [
                 ack(job, state, delay_s=0.001) for job, state in zip(others, states, strict=True)
             ]
-            moved = await jobs.ack_settled(acks, others[0].worker_id, outcomes)
+            moved = await jobs.ack_outcomes(acks, others[0].worker_id, outcomes)
             self.counts["settled"] += len(moved)
 
     async def meddle(self, on: Any) -> None:

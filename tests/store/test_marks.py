@@ -66,11 +66,11 @@ async def limit_depth(lane: Lane, max_depth: int | None) -> None:
 async def test_a_mark_that_another_worker_renewed_later_is_not_withdrawn_by_the_first(
     lane: Lane, sql: Any
 ) -> None:
-    await busy_marks.attend(lane, "q", FIRST, LONG_S)
-    await busy_marks.attend(lane, "q", SECOND, LONG_S)
-    await busy_marks.withdraw(lane, "q", FIRST)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", SECOND, LONG_S)
+    await busy_marks.clear_busy_mark(lane, "q", FIRST)
     assert await sql.fetchval(MARKED, "q")
-    await busy_marks.withdraw(lane, "q", SECOND)
+    await busy_marks.clear_busy_mark(lane, "q", SECOND)
     assert not await sql.fetchval(MARKED, "q")
     assert await sql.fetchval(VALUE) == 0
 
@@ -81,7 +81,7 @@ async def test_a_worker_that_gives_way_leaves_the_mark_of_another(
     lane: Lane, sql: Any, max_depth: int | None
 ) -> None:
     await limit_depth(lane, max_depth)
-    attends = partial(busy_marks.attend, lane, "q", for_s=LONG_S)
+    attends = partial(busy_marks.set_busy_mark, lane, "q", for_s=LONG_S)
     # No mark; its own mark; another worker's mark.
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
@@ -94,7 +94,7 @@ async def test_a_worker_that_gives_way_leaves_the_mark_of_another(
     assert await attends(worker_id=SECOND, gives_way=True) == (True, 1)
     # No worker gives way to a mark that was cleared, has expired, or was written before a clock was
     # set back.
-    await busy_marks.withdraw(lane, "q", SECOND)
+    await busy_marks.clear_busy_mark(lane, "q", SECOND)
     assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
     for ahead_s in (-1.0, 3600.0):
         await sql.execute(MARK, "q", ahead_s, SECOND)
@@ -108,9 +108,9 @@ async def test_a_withdrawal_of_nobodys_takes_back_whosever_mark_it_is(
 ) -> None:
     await limit_depth(lane, max_depth)
     for each in (FIRST, SECOND):
-        await busy_marks.attend(lane, "q", each, LONG_S)
+        await busy_marks.set_busy_mark(lane, "q", each, LONG_S)
         assert await sql.fetchval(MARKED, "q")
-        await busy_marks.withdraw(lane, "q", None)
+        await busy_marks.clear_busy_mark(lane, "q", None)
         assert not await sql.fetchval(MARKED, "q")
 
 
@@ -119,12 +119,12 @@ async def test_a_mark_from_before_a_clock_was_set_back_is_taken_back_by_anybody(
 ) -> None:
     for ahead_s, remains in ((59.0, True), (61.0, False)):
         await sql.execute(MARK, "q", ahead_s, SECOND)
-        await busy_marks.withdraw(lane, "q", FIRST)
+        await busy_marks.clear_busy_mark(lane, "q", FIRST)
         assert await sql.fetchval(MARKED, "q") == remains
 
 
 async def test_a_mark_is_never_made_for_longer_than_a_minute(lane: Lane, sql: Any, both) -> None:
-    await busy_marks.attend(lane, "q", FIRST, 3600.0)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, 3600.0)
     ahead = "SELECT to_timestamp(taskd.busy_mark('q') / 1e6) - clock_timestamp() < interval '61 s'"
     assert await sql.fetchval(ahead)
     assert await sql.fetchval(MARKED, "q")
@@ -159,12 +159,12 @@ async def test_a_worker_that_is_dead_or_does_not_serve_the_queue_sets_no_mark(
     lane: Lane, sql: Any, prepare: Callable[[Lane, Any], Awaitable[None]]
 ) -> None:
     await prepare(lane, sql)
-    await busy_marks.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(SEQUENCE) is None
     assert not await sql.fetchval(MARKED, "q")
     await sql.execute(MARK, "q", -1.0, SECOND)
     before = await sql.fetchval(VALUE)
-    await busy_marks.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) == before
 
 
@@ -173,7 +173,7 @@ async def test_a_worker_that_is_dead_or_does_not_serve_the_queue_sets_no_mark(
 async def test_with_a_worker_goes_its_mark_and_no_other(
     lane: Lane, sql: Any, end: Callable[[Lane, int], Awaitable[Any]]
 ) -> None:
-    await busy_marks.attend(lane, "q", SECOND, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", SECOND, LONG_S)
     await end(lane, FIRST)
     assert await sql.fetchval(MARKED, "q")
     await end(lane, SECOND)
@@ -187,17 +187,19 @@ async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fail
 ) -> None:
     first, second = await connect(), await connect()
     async with Transaction(first) as making:
-        await busy_marks.attend(fetches(first), "q", FIRST, LONG_S)
-        waiting = asyncio.create_task(busy_marks.attend(fetches(second), "q", SECOND, LONG_S))
+        await busy_marks.set_busy_mark(fetches(first), "q", FIRST, LONG_S)
+        waiting = asyncio.create_task(
+            busy_marks.set_busy_mark(fetches(second), "q", SECOND, LONG_S)
+        )
         await waits_for_lock(sql, second)
         await (making.commit() if commits else making.rollback())
     assert await waiting == (True, 1)
     assert await sql.fetchval(MARKED, "q")
-    await busy_marks.withdraw(lane, "q", FIRST if commits else SECOND)
+    await busy_marks.clear_busy_mark(lane, "q", FIRST if commits else SECOND)
     assert not await sql.fetchval(MARKED, "q")
     # From now on both write the same sequence.
     for each in (FIRST, SECOND):
-        await busy_marks.attend(lane, "q", each, LONG_S)
+        await busy_marks.set_busy_mark(lane, "q", each, LONG_S)
         assert await sql.fetchval("SELECT taskd.busy_mark('q') % 1000") == each % 1000
 
 
@@ -209,13 +211,13 @@ async def test_workers_write_marks_operators_take_them_back_and_others_read_them
     producer = await asyncpg.connect(logins.dsn("producer"))
     worker = fetches(on["worker"])
     await workers.register(worker, incarnation(FIRST), 3600.0, ["q"], [])
-    await busy_marks.attend(worker, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(worker, "q", FIRST, LONG_S)
     for each in (*on.values(), producer):
         assert await each.fetchval(MARKED, "q")
     assert await producer.fetchval("SELECT taskd.enqueue('published')")
-    await busy_marks.withdraw(worker, "q", FIRST)
+    await busy_marks.clear_busy_mark(worker, "q", FIRST)
     assert not await producer.fetchval(MARKED, "q")
-    await busy_marks.attend(worker, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(worker, "q", FIRST, LONG_S)
     await limits.limit_queue(fetches(on["admin"]), "q", max_depth=1)
     assert not await producer.fetchval(MARKED, "q")
     owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
@@ -284,7 +286,7 @@ async def test_a_polled_queue_that_is_full_refuses_jobs_and_is_not_notified(
     await limit_depth(lane, 4)
     ears = Ears(sql)
     await ears.listen("taskd_q")
-    await busy_marks.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) < 0
     assert await sql.fetchval(MARKED, "q")
     count = "SELECT count(*) FROM taskd.job"
@@ -301,17 +303,17 @@ async def test_a_polled_queue_that_is_full_refuses_jobs_and_is_not_notified(
 async def test_a_depth_limit_of_a_polled_queue_holds_for_the_next_enqueue(
     lane: Lane, sql: Any, producer: Any, enqueue: Enqueue
 ) -> None:
-    await busy_marks.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) > 0
     await enqueue(producer)
     await limit_depth(lane, 1)
     with pytest.raises(FULL, match="is full"):
         await enqueue(producer)
     # Its worker renews the mark without knowing of the limit.
-    await busy_marks.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
     with pytest.raises(FULL, match="is full"):
         await enqueue(producer)
     await limit_depth(lane, None)
     await enqueue(producer)
-    await busy_marks.attend(lane, "q", FIRST, LONG_S)
+    await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
     assert await sql.fetchval(VALUE) > 0

@@ -105,7 +105,7 @@ async def test_claims_of_several_workers_never_pass_the_limit_together(
             most.append(len(running))
             if claimed:
                 await done(on, *claimed)
-            elif not (await jobs.scout(on, ["q"])):
+            elif not (await jobs.poll(on, ["q"])):
                 return
 
     await asyncio.gather(*(work(on, (me, other)[n % 2]) for n, on in enumerate(lanes)))
@@ -142,7 +142,7 @@ async def test_workers_hear_which_queues_are_limited(lane: Lane, me: int) -> Non
 async def test_a_full_queue_refuses_whatever_way_a_job_comes(lane: Lane, sql: Any) -> None:
     await allow(lane, max_depth=5)
     await enqueue(lane, 4)
-    with pytest.raises(QueueFull, match='"q" is full: 4 jobs wait in it, no more than 5 may'):
+    with pytest.raises(QueueFull, match='"q" is full: 4 jobs wait in it, the limit is 5'):
         await enqueue(lane, 2)
     await enqueue(lane, 1)
     with pytest.raises(QueueFull, match="5 jobs wait"):

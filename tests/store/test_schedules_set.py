@@ -183,8 +183,8 @@ async def test_a_cron_that_nobody_can_read_pauses_the_schedule(sql: Any, lane: L
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("every => '5 min', cron => '0 3 * * *'", "say every"),
-        ("priority => 1", "say every"),
+        ("every => '5 min', cron => '0 3 * * *'", "pass either every"),
+        ("priority => 1", "pass either every"),
         ("every => '1 month'", "a month has no fixed length"),
         ("every => '0.5 s'", "every_is_1_s"),
         ("cron => '0 3 * *'", "five fields"),

@@ -64,7 +64,7 @@ class Crowd:
         if others:
             states = self.rng.choices([DONE, FAILED, CANCELLED, QUEUED], k=len(others))
             outcomes = [ack(job, state) for job, state in zip(others, states, strict=True)]
-            moved = await jobs.ack_settled(acks, others[0].worker_id, outcomes)
+            moved = await jobs.ack_outcomes(acks, others[0].worker_id, outcomes)
             self.counts["settled"] += len(moved)
 
     async def meddle(self, on: Any) -> None:

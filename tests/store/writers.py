@@ -138,7 +138,7 @@ class Writers:
                 ack(job, state, delay_s=0.001, reason="no", parked=self._parked(state))
                 for job, state in zip(others, states, strict=True)
             ]
-            self.did["settled"] += len(await jobs.ack_settled(acks, me, outcomes))
+            self.did["settled"] += len(await jobs.ack_outcomes(acks, me, outcomes))
 
     def _parked(self, state: JobState) -> bool:
         """Sometimes park a job, as if its task had been paused; the upkeep brings it back."""

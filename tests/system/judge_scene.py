@@ -84,7 +84,7 @@ class Worker:
 
     async def settles(self, job: Job, happened: AttemptEnd) -> None:
         ack = decide(job, WORK, happened)
-        await jobs.ack_settled(self.hand, self.id, [_at_once(ack)])
+        await jobs.ack_outcomes(self.hand, self.id, [_at_once(ack)])
 
     async def does(self, job: Job) -> int:
         await self.begins(job)
@@ -95,7 +95,7 @@ class Worker:
         for row in await self.hand.fetch("running_jobs", self.id):
             if row["id"] not in known:
                 ack = Ack(row["id"], self.id, row["fence"], JobState.QUEUED, refund=True)
-                await jobs.ack_settled(self.hand, self.id, [ack])
+                await jobs.ack_outcomes(self.hand, self.id, [ack])
 
     async def _record(self, job: Job, phase: str) -> None:
         await self.hand.connection.execute(

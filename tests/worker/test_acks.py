@@ -490,7 +490,7 @@ async def count_done(sql: Any, count: int) -> bool:
 async def test_what_is_too_much_for_one_statement_is_written_in_parts(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, sizes = jobs.ack_settled, []
+    real, sizes = jobs.ack_outcomes, []
 
     async def hasty(lane: Any, worker_id: int, acks: Any) -> Any:
         sizes.append(len(acks))
@@ -505,7 +505,7 @@ async def test_what_is_too_much_for_one_statement_is_written_in_parts(
         await go.wait()
         return n
 
-    monkeypatch.setattr(jobs, "ack_settled", hasty)
+    monkeypatch.setattr(jobs, "ack_outcomes", hasty)
     ids = await desk.enqueue(*(says.job(n) for n in range(10)))
     worker = await desk.start()
     await until(lambda: worker.worker.parts.runners[0].running == 10)
@@ -521,7 +521,7 @@ async def test_a_batch_of_outcomes_is_bounded_by_its_size_too(
     from taskd.worker.finishing import acker
 
     monkeypatch.setattr(acker, "BATCH_BYTES_MAX", 1000)
-    real, sizes = jobs.ack_settled, []
+    real, sizes = jobs.ack_outcomes, []
 
     async def counted(lane: Any, worker_id: int, acks: Any) -> Any:
         sizes.append(len(acks))
@@ -534,7 +534,7 @@ async def test_a_batch_of_outcomes_is_bounded_by_its_size_too(
         await go.wait()
         return "x" * size
 
-    monkeypatch.setattr(jobs, "ack_settled", counted)
+    monkeypatch.setattr(jobs, "ack_outcomes", counted)
     ids = await desk.enqueue(*(says.job(size) for size in [300] * 6 + [5000]))
     worker = await desk.start()
     await until(lambda: worker.worker.parts.runners[0].running == 7)
@@ -552,7 +552,7 @@ async def test_a_full_notify_queue_delays_outcomes_and_changes_none(
 
     full = asyncpg.ProgramLimitExceededError("too many notifications in the NOTIFY queue")
     full.server_source_filename = "async.c"
-    real, refusals = jobs.ack_settled, []
+    real, refusals = jobs.ack_outcomes, []
 
     async def refused(*args: Any) -> Any:
         if len(refusals) < 3:
@@ -560,7 +560,7 @@ async def test_a_full_notify_queue_delays_outcomes_and_changes_none(
             raise translate(full)
         return await real(*args)
 
-    monkeypatch.setattr(jobs, "ack_settled", refused)
+    monkeypatch.setattr(jobs, "ack_outcomes", refused)
     await desk.start()
     (job,) = await desk.enqueue(fails.job())
     (row,) = await desk.settled(job)

@@ -147,7 +147,7 @@ async def test_only_silence_fences(
             return await beat(*args, **named)
         raise Silence("no answer") if silent else Down("connection refused")
 
-    monkeypatch.setattr(workers, "beat", unheard)
+    monkeypatch.setattr(workers, "renew_lease", unheard)
     await until(lambda: not worker.worker._lease.trusted)
     if silent:
         await desk.heard.wait("worker.fenced")
@@ -187,7 +187,7 @@ async def test_nothing_begins_after_a_standstill_that_outlived_the_lease(
     async def follows(ctx: Any) -> None:
         began.append((ctx.fence, leased[0].trusted))
 
-    monkeypatch.setattr(workers, "beat", unheard)
+    monkeypatch.setattr(workers, "renew_lease", unheard)
     worker = desk.worker(lease_s=1.5)
     leased.append(worker.worker._lease)
     # Claimed together, and handed to the runner in this order.

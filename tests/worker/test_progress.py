@@ -71,7 +71,7 @@ async def test_it_is_written_no_more_often_than_it_may_be(
     async def tell(_on: Any, told: Any) -> None:
         written.append(len(told))
 
-    monkeypatch.setattr(results, "tell_progress", tell)
+    monkeypatch.setattr(results, "write_progress", tell)
 
     @desk.task()
     async def talks(ctx: Any) -> None:
@@ -91,8 +91,8 @@ async def test_a_handler_that_says_nothing_costs_no_statement(
     async def never(*_: Any) -> None:
         raise AssertionError("a statement")
 
-    monkeypatch.setattr(results, "tell_progress", never)
-    monkeypatch.setattr(results, "forget_progress", never)
+    monkeypatch.setattr(results, "write_progress", never)
+    monkeypatch.setattr(results, "delete_progress", never)
 
     @desk.task()
     async def quiet(ctx: Any) -> None:
@@ -122,9 +122,9 @@ async def test_a_note_is_cleaned_and_cut(desk: Desk) -> None:
 
 
 async def test_a_late_word_does_not_hide_that_of_the_next_attempt(desk: Desk) -> None:
-    await results.tell_progress(desk.lane, [Progress(1, 5, 1.0, None, "new")])
-    await results.tell_progress(desk.lane, [Progress(1, 4, 9.0, None, "late")])
-    await results.forget_progress(desk.lane, [1], [4])
+    await results.write_progress(desk.lane, [Progress(1, 5, 1.0, None, "new")])
+    await results.write_progress(desk.lane, [Progress(1, 4, 9.0, None, "late")])
+    await results.delete_progress(desk.lane, [1], [4])
     assert [tuple(row) for row in await desk.sql.fetch(ROWS)] == [(1, 5, 1.0, None, "new")]
     assert await results.prune_progress(desk.lane) == 1  # no such job runs
     assert await none(desk)

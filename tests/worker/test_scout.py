@@ -123,7 +123,7 @@ async def test_while_the_scout_cannot_look_each_queue_looks_by_itself(
 
     started = await desk.start(queues=QUEUES, poll_s=0.3)
     await asleep(started, *QUEUES)
-    monkeypatch.setattr(jobs, "scout", cannot)
+    monkeypatch.setattr(jobs, "poll", cannot)
     for queue in (*QUEUES, *QUEUES):
         await desk.settled(await desk.sql.fetchval(INSERT, queue))
     monkeypatch.undo()

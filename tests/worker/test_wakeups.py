@@ -127,7 +127,7 @@ class Scene:
             Set when its worker is about to take it back.
         """
         about_to, may = asyncio.Event(), asyncio.Event()
-        withdraw = store.withdraw
+        withdraw = store.clear_busy_mark
 
         async def withdraw_later(on: Any, queue: str, worker_id: int | None) -> None:
             about_to.set()
@@ -135,7 +135,7 @@ class Scene:
             await withdraw(on, queue, worker_id)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "withdraw", withdraw_later)
+            patch.setattr(store, "clear_busy_mark", withdraw_later)
             try:
                 await until(self.marked)
                 yield about_to
@@ -200,20 +200,20 @@ async def test_the_bound_of_a_withdrawal_covers_who_read_the_mark_before(
     sql: Any, producer: Any, lane: Lane
 ) -> None:
     await workers.register(lane, _stranger(), 60.0, ["default"], [])
-    await store.attend(lane, "default", OTHER_ID, 60.0)
+    await store.set_busy_mark(lane, "default", OTHER_ID, 60.0)
     too_early = await sql.fetchval(XID)
     async with Transaction(producer) as held:
         await jobs.enqueue(fetches(producer), [NewJob("t", queue="default")])
         assert await producer.fetchval(MARKED, "default")
         assert await producer.fetchval(XID) > too_early
-        await store.withdraw(lane, "default", OTHER_ID)
+        await store.clear_busy_mark(lane, "default", OTHER_ID)
         assert not await producer.fetchval(MARKED, "default")
         xid = await store.draw_xid(lane)
-        assert not await store.have_ended(lane, xid)
-        assert not await store.have_ended(lane, xid)
+        assert not await store.transactions_ended(lane, xid)
+        assert not await store.transactions_ended(lane, xid)
         await held.commit()
         # Others on the same server may have transactions open.
-        await until(lambda: store.have_ended(lane, xid))
+        await until(lambda: store.transactions_ended(lane, xid))
 
 
 async def test_a_withdrawal_counts_before_its_commit_and_although_it_is_rolled_back(
@@ -223,10 +223,10 @@ async def test_a_withdrawal_counts_before_its_commit_and_although_it_is_rolled_b
     ears = Ears(sql)
     await ears.listen("taskd_default")
     await workers.register(lane, _stranger(), 60.0, ["default"], [])
-    await store.attend(lane, "default", OTHER_ID, 60.0)
+    await store.set_busy_mark(lane, "default", OTHER_ID, 60.0)
     await _enqueue_through("client", producer, "default")
     async with Transaction(other) as withdrawing:
-        await store.withdraw(fetches(other), "default", OTHER_ID)
+        await store.clear_busy_mark(fetches(other), "default", OTHER_ID)
         assert not await sql.fetchval(MARKED, "default")
         assert await ears.so_far() == []
         await _enqueue_through("client", producer, "default")
@@ -307,7 +307,7 @@ async def _run_elsewhere(scene: Scene) -> Job:
 async def _failed(scene: Scene) -> int:
     job = await _run_elsewhere(scene)
     ack = Ack(job.id, OTHER_ID, job.fence, JobState.FAILED, reason="no luck")
-    await jobs.ack_settled(scene.desk.lane, OTHER_ID, [ack])
+    await jobs.ack_outcomes(scene.desk.lane, OTHER_ID, [ack])
     return job.id
 
 
@@ -332,13 +332,13 @@ async def _promote(_scene: Scene, conn: Any, job: int) -> int:
 
 async def _release(_scene: Scene, conn: Any, job: int) -> int:
     ack = Ack(job, OTHER_ID, 1, JobState.QUEUED, refund=True)
-    assert await jobs.ack_settled(fetches(conn), OTHER_ID, [ack]) == {job: JobState.QUEUED}
+    assert await jobs.ack_outcomes(fetches(conn), OTHER_ID, [ack]) == {job: JobState.QUEUED}
     return job
 
 
 async def _fail_once(_scene: Scene, conn: Any, job: int) -> int:
     ack = Ack(job, OTHER_ID, 1, JobState.SCHEDULED, delay_s=0.3, error='{"type": "ValueError"}')
-    assert await jobs.ack_settled(fetches(conn), OTHER_ID, [ack]) == {job: JobState.SCHEDULED}
+    assert await jobs.ack_outcomes(fetches(conn), OTHER_ID, [ack]) == {job: JobState.SCHEDULED}
     return job
 
 

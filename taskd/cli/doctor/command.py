@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Sequence[dict[str, Any]]]
 
-MEND_UNREACHED = (
+REPAIR_UNREACHED = (
     "Check that the server runs, and that host, port, user and database of the DSN are right."
 )
 
@@ -147,8 +147,8 @@ async def _database(
             await _look(target, loaded.settings, checks, facts, refused)
     except TaskdError as error:
         text = hide_password(str(error))
-        mend = " ".join(getattr(error, "__notes__", ())) or MEND_UNREACHED
-        facts["reach"] = [{"error": text, "mend": mend}]
+        repair = " ".join(getattr(error, "__notes__", ())) or REPAIR_UNREACHED
+        facts["reach"] = [{"error": text, "repair": repair}]
         return text, error.exit_code
     return "", 0
 

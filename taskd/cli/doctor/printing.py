@@ -12,7 +12,7 @@ import click
 
 from taskd.cli import typed
 from taskd.cli.shared.output import printable
-from taskd.core.doctor.finding import FAILED, Finding, Level, Mend, count
+from taskd.core.doctor.finding import FAILED, Finding, Level, Repair, count
 
 COLOURS = {
     Level.ERROR: "red",
@@ -34,16 +34,16 @@ def plain(finding: Finding) -> dict[str, Any]:
         "level": finding.level,
         "found": finding.found,
         "why": finding.why,
-        "mends": [{"kind": mend.kind, "text": _text(mend)} for mend in finding.mends],
+        "repairs": [{"kind": repair.kind, "text": _text(repair)} for repair in finding.repairs],
     }
 
 
-def _text(mend: Mend) -> str:
-    if mend.kind != "sql":
-        return mend.text
+def _text(repair: Repair) -> str:
+    if repair.kind != "sql":
+        return repair.text
     from taskd.store.schema.repairs import render
 
-    return render(mend.text, mend.args)
+    return render(repair.text, repair.args)
 
 
 def _sorted(findings: Sequence[Finding]) -> list[Finding]:
@@ -79,9 +79,9 @@ def _body(finding: Finding, width: int) -> None:
     if more > 0:
         _say(f"and {more:,} more: taskd doctor {finding.check} --json", width)
     _say(finding.why, width, dim=True)
-    for mend in finding.mends[:SAID_MAX]:
-        _next(finding, mend, width)
-    if len(finding.mends) > SAID_MAX:
+    for repair in finding.repairs[:SAID_MAX]:
+        _next(finding, repair, width)
+    if len(finding.repairs) > SAID_MAX:
         _say(f"and so on: taskd doctor {finding.check} --sql", width)
 
 
@@ -100,12 +100,12 @@ def _say(text: str, width: int, **style: bool) -> None:
         click.echo(click.style(line, **style))
 
 
-def _next(finding: Finding, mend: Mend, width: int) -> None:
+def _next(finding: Finding, repair: Repair, width: int) -> None:
     """Return what to do; text to copy is not wrapped."""
-    if mend.kind == "advice":
-        _say(f"next: {mend.text}", width)
+    if repair.kind == "advice":
+        _say(f"next: {repair.text}", width)
         return
-    lines = typed(printable(_text(mend))).splitlines()
+    lines = typed(printable(_text(repair))).splitlines()
     more = len(lines) - SQL_LINES_MAX
     if more > 1:
         lines = [
@@ -124,8 +124,12 @@ def _unknown(findings: Sequence[Finding]) -> Iterator[list[str]]:
         if finding.level is Level.UNKNOWN:
             by_reason.setdefault(finding.found[0], []).append(finding)
     for reason, those in by_reason.items():
-        mends = dict.fromkeys(_text(mend) for each in those for mend in each.mends)
-        yield [", ".join(each.check for each in those), reason, *(f"next: {one}" for one in mends)]
+        repairs = dict.fromkeys(_text(repair) for each in those for repair in each.repairs)
+        yield [
+            ", ".join(each.check for each in those),
+            reason,
+            *(f"next: {one}" for one in repairs),
+        ]
 
 
 def _print_ok(findings: Sequence[Finding], width: int) -> None:
@@ -156,11 +160,11 @@ def _summary(findings: Sequence[Finding]) -> str:
 def print_sql(findings: Sequence[Finding]) -> None:
     """Print a script for psql: each problem as a comment, with its fix below."""
     for finding in _sorted(findings):
-        if finding.level is Level.OK or not finding.mends:
+        if finding.level is Level.OK or not finding.repairs:
             continue
         for text in finding.found:
             click.echo(f"-- {finding.check}: {' '.join(printable(text).split())}")
-        for mend in finding.mends:
-            text = _text(mend)
-            click.echo(text if mend.kind == "sql" else f"-- next: {' '.join(text.split())}")
+        for repair in finding.repairs:
+            text = _text(repair)
+            click.echo(text if repair.kind == "sql" else f"-- next: {' '.join(text.split())}")
         click.echo()

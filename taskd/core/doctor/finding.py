@@ -36,7 +36,7 @@ FAILED = (Level.ERROR, Level.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class Repair:
     """A remedy.
 
     Attributes:
@@ -50,19 +50,19 @@ class Mend:
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
-def sql(name: str, **args: Any) -> Mend:
+def sql(name: str, **args: Any) -> Repair:
     """Return SQL of sql/repairs.sql, with its values."""
-    return Mend("sql", name, args)
+    return Repair("sql", name, args)
 
 
-def command(text: str) -> Mend:
+def command(text: str) -> Repair:
     """Return a command for a shell."""
-    return Mend("command", text)
+    return Repair("command", text)
 
 
-def advice(text: str) -> Mend:
+def advice(text: str) -> Repair:
     """Return advice that only a person can follow."""
-    return Mend("advice", text)
+    return Repair("advice", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Said:
 
     level: Level
     text: str
-    mends: tuple[Mend, ...] = ()
+    repairs: tuple[Repair, ...] = ()
 
 
 def ok(text: str) -> Said:
@@ -79,24 +79,24 @@ def ok(text: str) -> Said:
     return Said(Level.OK, text)
 
 
-def hint(text: str, *mends: Mend) -> Said:
+def hint(text: str, *repairs: Repair) -> Said:
     """Return a hint: nothing is wrong, but it could be better."""
-    return Said(Level.HINT, text, mends)
+    return Said(Level.HINT, text, repairs)
 
 
-def warning(text: str, *mends: Mend) -> Said:
+def warning(text: str, *repairs: Repair) -> Said:
     """Return a warning: it harms, or will."""
-    return Said(Level.WARNING, text, mends)
+    return Said(Level.WARNING, text, repairs)
 
 
-def error(text: str, *mends: Mend) -> Said:
+def error(text: str, *repairs: Repair) -> Said:
     """Return an error: jobs are late, lost or stuck because of it, or will be soon."""
-    return Said(Level.ERROR, text, mends)
+    return Said(Level.ERROR, text, repairs)
 
 
-def unknown(text: str, *mends: Mend) -> Said:
+def unknown(text: str, *repairs: Repair) -> Said:
     """Return a check that could not run, and why."""
-    return Said(Level.UNKNOWN, text, mends)
+    return Said(Level.UNKNOWN, text, repairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class Finding:
     Attributes:
         level: the worst level of its findings.
         found: its findings, the worst first.
-        mends: their remedies, in the same order.
+        repairs: their remedies, in the same order.
     """
 
     check: str
     level: Level
     found: tuple[str, ...]
     why: str
-    mends: tuple[Mend, ...] = ()
+    repairs: tuple[Repair, ...] = ()
 
 
 def judge(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding:
@@ -147,16 +147,18 @@ def judge(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding:
     worst = said[0].level
     # Beside a problem, passed parts are of no interest.
     told = [each for each in said if each.level is not Level.OK or worst is Level.OK]
-    mends = tuple(dict.fromkeys(_hashable(m) for each in told for m in each.mends))
-    return Finding(check.name, worst, tuple(each.text for each in told), check.why, _mends(mends))
+    repairs = tuple(dict.fromkeys(_hashable(m) for each in told for m in each.repairs))
+    return Finding(
+        check.name, worst, tuple(each.text for each in told), check.why, _repairs(repairs)
+    )
 
 
-def _hashable(mend: Mend) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
-    return mend.kind, mend.text, tuple(mend.args.items())
+def _hashable(repair: Repair) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    return repair.kind, repair.text, tuple(repair.args.items())
 
 
-def _mends(keys: Iterable[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tuple[Mend, ...]:
-    return tuple(Mend(kind, text, dict(args)) for kind, text, args in keys)
+def _repairs(keys: Iterable[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tuple[Repair, ...]:
+    return tuple(Repair(kind, text, dict(args)) for kind, text, args in keys)
 
 
 # Words and figures.

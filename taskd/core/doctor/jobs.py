@@ -138,7 +138,7 @@ STUCK = {
     "orphan": ("waiting for other jobs without a dependency", GRACE_S),
     "aimless": ("blocked without a reason", GRACE_S),
 }
-STUCK_MENDS = {"orphan": "cancel_orphans", "aimless": "unblock_aimless"}
+STUCK_REPAIRS = {"orphan": "cancel_orphans", "aimless": "schedule_aimless"}
 
 
 def stuck_jobs(facts: Facts) -> Iterator[Said]:
@@ -147,15 +147,15 @@ def stuck_jobs(facts: Facts) -> Iterator[Said]:
         if row["why"] not in STUCK or row["late_s"] < STUCK[row["why"]][1]:
             continue
         ids = row["ids"]
-        mend = command(f"taskd why {ids[0]}")
-        if row["why"] in STUCK_MENDS:
-            mend = sql(STUCK_MENDS[row["why"]])
+        repair = command(f"taskd why {ids[0]}")
+        if row["why"] in STUCK_REPAIRS:
+            repair = sql(STUCK_REPAIRS[row["why"]])
         elif row["why"] != "overtime":
-            mend = advice("Any live worker handles this within seconds: start one, `taskd run`.")
+            repair = advice("Any live worker handles this within seconds: start one, `taskd run`.")
         yield error(
             f"{many(row['jobs'], 'job')} {STUCK[row['why']][0]}, for up to {span(row['late_s'])}: "
             f"{names(ids)}",
-            mend,
+            repair,
         )
     for row in facts["doctor_queues"]:
         late_s = row["unpromoted_s"]

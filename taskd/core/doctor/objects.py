@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from taskd.core.doctor.finding import Mend, Row, Said, advice, error, hint, ok, sql
+from taskd.core.doctor.finding import Repair, Row, Said, advice, error, hint, ok, sql
 
 # A statement ends at the first line that ends with a semicolon outside a function's body.
 CREATED = re.compile(
@@ -129,7 +129,7 @@ def plain(row: Row) -> str:
     return " ".join((row["definition"] or "").split())
 
 
-def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Mend]:
+def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Repair]:
     """Return the SQL that makes it, with what belongs to it: a table's indexes and triggers."""
     if each.kind in ("column", "constraint"):
         return [sql("add_to_table", table=each.owner, text=each.create)]
@@ -142,9 +142,9 @@ def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Mend]:
             or (other.kind == "index" and f" taskd.{each.name} " in other.create)
         ]
     if each.kind != "function":
-        return [sql("make", text="\n".join(texts))]
+        return [sql("create", text="\n".join(texts))]
     text = re.sub("^CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", each.create)
-    return [sql("make_function", text=text)]
+    return [sql("create_function", text=text)]
 
 
 def _altered(each: Object, there: str) -> Said:
@@ -152,29 +152,29 @@ def _altered(each: Object, there: str) -> Said:
     text = f"the {each.called} is not as this version installs it"
     match each.kind:
         case "function":
-            mend = _make(each, {})[0]
+            repair = _make(each, {})[0]
         case "view":
-            mend = sql("make", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
+            repair = sql("create", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
         case "index":
-            mend = sql("replace_index", index=each.name, text=each.create)
+            repair = sql("replace_index", index=each.name, text=each.create)
         case "trigger":
-            mend = sql("make", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
+            repair = sql("create", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
         case "constraint":
-            mend = sql("replace_constraint", table=table, constraint=part, text=each.definition)
+            repair = sql("replace_constraint", table=table, constraint=part, text=each.definition)
         case "table":
-            mend = _set_table(each, there)
-            if mend.text.endswith("_options"):
-                return hint(f"{text}: it has other storage options", mend)
+            repair = _set_table(each, there)
+            if repair.text.endswith("_options"):
+                return hint(f"{text}: it has other storage options", repair)
         case "column":
-            mend = _set_column(each, there)
+            repair = _set_column(each, there)
         case _:
-            mend = advice(f"It is `{there}` and should be `{each.definition}`: undo the change.")
-    return error(text, mend)
+            repair = advice(f"It is `{there}` and should be `{each.definition}`: undo the change.")
+    return error(text, repair)
 
 
-def _set_table(each: Object, there: str) -> Mend:
+def _set_table(each: Object, there: str) -> Repair:
     if "ROW LEVEL SECURITY" in there:
-        return sql("no_row_security", table=each.name)
+        return sql("disable_row_security", table=each.name)
     logged, wanted = "UNLOGGED" in there, "UNLOGGED" in each.definition
     if logged != wanted:
         return sql("set_unlogged" if wanted else "set_logged", table=each.name)
@@ -190,7 +190,7 @@ def _options(definition: str) -> dict[str, str]:
     return dict(each.strip().split("=", 1) for each in words.split(",") if "=" in each)
 
 
-def _set_column(each: Object, there: str) -> Mend:
+def _set_column(each: Object, there: str) -> Repair:
     table, _, column = each.name.partition(".")
     default = re.search(r"DEFAULT (.*?)(?: NOT NULL)?$", each.definition)
     has = re.search(r"DEFAULT (.*?)(?: NOT NULL)?$", there)

@@ -161,19 +161,19 @@ def logins(facts: Facts) -> Iterator[Said]:
             yield hint(
                 f"workers connect as {login}, a superuser: a handler can do anything",
                 command("taskd db roles"),
-                sql("let_work", role=role, login=login),
-                sql("no_superuser", login=login),
+                sql("grant_role", role=role, login=login),
+                sql("revoke_superuser", login=login),
             )
         elif not row["works"]:
             yield error(
                 f"workers connect as {login}, which cannot write to taskd.job",
-                sql("let_work", role=role, login=login),
+                sql("grant_role", role=role, login=login),
             )
         elif row["owner"] and prefix:
             yield hint(
                 f"workers connect as {login}, a member of {prefix}_owner: it can change the schema",
-                sql("let_work", role=role, login=login),
-                sql("no_longer_owner", role=f"{prefix}_owner", login=login),
+                sql("grant_role", role=role, login=login),
+                sql("revoke_role", role=f"{prefix}_owner", login=login),
             )
     seen = [row["login"] for row in facts["doctor_logins"]]
     yield ok(f"workers connect as {names(seen)}" if seen else "no worker is connected")
@@ -187,7 +187,7 @@ def default_partition(facts: Facts) -> Iterator[Said]:
         yield warning(
             f"{many(total, 'finished job')} of {count(days, 'day')} in the default "
             f"partition of taskd.job_history, the first of {rows[0]['day']}",
-            sql("empty_default"),
+            sql("empty_default_partition"),
         )
     else:
         yield ok("it is empty")
@@ -199,7 +199,7 @@ def partitions_ahead(facts: Facts) -> Iterator[Said]:
     kept = [row["in_days"] for row in facts["doctor_retentions"]]
     today = [days for days in kept if days not in there]
     tomorrow = [days for days in kept if days + 1 not in there]
-    make = sql("make_partitions")
+    make = sql("create_partitions")
     if today:
         yield error(
             f"finished jobs that are kept for {_days(today)} have no partition",

@@ -7,7 +7,7 @@ from datetime import date
 
 from taskd.core.doctor.finding import (
     Facts,
-    Mend,
+    Repair,
     Said,
     advice,
     count,
@@ -91,22 +91,22 @@ def connections(facts: Facts) -> Iterator[Said]:
         server["database_allowed"],
         server["database_used"],
         f"the database {server['database']} allows",
-        sql("allow_connections_to_database", database=server["database"]),
+        sql("allow_database_connections", database=server["database"]),
     )
     if not server["superuser"]:
         yield from _bounded(
             server["login_allowed"],
             server["login_used"],
             f"the login {server['login']} is allowed",
-            sql("allow_connections_of_login", login=server["login"]),
+            sql("allow_login_connections", login=server["login"]),
         )
     yield ok(figures)
 
 
-def _bounded(allowed: int, used: int, who: str, mend: Mend) -> Iterator[Said]:
+def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Said]:
     # A worker process takes seven.
     if allowed >= 0 and allowed - used < 7:
-        yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", mend)
+        yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", repair)
 
 
 def wraparound(facts: Facts) -> Iterator[Said]:
@@ -146,11 +146,11 @@ def clock(facts: Facts) -> Iterator[Said]:
     off = abs(ahead)
     way = "ahead of" if ahead > 0 else "behind"
     text = f"this machine's clock is {off:.1f} s {way} the database's"
-    mend = advice("Let both machines synchronise by NTP (timedatectl shows whether they do).")
+    repair = advice("Let both machines synchronise by NTP (timedatectl shows whether they do).")
     if off > SKEW_WARNING_S:
-        yield warning(text, mend)
+        yield warning(text, repair)
     elif off > SKEW_HINT_S:
-        yield hint(text, mend)
+        yield hint(text, repair)
     else:
         yield ok("the clocks of this machine and the database agree, within the time of an answer")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from taskd.core.doctor.finding import (
     Facts,
-    Mend,
+    Repair,
     Row,
     Said,
     advice,
@@ -36,7 +36,7 @@ def settings(facts: Facts) -> Iterator[Said]:
         row = here.get(name)
         if row is not None and bad(row["setting"]):
             said = {"error": error, "warning": warning, "hint": hint}[level]
-            yield said(f"{name} is {row['setting']}: {text}", _mend(row, rows, server))
+            yield said(f"{name} is {row['setting']}: {text}", _repair(row, rows, server))
     for row in rows:
         if row["scope"] and row["name"] in OF_SESSIONS:
             yield from _of_sessions(row, database)
@@ -87,7 +87,7 @@ HURTS: tuple[tuple[str, Any, str, str], ...] = (
 )  # fmt: skip
 
 
-def _mend(row: Row, rows: Sequence[Row], server: Row) -> Mend:
+def _repair(row: Row, rows: Sequence[Row], server: Row) -> Repair:
     """A value that was set for this database or a login is reset there."""
     database, login = server["database"], server["login"]
     for each in rows:
@@ -99,7 +99,7 @@ def _mend(row: Row, rows: Sequence[Row], server: Row) -> Mend:
     return sql("set_server", setting=row["name"], value=value)
 
 
-def _reset(row: Row, database: str) -> Mend:
+def _reset(row: Row, database: str) -> Repair:
     writes = row["name"] == "default_transaction_read_only"
     name = (LET_WRITE if writes else RESET)[row["scope"]]
     return sql(name, setting=row["name"], login=row["login"], database=database)
@@ -111,9 +111,9 @@ RESET = {
     "login in database": "reset_login_in_database",
 }
 LET_WRITE = {
-    "database": "let_database_write",
-    "login": "let_login_write",
-    "login in database": "let_login_write_in_database",
+    "database": "reset_read_only_database",
+    "login": "reset_read_only_login",
+    "login in database": "reset_read_only_login_in_database",
 }
 
 

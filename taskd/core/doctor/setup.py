@@ -66,6 +66,6 @@ def reach(facts: Facts) -> Iterator[Said]:
     """Check that the database answers."""
     row = only(facts, "reach")
     if row["error"] is not None:
-        yield error(row["error"], advice(row["mend"]))
+        yield error(row["error"], advice(row["repair"]))
     else:
         yield ok(f"it answers, as the login {row['login']}")

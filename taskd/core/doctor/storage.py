@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from taskd.core.doctor.finding import (
     Facts,
-    Mend,
+    Repair,
     Row,
     Said,
     advice,
@@ -51,7 +51,7 @@ def held_snapshots(facts: Facts) -> Iterator[Said]:
         yield unknown(
             f"{count(len(blind), 'session')} of other users hold a snapshot; only members of "
             "pg_monitor can see since when",
-            sql("let_look", login=only(facts, "doctor_server")["login"]),
+            sql("grant_monitoring", login=only(facts, "doctor_server")["login"]),
         )
     ages = [row["age_s"] for row in rows if row["age_s"] is not None]
     yield ok(f"the oldest snapshot is held for {span(max(ages))}" if ages else "none is held")
@@ -75,7 +75,7 @@ def _held(row: Row) -> Iterator[Said]:
         )
 
 
-def _told(row: Row, since: str) -> tuple[str, Mend]:
+def _told(row: Row, since: str) -> tuple[str, Repair]:
     who = f"({row['application'] or 'no name'}, {row['login']})"
     match row["kind"]:
         case "session":
@@ -174,7 +174,7 @@ def autovacuum(facts: Facts) -> Iterator[Said]:
     yield ok("it runs when it is due")
 
 
-def _kept_out(row: Row, facts: Facts) -> Iterator[Mend]:
+def _kept_out(row: Row, facts: Facts) -> Iterator[Repair]:
     for held in each_of(facts["doctor_locks"], table=row["table"]):
         yield advice(
             f"pid {held['pid']} holds {held['mode']}; autovacuum gives way to it each time."
@@ -222,7 +222,7 @@ def _wanted(facts: Facts) -> dict[tuple[str, str], Object]:
     return expected(**only(facts, "schema_objects"))
 
 
-def _made_anew(name: str, facts: Facts) -> Iterator[Mend]:
+def _made_anew(name: str, facts: Facts) -> Iterator[Repair]:
     ours = _wanted(facts).get(("index", name))
     if ours is not None:
         yield sql("replace_index", index=name, text=ours.create)

@@ -64,7 +64,7 @@ class CheckedWriter:
         try:
             with translated():
                 await self._database.begin(connection)
-            xid = await transaction_status.own_xid(self)
+            xid = await transaction_status.draw_xid(self)
             made = await work(self)
         except BaseException as error:
             await self._back_out(error)
@@ -92,7 +92,7 @@ class CheckedWriter:
         """
         await self._ready()
         try:
-            return await transaction_status.fate(self, xid)
+            return await transaction_status.status(self, xid)
         except BaseException:
             self.drop()
             raise

@@ -64,7 +64,7 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# What enqueue_unique() and its index raise when a key is held, and has_room() when a queue is full.
+# What enqueue_unique() and its index raise when a key is held, and check_queue_room() when a queue is full.
 REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,

@@ -6,13 +6,13 @@ from taskd.store.connections.error_translation import ValueRefused
 from taskd.store.connections.statements import Fetches
 
 
-async def own_xid(on: Fetches) -> str:
+async def draw_xid(on: Fetches) -> str:
     """Return the id of the open transaction, which gets one by this call."""
     xid: str = (await on.fetch("draw_xid"))[0][0]
     return xid
 
 
-async def fate(on: Fetches, xid: str) -> str | None:
+async def status(on: Fetches, xid: str) -> str | None:
     """Return `committed`, `aborted`, `in progress`; None: the server no longer knows."""
     try:
         found: str | None = (await on.fetch("transaction_status", xid))[0][0]

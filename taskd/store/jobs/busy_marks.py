@@ -7,56 +7,56 @@ from typing import NamedTuple
 from taskd.store.connections.statements import Fetches
 
 
-class Attended(NamedTuple):
-    """A queue that this worker attends.
+class OwnMark(NamedTuple):
+    """The mark that this worker has set on a queue.
 
     Attributes:
-        alone: nobody else's mark was out.
-        others: how many others serve it.
+        alone: whether no other worker's mark was set.
+        others: how many other workers serve the queue.
     """
 
     alone: bool
     others: int
 
 
-async def attend(
+async def set_busy_mark(
     on: Fetches, queue: str, worker_id: int, for_s: float, *, gives_way: bool = False
-) -> Attended | None:
-    """Say, or say again, that this worker attends the queue.
+) -> OwnMark | None:
+    """Set or renew this worker's mark on a queue, for `for_s` seconds.
 
     Args:
-        gives_way: not if another one does.
+        gives_way: leave another worker's mark in place.
 
     Returns:
-        None: it does not, for another one does, or it was buried.
+        None if no mark was set: another worker's is in place, or this worker is declared dead.
     """
     alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, gives_way))[0]
-    return None if alone is None else Attended(alone, others)
+    return None if alone is None else OwnMark(alone, others)
 
 
-async def withdraw(on: Fetches, queue: str, worker_id: int | None) -> None:
-    """Take the mark of this worker back; None: whosever it is."""
+async def clear_busy_mark(on: Fetches, queue: str, worker_id: int | None) -> None:
+    """Clear the mark of this worker, or, with None, any worker's."""
     await on.fetch("clear_busy_mark", queue, worker_id)
 
 
-async def producers_held_up(on: Fetches) -> int:
-    """How many transactions wait at their commit for another one that rings."""
+async def count_waiting_notifiers(on: Fetches) -> int:
+    """Return how many transactions wait at their commit for another one that notifies."""
     waiting: int = (await on.fetch("count_waiting_notifiers"))[0][0]
     return waiting
 
 
 async def draw_xid(on: Fetches) -> str:
-    """A new transaction id: above that of every transaction that has one by now."""
+    """Return a new transaction id, above every id that was drawn before."""
     xid: str = (await on.fetch("draw_xid"))[0][0]
     return xid
 
 
-async def have_ended(on: Fetches, xid: str) -> bool:
-    """Whether all transactions with a lower id have ended."""
+async def transactions_ended(on: Fetches, xid: str) -> bool:
+    """Return whether all transactions with a lower id have ended."""
     ended: bool = (await on.fetch("transactions_ended", xid))[0][0]
     return ended
 
 
-async def call(on: Fetches, queue: str) -> None:
-    """Wake all workers of the queue."""
+async def wake_workers(on: Fetches, queue: str) -> None:
+    """Notify all workers of the queue."""
     await on.fetch("wake_workers", queue)

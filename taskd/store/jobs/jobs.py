@@ -231,7 +231,7 @@ async def claim_suspect(
     return Job(*(*rows[0], worker_id)) if rows else None
 
 
-async def scout(on: Fetches, queues: Iterable[str]) -> set[str]:
+async def poll(on: Fetches, queues: Iterable[str]) -> set[str]:
     """Which of these queues have a queued job and are not paused."""
     return {row[0] for row in await on.fetch("poll_queues", list(queues))}
 
@@ -243,7 +243,7 @@ async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int
     return written
 
 
-async def ack_settled(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[int, JobState]:
+async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[int, JobState]:
     """Write any other outcomes, sorted by id; where each job that was still ours went."""
     rows = await on.fetch(
         "ack_outcomes",

@@ -166,7 +166,7 @@ async def limit_queue(
     )
     if max_depth is not None:
         # A mark from before this change tells producers that they need not check for room.
-        await busy_marks.withdraw(on, name, None)
+        await busy_marks.clear_busy_mark(on, name, None)
     return _changed(rows, f"the queue {name}")
 
 

@@ -39,7 +39,7 @@ async def write(on: Fetches, told: Sequence[AttemptLines]) -> None:
     await on.fetch("write_logs", *map(list, zip(*told, strict=True)))
 
 
-async def forget(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
+async def delete(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
     """Delete the lines of these attempts."""
     await on.fetch("delete_logs", list(job_ids), list(fences))
 

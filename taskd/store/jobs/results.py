@@ -40,12 +40,12 @@ class Outcome(NamedTuple):
     result: str | None
 
 
-async def tell_progress(on: Fetches, told: Sequence[Progress]) -> None:
+async def write_progress(on: Fetches, told: Sequence[Progress]) -> None:
     """Write the progress of these attempts."""
     await on.fetch("write_progress", *map(list, zip(*told, strict=True)))
 
 
-async def forget_progress(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
+async def delete_progress(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:
     """Delete the progress of ended attempts."""
     await on.fetch("delete_progress", list(job_ids), list(fences))
 

@@ -138,7 +138,7 @@ async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
     return None
 
 
-async def finished_lately(
+async def finished_recently(
     on: Fetches, *, window_s: float, steps: int, queue: str | None = None
 ) -> list[Row]:
     """Return recently finished jobs, in steps; a row without a step if none finished.

@@ -78,7 +78,7 @@ async def why_job(on: Fetches, job_id: int) -> Facts | None:
     for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
         more: Row = {"servers": msgspec.json.decode(row["servers"] or "[]")}
         if row["state"] == JobState.BLOCKED:
-            parents = await workflows.held_up_by(on, job_id, PARENTS_MAX)
+            parents = await workflows.pending_parents(on, job_id, PARENTS_MAX)
             more["parents"] = parents
             more["parents_left"] = parents[0]["parents"] if parents else 0
         return msgspec.convert(row | more, Facts)
@@ -100,7 +100,7 @@ async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int |
     return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
 
 
-async def queues_in_need(on: Fetches) -> dict[str, int]:
+async def queues_with_due_jobs(on: Fetches) -> dict[str, int]:
     """Return the live workers by queue, for each queue that has due jobs and is not paused."""
     return {row[0]: row[1] for row in await on.fetch("queues_with_due_jobs")}
 

@@ -143,7 +143,7 @@ class Live:
             self._queue_charts.popitem(last=False)
 
         async def read() -> Chart:
-            rows = await dashboard.finished_lately(
+            rows = await dashboard.finished_recently(
                 self._on, window_s=CHART_S, steps=CHART_STEPS, queue=queue
             )
             return chart(rows, CHART_STEPS, CHART_S)
@@ -171,7 +171,7 @@ class Live:
         return await reports.list_queues(self._on), await reports.list_workers(self._on, DEAD_S)
 
     async def _read_chart(self) -> tuple[Chart, list[ErrorGroup]]:
-        rows = await dashboard.finished_lately(self._on, window_s=CHART_S, steps=CHART_STEPS)
+        rows = await dashboard.finished_recently(self._on, window_s=CHART_S, steps=CHART_STEPS)
         errors = await reports.stats_errors(self._on, since_s=ERRORS_S, read_max=ERRORS_READ_MAX)
         return chart(rows, CHART_STEPS, CHART_S), group(errors.told)
 

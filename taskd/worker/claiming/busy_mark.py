@@ -232,7 +232,7 @@ class BusyMark:
             return False
         self._looked_at_producers = now
         try:
-            return await store.producers_held_up(self._lane) >= PRODUCERS_HELD_UP
+            return await store.count_waiting_notifiers(self._lane) >= PRODUCERS_HELD_UP
         except StoreUnavailable:
             return False
 
@@ -242,7 +242,7 @@ class BusyMark:
         self._owes_call = True
         self._renew_at = now + RENEW_EVERY_S
         try:
-            attended = await store.attend(
+            attended = await store.set_busy_mark(
                 self._lane, self._queue, self._marked_by, MARK_S, gives_way=gives_way
             )
         except StoreUnavailable:
@@ -265,14 +265,14 @@ class BusyMark:
         doubts = self._doubts
         try:
             if self._marked_by is not None:
-                await store.withdraw(self._lane, self._queue, self._marked_by)
+                await store.clear_busy_mark(self._lane, self._queue, self._marked_by)
                 if time.monotonic() < self._written_until:
                     return
                 # After a doubt that came up meanwhile, it may come from another server.
                 if doubts == self._doubts:
                     self._marked_by = None
             xid = self._xid or await store.draw_xid(self._lane)
-            ended = await store.have_ended(self._lane, xid)
+            ended = await store.transactions_ended(self._lane, xid)
         except StoreUnavailable:
             # Another server can answer next, whose xids are lower.
             self._xid = None
@@ -283,7 +283,7 @@ class BusyMark:
 
     async def _call(self) -> bool:
         try:
-            await store.call(self._lane, self._queue)
+            await store.wake_workers(self._lane, self._queue)
         except StoreUnavailable:
             return False
         return True

@@ -86,7 +86,7 @@ class IdlePoller(Loop):
         asked = dict(self._sleepers)
         began = time.monotonic()
         try:
-            found = await jobs.scout(self._lane, asked)
+            found = await jobs.poll(self._lane, asked)
         except StoreUnavailable:
             # If the statement failed, wake each consumer, which finds out by itself.
             found = set(asked)

@@ -137,7 +137,7 @@ class LogWriter(Loop):
             await logs.write(self._lane, list(wanted.values()))
         gone = [each.job for each in batch if each.ended and not each.wanted]
         if gone:
-            await logs.forget(self._lane, [job.id for job in gone], [job.fence for job in gone])
+            await logs.delete(self._lane, [job.id for job in gone], [job.fence for job in gone])
 
     async def _write_running(self, now: float) -> None:
         """Write new lines of long attempts, and the rest of those whose end was not reported.

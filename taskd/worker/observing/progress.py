@@ -78,12 +78,12 @@ class ProgressWriter(Loop):
         if new:
             for job, told in new.values():
                 self._written[job.id] = (job, told.fence)
-            await results.tell_progress(self._lane, [told for _, told in new.values()])
+            await results.write_progress(self._lane, [told for _, told in new.values()])
 
     async def _forget(self) -> None:
         ended = {key: fence for key, (job, fence) in self._written.items() if not self._runs(job)}
         if ended:
-            await results.forget_progress(self._lane, list(ended), list(ended.values()))
+            await results.delete_progress(self._lane, list(ended), list(ended.values()))
             for key in ended:
                 del self._written[key]
 

@@ -83,6 +83,6 @@ class EmergencyStop:
         if free:
             for worker_id, acks in by_worker(free):
                 with suppress(TaskdError):
-                    await store.ack_settled(lane, worker_id, acks)
+                    await store.ack_outcomes(lane, worker_id, acks)
         await workers.retire(lane, self._lease.worker_id)
         await lane.close()

@@ -107,7 +107,7 @@ async def fire(lane: Lane, read: DueSchedule) -> bool:
         when = read.when()
         found = due_ticks(when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)
     except InvalidSchedule as error:
-        if await schedules.stall(lane, read, str(error)):
+        if await schedules.pause_invalid(lane, read, str(error)):
             events.schedule_stalled(read.name, str(error))
         return True
     firing = Firing(read.name if found.ticks else None)

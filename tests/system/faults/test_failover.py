@@ -175,7 +175,7 @@ async def marked_just_before() -> list[str]:
             async with scene(both(primary, standby)) as made:
                 await _until(primary, REPLICATING, 1)
                 lane = Lane(Database({"dsn": made.dsn}), "worker")
-                await busy_marks.attend(lane, "q", await new_worker(lane), 60.0)
+                await busy_marks.set_busy_mark(lane, "q", await new_worker(lane), 60.0)
                 assert await made.ask(MARKED, "q")
                 await new_worker(lane)
                 await _until(standby, "SELECT count(*) FROM taskd.worker", 2)
@@ -185,7 +185,7 @@ async def marked_just_before() -> list[str]:
                 for queue in ("q", "another"):
                     await made.enqueue([NewJob("t", queue=queue)])
                 lane = Lane(Database({"dsn": made.dsn}), "worker")
-                await busy_marks.attend(lane, "q", await new_worker(lane), 60.0)
+                await busy_marks.set_busy_mark(lane, "q", await new_worker(lane), 60.0)
                 await lane.close()
                 rows = await standby.ask("SELECT queue::text FROM taskd.job ORDER BY id")
                 return [row[0] for row in rows]

@@ -157,7 +157,7 @@ async def lost_acks(times: int = 5, *, silently: bool = False) -> Outcome:
     async with behind_proxy(statement_timeout_s=1.0) as (made, proxy):
         worker = await made.worker()
         made.feed(100)
-        # ack_done, then ack_settled: results, retries and failures.
+        # ack_done, then ack_outcomes: results, retries and failures.
         for number in range(times):
             await made.ended(50)
             name = ("ack_done", "ack_outcomes")[number % 2]
