@@ -25,7 +25,7 @@ from taskd.store.jobs import jobs
 from taskd.store.reading import testing
 from taskd.testing.rows import JobRow
 from taskd.worker import Worker
-from taskd.worker.upkeep.duties import MAX_CRASHES, RESCUE_BATCH
+from taskd.worker.upkeep.rescuer import MAX_CRASHES, RESCUE_BATCH
 
 APP = "testing"
 LOOK_EVERY_S = 0.01

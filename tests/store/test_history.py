@@ -13,7 +13,7 @@ from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.reading import reports
-from taskd.worker.upkeep.duties import Pruner
+from taskd.worker.upkeep.pruner import Pruner
 from tests.store.helpers import (
     CANCELLED,
     DONE,

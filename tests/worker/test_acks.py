@@ -15,7 +15,6 @@ from taskd.errors import LeaseLost
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.error_translation import HeldUp, Silence, translate
 from taskd.store.jobs import jobs
-from taskd.worker.upkeep import duties
 from tests.worker.conftest import Desk, until
 from tests.worker.test_claims import TERMINATE, idle
 
@@ -221,7 +220,7 @@ async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang
 async def test_what_cannot_be_written_is_reported_at_the_end(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskd.worker import worker as module
+    from taskd.worker.stopping import drain as module
 
     @desk.task()
     async def quick() -> None: ...
@@ -304,7 +303,7 @@ async def test_rows_of_a_claim_whose_service_was_cancelled_come_back_as_soon(
     reconciler._grace_s = 1.0
     await idle(desk)
     # Nobody looks because it is time to: only whoever lost the claim can have said so.
-    monkeypatch.setattr(duties, "IDLE_LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(reconciler_module, "IDLE_LOOK_EVERY_S", 3600.0)
     meddle(worker.worker.parts.claims, name, once_cancelled())
     suspect = "UPDATE taskd.job SET state = 'scheduled', crashes = 1"
     async with desk.sql.transaction():

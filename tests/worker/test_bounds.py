@@ -19,7 +19,7 @@ from taskd.worker.finishing import acker
 from taskd.worker.lease import Lease
 from taskd.worker.observing.loop_monitor import REST_TICK_S
 from taskd.worker.service import Backoff, jittered_s
-from taskd.worker.upkeep import duties
+from taskd.worker.upkeep import reconciler, rescuer
 
 DEFAULT = Settings()
 # A statement or two and a connection, on a machine that has other things to do.
@@ -39,13 +39,13 @@ def longest_retry_s() -> float:
 
 
 def test_a_killed_workers_jobs_are_taken_back_within_40_s() -> None:
-    sweep_s = jittered_s(min(DEFAULT.lease_s / 6, duties.SWEEP_EVERY_S_MAX))
+    sweep_s = jittered_s(min(DEFAULT.lease_s / 6, rescuer.SWEEP_EVERY_S_MAX))
     assert DEFAULT.lease_s + sweep_s + STEPS_S <= 40
 
 
 def test_rows_of_a_lost_claim_are_given_back_within_15_s() -> None:
     grace_s = DEFAULT.statement_timeout_s + 5.0
-    assert grace_s + jittered_s(duties.RECONCILE_EVERY_S) + STEPS_S <= 15
+    assert grace_s + jittered_s(reconciler.RECONCILE_EVERY_S) + STEPS_S <= 15
 
 
 def test_a_worker_that_is_cut_off_has_stopped_its_handlers_before_others_may_run_their_jobs() -> (

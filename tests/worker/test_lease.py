@@ -84,7 +84,7 @@ async def test_a_beat_that_is_cancelled_begins_again(desk: Desk) -> None:
 
     worker = await desk.start(lease_s=2.0)
     me = worker.worker._lease.worker_id
-    loop = worker.worker._beat._own_loop
+    loop = worker.worker._lease_thread._own_loop
     assert loop is not None
 
     def cancel() -> None:

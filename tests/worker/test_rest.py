@@ -12,7 +12,7 @@ from taskd.worker import lease as leases
 from taskd.worker.observing import loop_monitor
 from taskd.worker.observing.loop_monitor import LATE_S, REST_TICK_S, TICK_S, LoopMonitor, Pulse
 from taskd.worker.service import Wakeup
-from taskd.worker.upkeep import duties, promoter
+from taskd.worker.upkeep import promoter, timer
 from tests.worker.conftest import Desk, Started, until
 
 BURIED = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
@@ -21,15 +21,15 @@ BURIED = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
 @pytest.fixture
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests so long that whatever must not wait for their end would fail its test."""
-    monkeypatch.setattr(duties, "REST_AFTER_S", 0.1)
-    monkeypatch.setattr(duties, "REST_TICK_S", 60.0)
+    monkeypatch.setattr(timer, "REST_AFTER_S", 0.1)
+    monkeypatch.setattr(timer, "REST_TICK_S", 60.0)
     monkeypatch.setattr(loop_monitor, "REST_TICK_S", 60.0)
     monkeypatch.setattr(leases, "REST_LOOK_EVERY_S", 60.0)
 
 
 async def resting(worker: Started) -> None:
     """Wait until nothing ticks and nobody looks any more."""
-    looking = worker.worker._beat._watch
+    looking = worker.worker._lease_thread._watch
     await until(lambda: worker.worker._pulse.resting)
     await until(lambda: time.monotonic() - looking._looked > 0.3)
 
@@ -85,13 +85,13 @@ async def test_who_rests_stops_at_once(desk: Desk) -> None:
     worker = await desk.start()
     await resting(worker)
     assert await worker.stop() == 0
-    assert not worker.worker._beat._thread.is_alive()
+    assert not worker.worker._lease_thread._thread.is_alive()
 
 
 async def test_nobody_rests_while_a_handler_runs_or_was_abandoned(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duties, "REST_AFTER_S", 0.1)
+    monkeypatch.setattr(timer, "REST_AFTER_S", 0.1)
     go = asyncio.Event()
 
     @desk.task(timeout_s=0.5, max_attempts=1)

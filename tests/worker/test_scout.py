@@ -12,7 +12,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store import queues
 from taskd.store.jobs import jobs
 from taskd.worker.claiming import busy_mark, consumer
-from taskd.worker.upkeep import duties, promoter
+from taskd.worker.upkeep import promoter, rescuer
 from tests.worker.conftest import Desk, Started, until
 
 QUEUES = ("one", "two", "three")
@@ -157,7 +157,7 @@ async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "LOOK_FOR_RINGS_EVERY_S", 600.0)
-    monkeypatch.setattr(duties, "SWEEP_EVERY_S_MAX", 600.0)
+    monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60, lease_s=600.0)
     await asleep(started, "one")
     timer = started.worker.parts.promoter

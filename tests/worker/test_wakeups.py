@@ -27,7 +27,7 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks as store
 from taskd.store.jobs import jobs
 from taskd.worker.claiming import busy_mark, consumer
-from taskd.worker.upkeep import duties, promoter
+from taskd.worker.upkeep import promoter, rescuer
 from tests.store.helpers import MARK, MARKED, UNMARK, Ears, Transaction, waits_for_lock
 from tests.worker.conftest import Desk, Started, until
 
@@ -59,7 +59,7 @@ def _rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not found at once stays unfound; attending begins soon, and marks last."""
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", RARELY_S)
     monkeypatch.setattr(promoter, "TIMER_S_MAX", RARELY_S)
-    monkeypatch.setattr(duties, "SWEEP_EVERY_S_MAX", RARELY_S)
+    monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", RARELY_S)
     monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 0.02)
     monkeypatch.setattr(busy_mark, "MARK_S", 60.0)
     monkeypatch.setattr(busy_mark, "RENEW_EVERY_S", 30.0)
@@ -475,7 +475,7 @@ async def test_who_ceases_to_claim_calls_the_others(
 async def test_what_came_while_a_dead_workers_mark_was_out_is_found_by_who_buries_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duties, "SWEEP_EVERY_S_MAX", 0.2)
+    monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", 0.2)
     await scene.start_asleep()
     await scene.desk.sql.execute(MARK, "default", 60.0, OTHER_ID)
     (job,) = await scene.desk.enqueue(scene.found.job())

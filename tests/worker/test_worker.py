@@ -20,11 +20,11 @@ from taskd.core.jobs.verdicts import Snooze
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, ConfigError
 from taskd.store import queues, workers
-from taskd.worker import worker as worker_module
+from taskd.worker import startup
 from taskd.worker.app_import import queue_limits
 from taskd.worker.claiming import consumer
 from taskd.worker.claiming.quarantine import Quarantine
-from taskd.worker.upkeep import duties, promoter
+from taskd.worker.upkeep import promoter, pruner, reconciler, rescuer, timer
 from tests.worker.conftest import Desk, Heard, until
 
 
@@ -178,8 +178,8 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "ticker": duties.Timer, "sweeper": duties.Rescuer, "promoter": promoter.Promoter,
-    "reconciler": duties.Reconciler, "historian": duties.Pruner,
+    "ticker": timer.Timer, "sweeper": rescuer.Rescuer, "promoter": promoter.Promoter,
+    "reconciler": reconciler.Reconciler, "historian": pruner.Pruner,
     "slow-lane": Quarantine,
 }  # fmt: skip
 
@@ -258,7 +258,7 @@ async def test_a_service_that_keeps_crashing_stops_the_worker(
     async def crashing(_: Any) -> Any:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(duties.Rescuer, "tick", crashing)
+    monkeypatch.setattr(rescuer.Rescuer, "tick", crashing)
     monkeypatch.setattr(supervisor, "CRASHES_MAX", 3)
     worker = await desk.start()
     assert await worker.end() == 1
@@ -603,11 +603,11 @@ async def test_more_connections_than_the_server_allows_are_refused_and_more_than
     assert 0 < server.used <= usable
     [job] = await desk.enqueue(works.job())
     # All that the server allows; some are in use, this test's own at least.
-    monkeypatch.setattr(worker_module, "CONNECTIONS", usable)
+    monkeypatch.setattr(startup, "CONNECTIONS", usable)
     await desk.start()
     await desk.settled(job)
     [told] = desk.heard.of("connections.short")
     assert told["needed"] == usable > told["free"] > 0
-    monkeypatch.setattr(worker_module, "CONNECTIONS", usable + 1)
+    monkeypatch.setattr(startup, "CONNECTIONS", usable + 1)
     with pytest.raises(ConfigError, match=f"needs {usable + 1} connections.*allows {usable}"):
         await desk.start()

@@ -1,0 +1,118 @@
+"""The rescuer: declare silent workers dead, take their jobs back, read what operators have set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from taskd import events
+from taskd.core.jobs.job import JobState
+from taskd.errors import StoreUnavailable
+from taskd.store import workers
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import changes, jobs, limits
+from taskd.store.jobs.jobs import DueIn
+from taskd.store.schedules import TicksIn
+from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.lease import Lease, is_gone
+from taskd.worker.operator_settings import Controls
+from taskd.worker.service import Loop
+
+MAX_CRASHES = 3
+RESCUE_BATCH = 1000
+EXPIRE_BATCH = UNPARK_BATCH = 1000
+SWEEP_EVERY_S_MAX = 5.0
+
+
+class Rescuer(Loop):
+    """Looks around: buries dead workers, takes their jobs back, tells others what is due.
+
+    Args:
+        counts: how jobs ended here; those that it fails as `crashed` count too.
+        on_due: called with the next due times.
+        on_ticks: called with the next ticks of schedules.
+        consumers: look again when a worker was buried: for its queues nobody may have rung.
+        controls: told what operators have set.
+    """
+
+    name = "sweeper"
+
+    def __init__(
+        self,
+        lane: Lane,
+        lease: Lease,
+        me: Callable[[], workers.Incarnation],
+        counts: dict[str, int],
+        on_due: Callable[[DueIn], None],
+        on_ticks: Sequence[Callable[[TicksIn], None]],
+        consumers: Collection[Consumer],
+        controls: Controls,
+    ) -> None:
+        super().__init__(min(lease.lease_s / 6, SWEEP_EVERY_S_MAX))
+        self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
+        self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
+        self._controls = controls
+
+    async def look(self) -> workers.Surroundings:
+        """Look around, and heed what operators have set; a worker does so before its first claim.
+
+        Raises:
+            StoreUnavailable: not now.
+        """
+        seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
+        self._controls.heed(seen.paused, seen.limits)
+        return seen
+
+    async def tick(self) -> None:
+        """Sweep once; without a database there is nothing to sweep."""
+        try:
+            seen = await self.look()
+            self._on_due(seen.due)
+            for told in self._on_ticks:
+                told(seen.ticks)
+            if seen.uncounted:
+                await limits.count_depths(self._lane)
+            if await self._bury(seen.others) or seen.orphans:
+                await self._rescue()
+            if seen.expired:
+                await self._expire()
+            if seen.resumed:
+                await self._unpark(seen.resumed)
+        except StoreUnavailable:
+            return
+
+    async def _expire(self) -> None:
+        while ended := await changes.expire(self._lane, EXPIRE_BATCH):
+            events.jobs_expired(ended)
+            self._counts["failed"] += sum(ended.values())
+            if sum(ended.values()) < EXPIRE_BATCH:
+                return
+
+    async def _unpark(self, tasks: list[str]) -> None:
+        while moved := await changes.unpark(self._lane, tasks, UNPARK_BATCH):
+            events.jobs_unparked(moved)
+            for consumer in self._consumers:
+                if consumer.runner.queue in moved:
+                    consumer.wakeup.set()
+
+    async def _rescue(self) -> None:
+        while True:
+            states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES)
+            if states:
+                events.jobs_rescued(states)
+                self._counts["failed"] += list(states.values()).count(JobState.FAILED)
+                self._on_due(DueIn(None, 0.0))  # a suspect may be due now
+            if len(states) < RESCUE_BATCH:
+                return
+
+    async def _bury(self, others: Sequence[workers.Other]) -> bool:
+        """Bury the dead; whether there were any."""
+        gone = [other.id for other in others if other.neighbour and is_gone(other)]
+        silent = [other.id for other in others if other.silent] if self._lease.may_bury() else []
+        for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
+            if ids:
+                buried = await workers.bury(self._lane, ids, proved=ids is gone)
+                if buried:
+                    events.workers_buried(buried, proof)
+                    for consumer in self._consumers:
+                        consumer.doubt()
+        return bool(gone or silent)

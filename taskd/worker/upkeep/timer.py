@@ -1,0 +1,57 @@
+"""The timer: a fast loop that enforces deadlines and shows that the main loop runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from taskd import events
+from taskd.worker.lease_lost import LeaseLost
+from taskd.worker.observing.loop_monitor import REST_AFTER_S, REST_TICK_S, TICK_S, Pulse
+from taskd.worker.running.handler_tasks import HandlerTasks
+from taskd.worker.running.runner import Runner
+from taskd.worker.service import Loop
+
+
+class Timer(Loop):
+    """Deadlines, the pulse for the beat thread, the self-fence.
+
+    It turns 20 times a second while something runs, and four times while the worker rests. What
+    begins wakes it, so at rest there is no deadline that it could miss.
+    """
+
+    name = "ticker"
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        lease_lost: LeaseLost,
+        pulse: Pulse,
+        handler_tasks: HandlerTasks,
+    ) -> None:
+        super().__init__(TICK_S)
+        self._runners, self._lease_lost, self._pulse = runners, lease_lost, pulse
+        self._handler_tasks = handler_tasks
+        self._second = 0
+        pulse.on_wake.append(self.wakeup.set)
+
+    async def tick(self) -> float | None:
+        """Turn once; how soon to turn again at rest."""
+        now = time.monotonic()
+        self._pulse.turn(now)
+        for runner in self._runners:
+            runner.tick(now)
+        if int(now) != self._second:
+            self._second = int(now)
+            events.turn_second()
+            self._handler_tasks.look()
+        self._lease_lost.fence_if_silent()
+        if now - self._pulse.started < REST_AFTER_S or any(map(_works, self._runners)):
+            return None
+        self._pulse.rest()
+        return REST_TICK_S
+
+
+def _works(runner: Runner) -> bool:
+    """Whether handlers run, or are about to; those that were abandoned can block the loop, too."""
+    return not runner.idle or runner.abandoned > 0
