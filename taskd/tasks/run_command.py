@@ -106,7 +106,8 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
             )
         if (found[1] == "snooze") != bool(found[2]) and found[1] != "retry":
             raise ConfigError(
-                f"commands: {name}: exits: {word!r}: only snooze and retry have a time, and snooze needs one"
+                f"commands: {name}: exits: {word!r}: only snooze and retry have a time, and "
+                "snooze needs one"
             )
         if found[2]:
             parse_duration_s(found[2])

@@ -115,7 +115,7 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """Run all jobs that are due now, and those that they enqueue, by a real worker in this event loop.
+        """Run all jobs that are due now, and those that they enqueue, by a real worker in this loop.
 
         Later jobs stay: see travel(). So do jobs that a pause holds back, or a rate for longer than
         a second, and jobs whose task no imported module defines.
@@ -179,7 +179,7 @@ class TaskdDB:
     # Time.
 
     def travel(self, seconds: float) -> None:
-        """Make everything due that is due within this many seconds: delays, schedules, pauses, keys.
+        """Make due all that is due within this many seconds: delays, schedules, pauses, keys.
 
         This declares schedules of the imported modules as a worker does, so that the first tick of
         each counts from here at the latest. A skipped tick follows its schedule's catch_up: by

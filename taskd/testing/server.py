@@ -32,7 +32,7 @@ class Server:
         self._numbers = itertools.count(1)
 
     def make_template(self, prepare: Callable[[str], Any]) -> str:
-        """Make the template, with the schema taskd and what `prepare(dsn)` adds; return its name."""
+        """Make the template: the schema taskd and what `prepare(dsn)` adds; return its name."""
         name = f"{self._prefix}_template"
         self._background.run(self._databases.make(name, "template0"))
         dsn = with_database(self._dsn, name)

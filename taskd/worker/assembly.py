@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from taskd.config import Settings
 from taskd.core.jobs.job import Job
@@ -22,6 +22,7 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.health import Health
 from taskd.worker.lease import Lease
+from taskd.worker.lease_lost import LeaseLost
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import JobThreads, LogCapture, own_threads
 from taskd.worker.observing.log_writer import LogWriter
@@ -34,6 +35,7 @@ from taskd.worker.running.process_pool import JobProcesses
 from taskd.worker.running.runner import Runner, Shared
 from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.service import Service
+from taskd.worker.stopping.drain import StopRequests
 from taskd.worker.stopping.emergency_stop import EmergencyStop
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.upkeep.promoter import Promoter
@@ -74,6 +76,8 @@ class Assembly:
         lease: Lease,
         pulse: Pulse,
         me: Callable[[], Incarnation],
+        register_again: Callable[[], Awaitable[None]],
+        stops: StopRequests,
         notify: Notify,
     ) -> None:
         self.claims = self.backlog_claims = Lane(database, "claim", **PLANS)
@@ -134,7 +138,10 @@ class Assembly:
             self.controls,
         )
         self._add_listening(settings, database)
-        beside: list[Service] = [Timer(self.runners, lease, pulse, self.handler_tasks)]
+        self.lease_lost = LeaseLost(
+            lease, self.runners, self.consumers.values(), self.quarantine, register_again, stops
+        )
+        beside: list[Service] = [Timer(self.runners, self.lease_lost, pulse, self.handler_tasks)]
         self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.scout)
         if notify.active:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))

@@ -14,12 +14,10 @@ from dataclasses import asdict
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.tasks.handler_kind import Kind
 from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError, TaskdError
 from taskd.store import schedules, workers
 from taskd.store.connections.database import Database
-from taskd.store.connections.error_translation import NoRoom
 from taskd.store.jobs import limits
 from taskd.store.schema import migrations
 from taskd.worker.app_import import queue_limits
@@ -35,21 +33,17 @@ from taskd.worker.running import traces
 from taskd.worker.running.middleware import with_middleware
 from taskd.worker.running.process_pool import check_found
 from taskd.worker.sd_notify import Notify
-from taskd.worker.service import Backoff, Service
+from taskd.worker.service import Service
+from taskd.worker.startup import check_connections, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
+from taskd.worker.stopping.drain import Drain, StopRequests
 from taskd.worker.stopping.parent_watch import Place
 from taskd.worker.stopping.signals import Signals
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.until_empty import emptied
 
-UPKEEP_STOP_S = 1.0
-FLUSH_S = 5.0
 RETIRE_S = 1.0
 BESIDE_S = 2.0
-
-# One each for claims, acks, upkeep, lease and LISTEN, and temporary ones for the history and for
-# queries of schedules. With more than one queue there is a second one for claims.
-CONNECTIONS = 7
 
 
 class Worker:
@@ -104,10 +98,7 @@ class Worker:
         self._me = new_incarnation(app)
         self._lease = Lease(settings.lease_s)
         self._pulse = Pulse()
-        self._stops = 0
-        self._stop_asked = asyncio.Event()
-        self._stop_changed = asyncio.Event()
-        self._reborn: asyncio.Task[None] | None = None
+        self._stops = StopRequests()
         self._resources = Resources(registry)
         self._traces: traces.Traces | None = None
         self.beside: list[Service] = []
@@ -147,7 +138,9 @@ class Worker:
             await self._end_beside()
 
     async def _run(self) -> int:
-        await self._with_room(lambda: migrations.check(self.database))
+        await when_connections_are_free(
+            lambda: migrations.check(self.database), self._stops.requested
+        )
         self.parts = Assembly(
             self.settings,
             self.registry,
@@ -156,6 +149,8 @@ class Worker:
             self._lease,
             self._pulse,
             lambda: self._me,
+            self._register_again,
+            self._stops,
             self._notify,
         )
         self.report.jobs = self.parts.counts
@@ -163,7 +158,7 @@ class Worker:
             self.stop,
             self._quiet,
             self._reload_settings,
-            patience_s=self._patience_s,
+            patience_s=lambda phase: phase.patience_s(self.settings),
             leave=self.parts.leaving,
             last=self._last,
         )
@@ -171,7 +166,7 @@ class Worker:
         self._notify.starting()
         try:
             await self._start()
-            await self._stop_asked.wait()
+            await self._stops.requested.wait()
             await self._drain()
         finally:
             # A signal that arrives now must not cut the end off.
@@ -182,16 +177,19 @@ class Worker:
         return self.report.exit_code
 
     def stop(self, why: str = "") -> None:
-        """Ask it to stop: the first call drains, the second cancels, the third abandons."""
-        self._stops = 3 if why == "SIGQUIT" else self._stops + 1
+        """Request a stop: the first call drains, the second cancels, the third abandons.
+
+        Args:
+            why: the name of a signal or another reason. SIGQUIT abandons at once, and writes the
+                stacks of all threads to stderr.
+        """
         if not self.report.why:
             self.report.why = why or "asked"
         if why == "SIGQUIT":
             import faulthandler
 
             faulthandler.dump_traceback(all_threads=True)
-        self._stop_asked.set()
-        self._stop_changed.set()
+        self._stops.add(at_once=why == "SIGQUIT")
 
     async def _start(self) -> None:
         if self.database.pooled:
@@ -199,8 +197,10 @@ class Worker:
             if self.parts.listener is None:
                 events.listeners_none()
         for lane in self.parts.lanes:
-            await self._with_room(lane.open)
-        await self._check_connections()
+            await when_connections_are_free(lane.open, self._stops.requested)
+        self._connections = await check_connections(
+            self.settings, self.registry, self.parts, self._place
+        )
         self.parts.shared.database_key = await workers.identify(self.parts.upkeep)
         await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
         await schedules.publish(self.parts.upkeep, self._app, self.registry.schedules.values())
@@ -219,11 +219,15 @@ class Worker:
         self.parts.handler_tasks.watch()
         await self._register()
         await self.parts.rescuer.look()  # before the first claim: paused tasks must not run
-        self._beat = LeaseThread(
-            self.database, self._lease, self._pulse, self._buried, self._works_with
+        self._lease_thread = LeaseThread(
+            self.database,
+            self._lease,
+            self._pulse,
+            self.parts.lease_lost.declared_dead,
+            self._works_with,
         )
         self._pulse.ticked = time.monotonic()  # no other worker has promoted jobs until now
-        self._beat.start()
+        self._lease_thread.start()
         self.parts.supervisor.start()
         self._watchers = [
             asyncio.create_task(self._watch(each), name="watch-supervisor")
@@ -240,52 +244,6 @@ class Worker:
         self.parts.health.begun = True
         self.ready.set()
         self._notify.ready()
-
-    async def _with_room(self, connects: Callable[[], Awaitable[object]]) -> None:
-        """Do it when the server has a free connection, which can be at any moment."""
-        backoff = Backoff()
-        while True:
-            try:
-                await connects()
-            except NoRoom as error:
-                if self._stop_asked.is_set():
-                    raise
-                delay_s = backoff.next_s()
-                events.connections_none(str(error), delay_s)
-            else:
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._stop_asked.wait()
-
-    async def _check_connections(self) -> None:
-        """Check the connection budget against the server before using it."""
-        needed = CONNECTIONS + (len(self.limits) > 1)
-        needed += self.settings.http != "off" and self._place.alone
-        if any(task.kind is Kind.TRANSACTION for task in self.registry):
-            needed += self.settings.transaction_connections
-        of_all = needed * self._place.of
-        server = await workers.connections(self.parts.upkeep)
-        usable = server.allowed - server.reserved
-        if of_all > usable:
-            several = f", and {self._place.of} processes {of_all}"
-            raise ConfigError(
-                f"this worker needs {needed} connections{'' if self._place.alone else several}"
-                f"; the server allows {usable}. Raise its max_connections"
-                f"{'' if self._place.alone else ', or run fewer processes'}."
-            )
-        # Connections of the lanes are open and counted. Others can end at any time, so this only
-        # warns; the first of several processes does so for all, before the others start.
-        free = usable - server.used + len(self.parts.lanes)
-        wanted = of_all if self._place.number == 1 else needed
-        if wanted > free:
-            events.connections_short(wanted, free)
-        self._connections = {
-            "connections": needed,
-            **({} if self._place.alone else {"connections_of_all": of_all}),
-            "server_has": usable,
-            "server_used": server.used,
-        }
 
     async def _register(self) -> None:
         sent = boottime_s()
@@ -308,53 +266,28 @@ class Worker:
             **self._connections,
         )
 
-    # Events while it runs.
+    async def _register_again(self) -> None:
+        # A new id for each try: if only the reply was lost, the old id is registered.
+        self._me = new_incarnation(self._app)
+        await self._register()
 
-    def _buried(self, worker_id: int) -> None:
-        """This worker was declared dead, and others own its jobs: drop them, and restart."""
-        if worker_id != self._lease.worker_id or self._lease.buried:
-            return
-        self._lease.buried = True
-        events.worker_declared_dead(worker_id)
-        for runner in self.parts.runners:
-            runner.give_back()
-            runner.cancel_all("fence")
-        if not self._stop_asked.is_set():
-            self._reborn = asyncio.create_task(self._be_reborn(), name="reborn")
+    # Events while it runs.
 
     def _works_with(self, oldest: int) -> None:
         """Handle the oldest code that works with the schema now, or with an announced migration."""
         if oldest > self._me.schema.newest and not self.report.outgrown:
             events.worker_outgrown(self._me.schema.newest, oldest)
             self.report.outgrown = True
-            if not self._stop_asked.is_set():
+            if not self._stops.requested.is_set():
                 self.stop(
                     f"the schema works with code {oldest:04d} and later: "
                     "upgrade taskd on this machine"
                 )
 
-    async def _be_reborn(self) -> None:
-        backoff = Backoff()
-        while True:
-            # A new id for each try: the row of a try without an answer may exist.
-            self._me = new_incarnation(self._app)
-            try:
-                await self._register()
-            except Exception as error:  # noqa: BLE001 - a worker without a lease is of no use
-                delay_s = backoff.next_s()
-                events.service_crashed("reborn", error, crashes=1, delay_s=delay_s)
-                await asyncio.sleep(delay_s)
-            else:
-                # Claims for a dead worker brought nothing, and producers sent no NOTIFY for it.
-                self.parts.quarantine.wakeup.set()
-                for consumer in self.parts.consumers.values():
-                    consumer.doubt()
-                return
-
     def _quiet(self, quiet: bool) -> None:
         """SIGTSTP and SIGCONT: pause claims; resume claims."""
         # systemd sends a SIGCONT after its SIGTERM, and so does `timeout`.
-        if quiet == self.parts.quarantine.quiet or self._stop_asked.is_set():
+        if quiet == self.parts.quarantine.quiet or self._stops.requested.is_set():
             return
         self.parts.quarantine.quiet = quiet
         for consumer in self.parts.consumers.values():
@@ -401,65 +334,29 @@ class Worker:
     # Stop.
 
     async def _drain(self) -> None:
-        """Run the phases of a stop; each is limited, and a further signal skips ahead."""
         began = time.monotonic()
-        self._lease.draining = True
         self._notify.stopping()
-        self.report.running = sum(runner.running for runner in self.parts.runners)
-        # 0 and 1: claim nothing more. Claimed jobs that have not started are released and their
-        # attempts refunded, also those that a claim in flight still brings, so that no job has to
-        # wait for it.
-        for runner in self.parts.runners:
-            self.report.released += runner.close()
-            runner.warn_all()
-        events.worker_draining(self.report.why, self.report.running, self.report.released)
-        claims_end = asyncio.create_task(
-            self.parts.supervisor.stop_tier(self.settings.statement_timeout_s + 3.0),
-            name="claims-end",
-        )
-        # 2: let running handlers finish.
-        await self._wait_for_attempts(self.settings.drain_s, stops=2)
-        # 3: cancel them; the timer abandons those that ignore it after cancel_s.
-        for runner in self.parts.runners:
-            runner.cancel_all("stop")
-        await self._wait_for_attempts(self.settings.cancel_s + 0.5, stops=3)
-        # 4: abandon the rest.
-        for runner in self.parts.runners:
-            runner.abandon_all()
-        self.report.abandoned = sum(runner.abandoned for runner in self.parts.runners)
-        # 5: write the outcomes, close the worker's row.
-        await claims_end
-        await self.parts.supervisor.stop_tier(UPKEEP_STOP_S)
-        await self._flush()
+        parts = self.parts
+        await Drain(
+            self._stops,
+            parts.runners,
+            parts.supervisor,
+            parts.acker,
+            self._lease,
+            self.report,
+            lambda: self.settings,
+        ).run()
+        await self._retire()
         self.report.drain_s = round(time.monotonic() - began, 2)
 
-    def _patience_s(self, stops: int) -> float:
-        """Return how long the phases of a stop can take from its first, second and third signal."""
-        drain_s = self.settings.drain_s if stops < 2 else 0.0
-        return drain_s + (self.settings.cancel_s if stops < 3 else 0.0)
-
-    async def _wait_for_attempts(self, timeout_s: float, stops: int) -> None:
-        """Wait until nothing runs, the time is over, or enough stops were requested."""
-        ends = time.monotonic() + timeout_s
-        while self._stops < stops and any(r.running for r in self.parts.runners):
-            left_s = ends - time.monotonic()
-            if left_s <= 0:
-                return
-            self._stop_changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, 0.05)):
-                    await self._stop_changed.wait()
-
-    async def _flush(self) -> None:
-        await self.parts.supervisor.stop_tier(FLUSH_S)
-        self.report.unwritten = self.parts.acker.backlog
-        # A renewal that finds the row closed would look like a declared death.
-        await self._beat.stop()
+    async def _retire(self) -> None:
+        # First: a renewal that finds the row closed would report that the worker was declared dead.
+        await self._lease_thread.stop()
         retiring = asyncio.create_task(
             workers.retire(self.parts.upkeep, self._me.id), name="retire"
         )
         await asyncio.wait({retiring}, timeout=RETIRE_S)
-        # A task of a handler may have cancelled it; other workers then declare the row dead.
+        # An abandoned handler may have cancelled the task; then others declare the worker dead.
         if retiring.done() and not retiring.cancelled():
             with contextlib.suppress(TaskdError):
                 retiring.result()
@@ -469,10 +366,9 @@ class Worker:
         self.parts.supervisor.closing()
         for watcher in getattr(self, "_watchers", ()):
             watcher.cancel()
-        if self._reborn is not None:
-            self._reborn.cancel()
-        if hasattr(self, "_beat"):
-            await self._beat.stop()
+        self.parts.lease_lost.close()
+        if hasattr(self, "_lease_thread"):
+            await self._lease_thread.stop()
         self.parts.handler_tasks.unwatch()
         self.parts.end_lines()
         if self._traces is not None:

@@ -324,7 +324,8 @@ def test_a_variable_that_is_no_setting_is_said_with_the_nearest_one(nowhere, com
         place |= {f"TASKD_{name}": "x" for name in others}
     said = nowhere(command, code=code, **place).stderr
     assert said.startswith(
-        "taskd: TASKD_CONCURENCY is not a setting, and is ignored. Did you mean TASKD_CONCURRENCY?\n"
+        "taskd: TASKD_CONCURENCY is not a setting, and is ignored. "
+        "Did you mean TASKD_CONCURRENCY?\n"
         "taskd: TASKD_XYZZY is not a setting, and is ignored.\n"
     )
     assert said.count("is not a setting") == 2

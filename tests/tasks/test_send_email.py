@@ -260,7 +260,7 @@ async def test_some_refused_for_good(server: Server, mailer: Mailer) -> None:
 
 async def test_some_deferred_holds_the_mail_back_for_all(server: Server, mailer: Mailer) -> None:
     server.answers |= {BOB: ["452 mailbox full", None], EVE: ["550 no such user"]}
-    with pytest.raises(MailDeferred, match=r"bob@example.com: 452 .*nobody has got the mail"):
+    with pytest.raises(MailDeferred, match=r"bob@example.com: 452 .*no recipient has got the mail"):
         await send(mailer, to=[ADA, BOB, EVE])
     assert server.mails == []
     result = await send(mailer, Attempt(attempt=2), to=[ADA, BOB, EVE])

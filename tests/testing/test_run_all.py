@@ -174,7 +174,7 @@ async def test_a_run_that_does_not_end_says_what_it_is_at(
         await asyncio.Event().wait()
 
     await client.enqueue(wait.job())
-    with pytest.raises(TimeoutError, match=r"within 0\.5 s; live are:\n  job \d+ wait\(\)"):
+    with pytest.raises(TimeoutError, match=r"within 0\.5 s; live jobs:\n  job \d+ wait\(\)"):
         await db.run_all(timeout_s=0.5)
 
 

@@ -261,7 +261,7 @@ async def test_what_a_refused_text_would_be_is_described(desk: Desk) -> None:
     errors = {kind: json.loads(rows[job]["errors"])[0] for kind, job in ids.items()}
     assert errors["NUL"]["message"] == "before\u2400after\\u0000"
     assert errors["surrogate"]["message"] == "\\ud800"
-    assert errors["unspeakable"]["message"] == "(its message could not be made)"
+    assert errors["unspeakable"]["message"] == "(its message could not be formatted)"
     assert errors["StopIteration"]["type"] == "RuntimeError"
     assert errors["CancelledError"]["type"] == "CancelledError"
     assert all(len(json.dumps(error)) < 4700 for error in errors.values())

@@ -84,7 +84,7 @@ async def test_a_beat_that_is_cancelled_begins_again(desk: Desk) -> None:
 
     worker = await desk.start(lease_s=2.0)
     me = worker.worker._lease.worker_id
-    loop = worker.worker._beat._own_loop
+    loop = worker.worker._lease_thread._own_loop
     assert loop is not None
 
     def cancel() -> None:
@@ -235,7 +235,7 @@ async def test_a_silent_stranger_is_buried_by_who_has_been_steady(desk: Desk) ->
     await desk.start(lease_s=1.0)
     (row,) = await desk.settled(job)
     assert (row["state"], row["crashes"]) == ("done", 1)
-    assert [had["proof"] for had in desk.heard.of("workers.declared_dead")] == ["its lease ran out"]
+    assert [had["proof"] for had in desk.heard.of("workers.declared_dead")] == ["its lease expired"]
 
 
 async def test_a_pill_ends_and_the_suspects_run_one_at_a_time(desk: Desk) -> None:

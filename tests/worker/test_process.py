@@ -79,7 +79,7 @@ async def test_a_process_that_dies_is_one_failed_attempt_and_is_replaced(
     died, for_good, added = await desk.settled(*ids)
     assert (died["state"], died["attempt"], died["crashes"]) == ("failed", 1, 0)
     assert died["reason"].startswith("ProcessDied: process ")
-    assert died["reason"].endswith(f"ended with {said} in the middle of the attempt")
+    assert died["reason"].endswith(f"ended with {said} during the attempt")
     assert (for_good["state"], for_good["attempt"]) == ("failed", 1)
     assert added["state"] == "done"
 
@@ -92,7 +92,7 @@ async def test_a_process_that_hangs_up_and_stays_is_killed_and_that_is_said(
     await desk.start(app.REGISTRY, process_slots=1)
     (row,) = await desk.settled(job)
     assert row["reason"].startswith("ProcessDied: process ")
-    assert row["reason"].endswith("closed its line to the worker in the middle of the attempt")
+    assert row["reason"].endswith("closed its connection to the worker during the attempt")
 
 
 async def test_a_handler_is_told_that_its_time_is_over(desk: Desk, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def resting(worker: Started) -> None:
     """Wait until nothing ticks and nobody looks any more."""
-    looking = worker.worker._beat._watch
+    looking = worker.worker._lease_thread._watch
     await until(lambda: worker.worker._pulse.resting)
     await until(lambda: time.monotonic() - looking._looked > 0.3)
 
@@ -85,7 +85,7 @@ async def test_who_rests_stops_at_once(desk: Desk) -> None:
     worker = await desk.start()
     await resting(worker)
     assert await worker.stop() == 0
-    assert not worker.worker._beat._thread.is_alive()
+    assert not worker.worker._lease_thread._thread.is_alive()
 
 
 async def test_nobody_rests_while_a_handler_runs_or_was_abandoned(

@@ -86,7 +86,7 @@ class Chart:
 
 
 def chart(rows: Sequence[Row], steps: int, asked_s: float) -> Chart:
-    """Return the chart of these steps, as store/reading/dashboard.finished_recently returns them."""
+    """Return the chart of these rows of store/reading/dashboard.finished_recently."""
     since, until = rows[0]["since"], rows[0]["until"]
     window_s = max((until - since).total_seconds(), 0.001)
     by_step = {row["step"]: row for row in rows if row["step"] is not None}

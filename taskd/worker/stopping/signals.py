@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from taskd.worker.stopping.drain import StopPhase
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
@@ -60,7 +61,7 @@ class Signals:
         quiet: Callable[[bool], None],
         reload: Callable[[], None],
         *,
-        patience_s: Callable[[int], float],
+        patience_s: Callable[[StopPhase], float],
         leave: Callable[[], None],
         last: bool,
     ) -> None:
@@ -136,7 +137,7 @@ class Signals:
         """The thread: pass on signals; check that a requested stop ends."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
-        stops, ends = 0, float("inf")
+        phase, ends = StopPhase.NONE, float("inf")
         while True:
             left_s = ends - time.monotonic()
             if poll.poll(None if left_s == float("inf") else max(0.0, left_s) * 1000):
@@ -148,9 +149,9 @@ class Signals:
                         os.write(self._loops_own, numbers)
                 for number in numbers:
                     if number in STOPS:
-                        stops = 3 if number == signal.SIGQUIT else stops + 1
-                        ends = time.monotonic() + self._patience_s(stops)
-                        ends += MARGIN_S if stops < 3 else 0.0
+                        phase = phase.next(at_once=number == signal.SIGQUIT)
+                        ends = time.monotonic() + self._patience_s(phase)
+                        ends += MARGIN_S if phase < StopPhase.ABANDON else 0.0
             elif self._answers():
                 ends = time.monotonic() + ANSWER_S
             elif not poll.poll(0):  # and the signals were not restored meanwhile

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from taskd import events
-from taskd.worker.lease import Lease
+from taskd.worker.lease_lost import LeaseLost
 from taskd.worker.observing.loop_monitor import REST_AFTER_S, REST_TICK_S, TICK_S, Pulse
 from taskd.worker.running.handler_tasks import HandlerTasks
 from taskd.worker.running.runner import Runner
@@ -23,12 +23,15 @@ class Timer(Loop):
     name = "ticker"
 
     def __init__(
-        self, runners: Sequence[Runner], lease: Lease, pulse: Pulse, handler_tasks: HandlerTasks
+        self,
+        runners: Sequence[Runner],
+        lease_lost: LeaseLost,
+        pulse: Pulse,
+        handler_tasks: HandlerTasks,
     ) -> None:
         super().__init__(TICK_S)
-        self._runners, self._lease, self._pulse = runners, lease, pulse
+        self._runners, self._lease_lost, self._pulse = runners, lease_lost, pulse
         self._handler_tasks = handler_tasks
-        self._fenced = False
         self._second = 0
         pulse.on_wake.append(self.wakeup.set)
 
@@ -42,22 +45,11 @@ class Timer(Loop):
             self._second = int(now)
             events.turn_second()
             self._handler_tasks.look()
-        self._fence_if_silent()
+        self._lease_lost.fence_if_silent()
         if now - self._pulse.started < REST_AFTER_S or any(map(_works, self._runners)):
             return None
         self._pulse.rest()
         return REST_TICK_S
-
-    def _fence_if_silent(self) -> None:
-        """Cancel attempts before others can run our jobs: silence can mean that we are cut off."""
-        if self._lease.trusted or self._lease.outage or self._lease.buried:
-            self._fenced = False
-        elif not self._fenced:
-            self._fenced = True
-            events.worker_fenced(self._lease.silent_s + self._lease.lease_s * 2 / 3)
-            for runner in self._runners:
-                runner.give_back()
-                runner.cancel_all("fence")
 
 
 def _works(runner: Runner) -> bool:

@@ -1,0 +1,91 @@
+"""What a worker does when its lease is lost, or when it cannot know whether it still holds it.
+
+- The lease cannot be renewed: the worker releases claimed jobs and cancels its handlers before
+  another worker may run them. The timer checks this (upkeep/timer.py).
+- Another worker declared this one dead: its jobs belong to others. It drops them and registers
+  under a new id. The lease thread finds out (lease.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from taskd import events
+from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.claiming.quarantine import Quarantine
+from taskd.worker.lease import Lease
+from taskd.worker.running.runner import Runner
+from taskd.worker.service import Backoff
+from taskd.worker.stopping.drain import StopRequests
+
+
+class LeaseLost:
+    """Handles the loss of the lease, on the main loop.
+
+    Args:
+        register: registers this process under a new id.
+        stops: a worker that stops does not register again.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        runners: Sequence[Runner],
+        consumers: Collection[Consumer],
+        quarantine: Quarantine,
+        register: Callable[[], Awaitable[None]],
+        stops: StopRequests,
+    ) -> None:
+        self._lease, self._runners, self._consumers = lease, runners, consumers
+        self._quarantine, self._register, self._stops = quarantine, register, stops
+        self._fenced = False
+        self._registering: asyncio.Task[None] | None = None
+
+    def fence_if_silent(self) -> None:
+        """Drop all jobs once the lease is no longer trusted, before others may run them.
+
+        In an outage of the server nobody can take the jobs over, so they go on.
+        """
+        if self._lease.trusted or self._lease.outage or self._lease.buried:
+            self._fenced = False
+        elif not self._fenced:
+            self._fenced = True
+            events.worker_fenced(self._lease.silent_s + self._lease.lease_s * 2 / 3)
+            self._drop_jobs()
+
+    def declared_dead(self, worker_id: int) -> None:
+        """Drop all jobs of the worker `worker_id`, and register under a new id."""
+        if worker_id != self._lease.worker_id or self._lease.buried:
+            return
+        self._lease.buried = True
+        events.worker_declared_dead(worker_id)
+        self._drop_jobs()
+        if not self._stops.requested.is_set():
+            self._registering = asyncio.create_task(self._register_again(), name="register-again")
+
+    def close(self) -> None:
+        """Cancel a registration that is under way."""
+        if self._registering is not None:
+            self._registering.cancel()
+
+    def _drop_jobs(self) -> None:
+        for runner in self._runners:
+            runner.give_back()
+            runner.cancel_all("fence")
+
+    async def _register_again(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await self._register()
+            except Exception as error:  # noqa: BLE001 - a worker without a lease is of no use
+                delay_s = backoff.next_s()
+                events.service_crashed("register-again", error, crashes=1, delay_s=delay_s)
+                await asyncio.sleep(delay_s)
+            else:
+                # Claims under the dead id found nothing, and producers did not notify this worker.
+                self._quarantine.wakeup.set()
+                for consumer in self._consumers:
+                    consumer.doubt()
+                return

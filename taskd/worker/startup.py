@@ -1,0 +1,85 @@
+"""What a worker checks before it starts: that the server has enough connections for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from taskd import events
+from taskd.config import Settings
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.registry import Registry
+from taskd.errors import ConfigError
+from taskd.store import workers
+from taskd.store.connections.error_translation import NoRoom
+from taskd.worker.assembly import Assembly
+from taskd.worker.service import Backoff
+from taskd.worker.stopping.parent_watch import Place
+
+# One each for claims, acks, upkeep, lease renewal and LISTEN, and at times one for pruning and one
+# for the queries of schedules. With more than one queue there is a second one for claims.
+CONNECTIONS = 7
+
+
+async def when_connections_are_free(
+    connects: Callable[[], Awaitable[object]], stop_requested: asyncio.Event
+) -> None:
+    """Await `connects()`; while the server has no free connection, try again.
+
+    Raises:
+        NoRoom: the server has no free connection, and a stop was requested.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            await connects()
+        except NoRoom as error:
+            if stop_requested.is_set():
+                raise
+            delay_s = backoff.next_s()
+            events.connections_none(str(error), delay_s)
+        else:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await stop_requested.wait()
+
+
+async def check_connections(
+    settings: Settings, registry: Registry, parts: Assembly, place: Place
+) -> dict[str, int]:
+    """Compare the connections that the worker needs with those that the server has.
+
+    Returns:
+        The counts, for the log.
+
+    Raises:
+        ConfigError: the server allows fewer connections than the worker needs.
+    """
+    needed = CONNECTIONS + (len(parts.runners) > 1)
+    needed += settings.http != "off" and place.alone
+    if any(task.kind is Kind.TRANSACTION for task in registry):
+        needed += settings.transaction_connections
+    of_all = needed * place.of
+    server = await workers.connections(parts.upkeep)
+    usable = server.allowed - server.reserved
+    if of_all > usable:
+        several = f", and {place.of} processes {of_all}"
+        raise ConfigError(
+            f"this worker needs {needed} connections{'' if place.alone else several}"
+            f"; the server allows {usable}. Raise its max_connections"
+            f"{'' if place.alone else ', or run fewer processes'}."
+        )
+    # The lanes are connected already and counted as used. Too few free connections cause only a
+    # warning, as other clients may disconnect; the first of several processes warns for all.
+    free = usable - server.used + len(parts.lanes)
+    wanted = of_all if place.number == 1 else needed
+    if wanted > free:
+        events.connections_short(wanted, free)
+    return {
+        "connections": needed,
+        **({} if place.alone else {"connections_of_all": of_all}),
+        "server_has": usable,
+        "server_used": server.used,
+    }

@@ -1,0 +1,125 @@
+"""The phases of a stop, how they are requested, and how a worker passes through them.
+
+The first SIGTERM drains, the second cancels the handlers, the third abandons them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from taskd import events
+from taskd.config import Settings
+from taskd.worker.finishing.acker import Acker
+from taskd.worker.finishing.drain_report import DrainReport
+from taskd.worker.lease import Lease
+from taskd.worker.running.runner import Runner
+from taskd.worker.supervisor import Supervisor
+
+UPKEEP_STOP_S = 1.0
+FLUSH_S = 5.0
+
+
+class StopPhase(IntEnum):
+    """How far a stop has been requested."""
+
+    NONE = 0
+    DRAIN = 1
+    CANCEL = 2
+    ABANDON = 3
+
+    def next(self, *, at_once: bool) -> StopPhase:
+        """Return the phase after one more request; `at_once` (SIGQUIT) skips to the last one."""
+        return StopPhase.ABANDON if at_once else StopPhase(min(self + 1, StopPhase.ABANDON))
+
+    def patience_s(self, settings: Settings) -> float:
+        """Return how long a stop may take from this request on, in seconds."""
+        drain_s = settings.drain_s if self < StopPhase.CANCEL else 0.0
+        return drain_s + (settings.cancel_s if self < StopPhase.ABANDON else 0.0)
+
+
+class StopRequests:
+    """The stop requests that have reached the event loop.
+
+    The signal thread counts signals as well (signals.py), because a blocked loop counts nothing.
+
+    Attributes:
+        phase: how far the stop has been requested.
+        requested: set by the first request.
+    """
+
+    def __init__(self) -> None:
+        self.phase = StopPhase.NONE
+        self.requested = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def add(self, *, at_once: bool) -> None:
+        """Request the next phase, or the last one."""
+        self.phase = self.phase.next(at_once=at_once)
+        self.requested.set()
+        self._changed.set()
+
+    async def wait_for_next(self, timeout_s: float) -> None:
+        """Wait for another request, at most `timeout_s`."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+
+class Drain:
+    """Passes through the phases of a stop. Each phase is bounded; a further request skips ahead."""
+
+    def __init__(
+        self,
+        requests: StopRequests,
+        runners: Sequence[Runner],
+        supervisor: Supervisor,
+        acker: Acker,
+        lease: Lease,
+        report: DrainReport,
+        settings: Callable[[], Settings],
+    ) -> None:
+        self._requests, self._runners, self._supervisor = requests, runners, supervisor
+        self._acker, self._lease, self._report = acker, lease, report
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Stop claiming, let handlers end, cancel them, abandon the rest, write all outcomes."""
+        self._lease.draining = True
+        self._report.running = sum(runner.running for runner in self._runners)
+        # No more claims. Claimed jobs that have not started are released and their attempts
+        # refunded, and so are the jobs of a claim in flight: nothing has to wait for its reply.
+        for runner in self._runners:
+            self._report.released += runner.close()
+            runner.warn_all()
+        events.worker_draining(self._report.why, self._report.running, self._report.released)
+        claims_end = asyncio.create_task(
+            self._supervisor.stop_tier(self._settings().statement_timeout_s + 3.0),
+            name="claims-end",
+        )
+        # Running handlers are allowed to end.
+        await self._wait_for_attempts(self._settings().drain_s, StopPhase.CANCEL)
+        # They are cancelled. The timer abandons those that ignore the cancellation.
+        for runner in self._runners:
+            runner.cancel_all("stop")
+        await self._wait_for_attempts(self._settings().cancel_s + 0.5, StopPhase.ABANDON)
+        for runner in self._runners:
+            runner.abandon_all()
+        self._report.abandoned = sum(runner.abandoned for runner in self._runners)
+        await claims_end
+        await self._supervisor.stop_tier(UPKEEP_STOP_S)
+        await self._supervisor.stop_tier(FLUSH_S)  # the acker
+        self._report.unwritten = self._acker.backlog
+
+    async def _wait_for_attempts(self, timeout_s: float, until: StopPhase) -> None:
+        """Wait until nothing runs, the timeout has passed, or the phase `until` is requested."""
+        ends = time.monotonic() + timeout_s
+        while self._requests.phase < until and any(runner.running for runner in self._runners):
+            left_s = ends - time.monotonic()
+            if left_s <= 0:
+                return
+            await self._requests.wait_for_next(min(left_s, 0.05))
