@@ -115,7 +115,7 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """Run all jobs that are due now, and those that they enqueue, by a real worker in this loop.
+        """Run all jobs that are due now, and those that they enqueue, with a real worker.
 
         Later jobs stay: see travel(). So do jobs that a pause holds back, or a rate for longer than
         a second, and jobs whose task no imported module defines.

@@ -44,7 +44,7 @@ class JobRow:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], names: Sequence[str] = ()) -> Self:
-        """Return the job of a row of testing_jobs; `names` orders its arguments (jsonb does not)."""
+        """Return the job of a row of testing_jobs; `names` orders its arguments."""
         known = dict(row)
         last = msgspec.json.decode(known.pop("last_error") or "{}")
         args = msgspec.json.decode(known["args"])

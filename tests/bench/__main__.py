@@ -1,7 +1,8 @@
-"""`python -m tests.bench SCENARIO`: what the shared harness does not measure, and the page.
+"""`python -m tests.bench SCENARIO`: scenarios beyond those of the shared harness, and the page.
 
-BENCH_COMMON is the folder of the shared harness, BENCH_ROOT and BENCH_PORT are what its setup.sh
-was given. Each command prints its rows as they come, and a table against its bounds at the end.
+BENCH_COMMON is the folder of the shared harness; BENCH_ROOT and BENCH_PORT are the values given to
+its setup.sh. Each command prints each row when it is measured, and at the end a table of the
+figures and their bounds.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from pathlib import Path
 
 from tests.bench import (
     backlog,
-    beside,
     enqueue,
     flush,
     harness,
-    held,
+    held_snapshot,
     idle,
     memory,
     page,
     producers,
     queues,
     tables,
+    two_queues,
     waits,
     wakeups,
     work,
@@ -35,7 +36,7 @@ from tests.bench.rows import Rows
 
 Command = Callable[[harness.Results, argparse.Namespace], None]
 
-# Name: the issue's name, what it does, seconds per measurement, how it is run, and whose bounds.
+# Name: help text, seconds per measurement, the command, and the scenarios of its bounds.
 COMMANDS: dict[str, tuple[str, float, Command, tuple[str, ...]]] = {
     "work": (
         "S1 with handlers that wait 5 ms", 10.0,
@@ -50,12 +51,12 @@ COMMANDS: dict[str, tuple[str, float, Command, tuple[str, ...]]] = {
         lambda to, a: waits.measure(to, a.reps, a.peers), ("S3", "S5"),
     ),
     "idle": (
-        "S4, to the nanosecond, where run.py's figures come from the kernel's ticks", 20.0,
+        "S4, CPU to the nanosecond; run.py counts kernel ticks", 20.0,
         lambda to, a: idle.record(to, a.reps, a.secs), ("S4",),
     ),
     "held": (
         "S6, enqueueing and draining under a held snapshot", 60.0,
-        lambda to, a: held.measure(to, a.reps, a.secs, a.peers, a.control), ("S6",),
+        lambda to, a: held_snapshot.measure(to, a.reps, a.secs, a.peers, a.control), ("S6",),
     ),
     "backlog": (
         "S7: a million queued, a million in the future, 100,000 of an unknown task", 0.0,
@@ -70,15 +71,15 @@ COMMANDS: dict[str, tuple[str, float, Command, tuple[str, ...]]] = {
         lambda to, a: queues.measure(to, a.reps, a.secs), ("many queues",),
     ),
     "beside": (
-        "a queue beside another one that has a backlog", 0.0,
-        lambda to, a: beside.measure(to, a.reps), ("beside",),
+        "single jobs on one queue while another queue is drained", 0.0,
+        lambda to, a: two_queues.measure(to, a.reps), ("beside",),
     ),
     "memory": (
         "100,000 jobs of 10 KiB, concurrency 1,000", 0.0,
         lambda to, a: memory.measure(to, a.reps, a.jobs), ("memory",),
     ),
     "wakeups": (
-        "random trials of a worker that falls asleep while producers commit", 0.0,
+        "jobs committed while a worker stops polling", 0.0,
         lambda to, a: wakeups.measure(to, a.reps, a.trials), ("safe wake-ups",),
     ),
     "flush": (
@@ -98,7 +99,7 @@ def main() -> None:
         rows = Rows.read(asked.results)
         _print(rows, list(tables.scenario_tables(rows)), ())
         return
-    # Whoever ends a command ends it in order: workers die, and the server is set as it was.
+    # SIGTERM must run the cleanup: workers end, and the server's settings are reset.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = asked.results or Path(tempfile.mkdtemp(prefix="taskd-bench-"))
     results = harness.Results(folder)

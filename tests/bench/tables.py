@@ -31,7 +31,7 @@ class Table(NamedTuple):
 
 
 def number(figure: Figure | None, digits: int | None = None) -> str:
-    """As people write it; empty for what was not measured."""
+    """Format a figure; return an empty text for one that was not measured."""
     if figure is None:
         return ""
     value = figure.value
@@ -41,7 +41,7 @@ def number(figure: Figure | None, digits: int | None = None) -> str:
 
 
 def bounds(rows: Rows, scenarios: Sequence[str] = ()) -> Table:
-    """Every bound with its figure, or those of some scenarios."""
+    """Return the table of all bounds, or of some scenarios', with their figures."""
     chosen = [each for each in all_bounds() if not scenarios or each.scenario in scenarios]
     head = ("Scenario", "Measure", "To reach", "Reached", "Runs", "")
     return Table("What taskd is to reach", head, [_bound(each, rows) for each in chosen])
@@ -51,7 +51,7 @@ def _bound(bound: Bound, rows: Rows) -> Cells:
     figure = bound.get(rows)
     if figure is None:
         return bound.scenario, bound.measure, bound.asked(), "not measured", "", ""
-    # A figure that misses its bound by less than it is rounded by is not told as if it reached it.
+    # Rounding must not make a figure that misses its bound look as if it reached it.
     rounded = figure._replace(value=round(figure.value, 2))
     digits = 2 if bound.holds(rounded) == bound.holds(figure) else 5
     reached = f"{figure.value:.{digits}f}{' ' + bound.unit if bound.unit else ''}"
@@ -60,7 +60,7 @@ def _bound(bound: Bound, rows: Rows) -> Cells:
 
 
 def scenario_tables(rows: Rows) -> dict[str, Table]:
-    """All tables that there are rows for, by scenario."""
+    """Return all tables that have rows, by scenario."""
     made: dict[str, Callable[[Rows], Table]] = {
         "s1": _drain,
         "work": _work,
@@ -87,6 +87,14 @@ def scenario_tables(rows: Rows) -> dict[str, Table]:
     return {name: make(rows) for name, make in made.items() if rows.of(name)}
 
 
+def label(peer: str) -> str:
+    """Return the name of a peer as readers know it."""
+    if peer.startswith("raw"):
+        return "hand-written SQL"
+    name = peer.removesuffix("_tuned").removesuffix("_batch")
+    return {"graphile": "graphile-worker", "plain": "plain INSERT"}.get(name, name)
+
+
 def names(rows: list[Row], field: str = "peer") -> list[str]:
     return list(dict.fromkeys(row[field] for row in rows))
 
@@ -94,7 +102,7 @@ def names(rows: list[Row], field: str = "peer") -> list[str]:
 def _ranked(
     rows: Rows, scenario: str, figure: Callable[[str], Figure | None], *, low: bool = False
 ) -> list[str]:
-    """The peers of a scenario, best first."""
+    """Return the peers of a scenario, best first."""
     best = {name: found.value for name in names(rows.of(scenario)) if (found := figure(name))}
     return sorted(best, key=lambda name: best[name], reverse=not low)
 
@@ -104,12 +112,12 @@ def _drain(rows: Rows, scenario: str = "s1") -> Table:
         return rows.median(scenario, "rate", peer=name, procs=procs)
 
     slow = " with a slow flush" if scenario != "s1" else ""
-    head = ("Peer", "1 process", "2 processes", "of taskd's", "CPU us/job: worker", "server")
+    head = ("Peer", "1 process", "2 processes", "of taskd", "CPU us/job: worker", "server")
     lines = []
     for name in _ranked(rows, scenario, rate):
         ratio = rows.ratio(scenario, "rate", {"peer": name}, {"peer": "taskd"}, both={"procs": 1})
         cpu = [_per_job(rows, scenario, name, field) for field in ("worker_cpu", "pg_cpu")]
-        lines.append((name, number(rate(name)), number(rate(name, 2)), number(ratio), *cpu))
+        lines.append((label(name), number(rate(name)), number(rate(name, 2)), number(ratio), *cpu))
     return Table(f"S1 drain{slow}, jobs/s", head, lines)
 
 
@@ -128,7 +136,7 @@ def _work(rows: Rows) -> Table:
     for name in names(rows.of("work")):
         rate = rows.median("work", "rate", peer=name)
         assert rate is not None
-        lines.append((name, number(rate), f"{rate.value / 20_000:.2f}"))
+        lines.append((label(name), number(rate), f"{rate.value / 20_000:.2f}"))
     return Table("S1 with handlers that wait 5 ms, concurrency 100", head, lines)
 
 
@@ -148,18 +156,18 @@ def _flush_enqueue(rows: Rows) -> Table:
 def _enqueue_table(
     rows: Rows, scenario: str, title: str, columns: dict[str, dict[str, object]]
 ) -> Table:
-    """Rates, and in brackets those of taskd relative to them."""
+    """Return the table of rates; the ratio of taskd to each is in brackets."""
     keys = dict.fromkeys((row["peer"], row.get("notify", True)) for row in rows.of(scenario))
     lines = []
     for name, notify in keys:
-        cells = [name if notify is True else f"{name}, rings nobody"]
+        cells = [label(name) if notify is True else f"{label(name)}, no NOTIFY"]
         for where in columns.values():
             mine = {"peer": name, "notify": notify}
             rate = rows.median(scenario, "rate", **mine, **where)
             ratio = rows.ratio(scenario, "rate", {"peer": "taskd"}, mine, both=where)
             cells.append(f"{number(rate)} ({number(ratio)})" if rate else "")
         lines.append(tuple(cells))
-    return Table(f"{title} (taskd over it)", ("Peer", *columns), lines)
+    return Table(f"{title} (taskd divided by the row)", ("Peer", *columns), lines)
 
 
 def _waits(rows: Rows, scenario: str, title: str) -> Table:
@@ -167,7 +175,7 @@ def _waits(rows: Rows, scenario: str, title: str) -> Table:
         return rows.median(scenario, field, peer=name)
 
     lines = [
-        (name, *(number(wait(name, field)) for field in ("p50", "p95", "p99", "max")))
+        (label(name), *(number(wait(name, field)) for field in ("p50", "p95", "p99", "max")))
         for name in _ranked(rows, scenario, wait, low=True)
     ]
     return Table(title, ("Peer", "p50", "p95", "p99", "max"), lines)
@@ -184,7 +192,7 @@ def _idle(rows: Rows) -> Table:
         "RSS MiB",
     )
     lines = [
-        (name, *(number(rows.median("s4", field, peer=name), 1) for field in fields))
+        (label(name), *(number(rows.median("s4", field, peer=name), 1) for field in fields))
         for name in _ranked(
             rows, "s4", lambda name: rows.median("s4", "xact_per_s", peer=name), low=True
         )
@@ -196,7 +204,7 @@ def _idle_taskd(rows: Rows) -> Table:
     head = ("transactions/s", "worker CPU ms/s", "sessions' CPU ms/s", "RSS MiB")
     fields = ("transactions_per_s", "worker_ms_per_s", "sessions_ms_per_s", "rss_mib")
     line = tuple(number(rows.median("idle", each), 2) for each in fields)
-    return Table("S4 idle, taskd, to the nanosecond", head, [line])
+    return Table("S4 idle, taskd, with exact CPU times", head, [line])
 
 
 def _held(rows: Rows) -> Table:
@@ -210,7 +218,7 @@ def _held(rows: Rows) -> Table:
                 for field in ("first", "last", "ratio", "fewest_queued")
             ]
             if found[0]:
-                lines.append((name, "held" if hold else "none", *found))
+                lines.append((label(name), "held" if hold else "none", *found))
     return Table("S6 held snapshot, enqueueing and draining", head, lines)
 
 
@@ -254,7 +262,7 @@ def _producers(rows: Rows, scenario: str) -> Table:
 
 def _wakeups(rows: Rows) -> Table:
     fields = ("trials", "by_poll", "p999_answered_ms", "p999_ms")
-    head = ("trials per run", "found by a poll only", "p99.9, ms", "with the commit")
+    head = ("trials per run", "found only by a poll", "p99.9, ms", "with the commit")
     return Table(
         "Safe wake-ups", head, [tuple(number(rows.median("wakeups", each)) for each in fields)]
     )
@@ -276,7 +284,7 @@ def _beside(rows: Rows) -> Table:
         other = f"{jobs:,} jobs" if jobs else "empty"
         told = (rows.median("beside", each, jobs=jobs) for each in fields)
         lines.append((other, *map(number, told)))
-    return Table(f"A queue beside another: {COMMIT_TO_START}", head, lines)
+    return Table(f"Two queues, one with a backlog: {COMMIT_TO_START}", head, lines)
 
 
 def _memory(rows: Rows) -> Table:

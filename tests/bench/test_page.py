@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.bench import page, tables
-from tests.bench.better import where_peers_are_better
 from tests.bench.bounds import all_bounds
+from tests.bench.peers_ahead import where_peers_are_better
 from tests.bench.rows import Rows
 
 # Scenario: words of each measure that has a bound.
@@ -38,7 +38,7 @@ ASKED = {
 
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    """As the harness writes (.json) or as we do (.jsonl)."""
+    """Write rows as the harness does (.json) or as tests.bench does (.jsonl)."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(rows) if name.endswith(".json") else "\n".join(map(json.dumps, rows))
     (folder / name).write_text(text)
@@ -132,10 +132,10 @@ def test_the_same_repetition_of_two_folders_is_two(results: Path, tmp_path: Path
     assert (figure.value, figure.runs) == (pytest.approx(0.8), 2)
 
 
-def test_where_a_peer_is_better_is_said_in_words(results: Path) -> None:
+def test_the_page_says_where_a_peer_is_better(results: Path) -> None:
     assert list(where_peers_are_better(Rows.read([results]))) == [
-        "S3 wake-up p99: graphile_batch is better, 2.00 against 3.00.",
-        "S3 wake-up p99, by their own clients: graphile_batch is better, 3.00 against 4.00.",
+        "S3 wake-up p99: graphile-worker 2.00, taskd 3.00.",
+        "S3 wake-up p99, by their own clients: graphile-worker 3.00, taskd 4.00.",
     ]
 
 
@@ -156,9 +156,9 @@ def test_the_page_is_written_between_its_markers_with_pictures_that_stay_the_sam
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "graphile_batch is better" in text
+    assert "graphile-worker 2.00, taskd 3.00" in text
     assert "![S6 held snapshot" in text
-    assert "| graphile_batch | 50.00" in text
+    assert "| graphile-worker | 50.00" in text
 
 
 def test_a_page_without_markers_is_left_alone(results: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# What enqueue_unique() and its index raise when a key is held, and check_queue_room() when a queue is full.
+# Constraint names in the errors of enqueue_unique() and its index, and of check_queue_room().
 REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,

@@ -1,4 +1,4 @@
-"""Where another queue is better than taskd, said in words that come from the figures."""
+"""Sentences for the figures in which another queue is better than taskd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.bench.bounds import MODES, OWN
 from tests.bench.rows import Rows, is_peer
-from tests.bench.tables import names, number
+from tests.bench.tables import label, names, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +71,4 @@ def _better(rows: Rows, one: Compared) -> Iterator[str]:
     for name in peers:
         theirs = rows.median(one.scenario, one.field, **{key: name}, **one.where)
         if theirs and (theirs.value < ours.value if one.low else theirs.value > ours.value):
-            yield f"{one.words}: {name} is better, {number(theirs)} against {number(ours)}."
+            yield f"{one.words}: {label(name)} {number(theirs)}, taskd {number(ours)}."

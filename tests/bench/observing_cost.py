@@ -1,13 +1,14 @@
-"""What it costs to tell: a drain of no-op jobs with traces, and with lines that are kept.
+"""What logs and traces cost: drain no-op jobs with each, and compare.
 
-In one run, one after the other, as often as is said: `off`; `lines`, one line a job that goes
-nowhere; `kept`, the same with keep_logs="all"; `traces`, with the SDK of OpenTelemetry and an
-exporter that throws its spans away, every job with a context of its own. Figures are microseconds
-of CPU a job of the worker's process, and jobs per second; ratios are to `off` of the same round.
+Each round drains the same jobs in four variants, one after the other: `off`; `lines`: each job logs
+one line to a handler that discards it; `kept`: the same with keep_logs="all"; `traces`: the SDK of
+OpenTelemetry with an exporter that discards spans, and a trace context in each job. The figures are
+CPU microseconds of the worker process per job, and jobs per second; ratios compare with `off` of
+the same round.
 
-    TASKD_DSN=postgresql://... python -m tests.bench.told --jobs 20000 --rounds 5
+    TASKD_DSN=postgresql://... python -m tests.bench.observing_cost --jobs 20000 --rounds 5
 
-It needs a migrated database of its own: it empties the tables of jobs.
+It needs a migrated database of its own, because it truncates the job tables.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ SELECT 'told', 'nothing', $2::text::jsonb FROM generate_series(1, $1::integer)
 CONTEXT = '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'
 
 
-class Thrown(logging.Handler):
-    """Takes lines, and does nothing with them."""
+class Discard(logging.Handler):
+    """Discards log lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Throw it away."""
+        """Discard the line."""
 
 
 async def drain(variant: str, jobs: int) -> dict[str, float]:
-    """Run so many jobs; seconds, and seconds of CPU of this process."""
+    """Run this many jobs; return the seconds and CPU seconds of this process."""
     from taskd.config import Settings
     from taskd.core.tasks.registry import Registry
     from taskd.core.tasks.task import Task
@@ -55,7 +56,7 @@ async def drain(variant: str, jobs: int) -> dict[str, float]:
     await connection.execute(FILL, jobs, CONTEXT if variant == "traces" else None)
     await connection.execute("VACUUM ANALYZE taskd.job")
     log = logging.getLogger("told")
-    log.addHandler(Thrown())
+    log.addHandler(Discard())
     log.setLevel(logging.INFO)
     log.propagate = False
     if variant == "traces":
@@ -90,12 +91,12 @@ def _trace() -> None:
         SpanExportResult,
     )
 
-    class Throws(SpanExporter):
+    class DiscardSpans(SpanExporter):
         def export(self, spans: Any) -> SpanExportResult:
             return SpanExportResult.SUCCESS
 
     provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(Throws()))
+    provider.add_span_processor(BatchSpanProcessor(DiscardSpans()))
     trace.set_tracer_provider(provider)
 
 
@@ -129,8 +130,17 @@ def main() -> None:
 
 
 def _apart(variant: str, jobs: int) -> dict[str, float]:
-    """One drain in a process of its own."""
-    command = [sys.executable, "-m", "tests.bench.told", "--one", variant, "--jobs", str(jobs)]
+    """Run one drain in a separate process."""
+    module = "tests.bench.observing_cost"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.observing_cost",
+        "--one",
+        variant,
+        "--jobs",
+        str(jobs),
+    ]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     told: dict[str, float] = json.loads(ended.stdout)
     return told
