@@ -135,7 +135,7 @@ def _apart(variant: str, jobs: int) -> dict[str, float]:
     command = [
         sys.executable,
         "-m",
-        "tests.bench.observing_cost",
+        module,
         "--one",
         variant,
         "--jobs",
