@@ -87,7 +87,7 @@ class Assembly:
         if len(limits) > 1:
             self.backlog_claims = Lane(database, "claim", **PLANS)
             claiming.append(self.backlog_claims)
-        self._deafen: Callable[[], None] = lambda: None
+        self._end_log_writer: Callable[[], None] = lambda: None
         self.acks = Lane(database, "ack", **PLANS)
         self.upkeep = Lane(database, "upkeep", **PLANS)
         self.lanes = (*claiming, self.acks, self.upkeep)
@@ -96,9 +96,9 @@ class Assembly:
         keep = KeepLogs(settings.keep_logs)
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
         told = (self.upkeep, registry, keep, self._runs, pulse.together)
-        self.keeper = LogWriter(*told) if keeps else None
-        self.lines = LogCapture(self._works_for, self.keeper, self._hides, pulse.together)
-        self.processes = JobProcesses(settings, settings.app, self.keeper)
+        self.log_writer = LogWriter(*told) if keeps else None
+        self.lines = LogCapture(self._works_for, self.log_writer, self._hides, pulse.together)
+        self.processes = JobProcesses(settings, settings.app, self.log_writer)
         self.transactions = Transactions(database, settings.transaction_connections)
         self._pulse, self._loop = pulse, asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -122,29 +122,31 @@ class Assembly:
         self.handler_tasks = HandlerTasks(pulse, self._runs)
         self.progress = ProgressWriter(self.upkeep, self._runs)
         self.shared.progress = self.progress.tell
-        self.leaving = EmergencyStop(database, lease, self.acker, self.runners, LoopMonitor(pulse))
+        self.emergency_stop = EmergencyStop(
+            database, lease, self.acker, self.runners, LoopMonitor(pulse)
+        )
         self.reconciler = Reconciler(
             claiming, lease, self.acker, self.runners, settings.statement_timeout_s
         )
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
-        self.firers = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
-        self.sweeper = Rescuer(
+        self.schedule_runners = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
+        self.rescuer = Rescuer(
             self.upkeep,
             lease,
             me,
             self.counts,
             self.promoter.expect,
-            [firer.expect for firer in self.firers],
+            [each.expect for each in self.schedule_runners],
             self.consumers.values(),
             self.controls,
         )
         self._add_listening(settings, database)
         self.lease_lost = LeaseLost(
-            lease, self.runners, self.consumers.values(), self.slow_lane, register_again, stops
+            lease, self.runners, self.consumers.values(), self.quarantine, register_again, stops
         )
         beside: list[Service] = [Timer(self.runners, self.lease_lost, pulse, self.handler_tasks)]
-        self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.scout)
+        self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.poller)
         if notify.active:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
         self.supervisor = Supervisor(self._tiers(beside, Pruner(database)))
@@ -152,20 +154,20 @@ class Assembly:
     def _tiers(self, beside: list[Service], historian: Pruner) -> list[list[Service]]:
         """What runs, in the order in which it starts; it stops in the opposite one."""
         upkeep: list[Service] = [
-            self.sweeper,
+            self.rescuer,
             self.promoter,
-            *self.firers,
+            *self.schedule_runners,
             self.reconciler,
-            self.scout,
+            self.poller,
             self.progress,
-            *([self.keeper] if self.keeper else []),
+            *([self.log_writer] if self.log_writer else []),
             historian,
         ]
         return [
             beside,
             [self.acker],  # outlives every attempt
             [*upkeep, *([self.listener] if self.listener else [])],
-            [*self.consumers.values(), self.slow_lane],  # to stop is to claim nothing more
+            [*self.consumers.values(), self.quarantine],  # to stop is to claim nothing more
         ]
 
     def _runs(self, job: Job) -> bool:
@@ -188,30 +190,30 @@ class Assembly:
         """Name the job in what handlers log, and keep it where that is wanted."""
         own_threads(self._loop, self._works_for)
         self.lines.install()
-        if self.keeper is not None:
-            self._deafen = self.keeper.begin(self._loop.call_soon_threadsafe)
+        if self.log_writer is not None:
+            self._end_log_writer = self.log_writer.begin(self._loop.call_soon_threadsafe)
 
     def end_lines(self) -> None:
         """The opposite."""
         self.lines.remove()
-        self._deafen()
+        self._end_log_writer()
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
         """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""
-        self.scout = IdlePoller(self.upkeep, settings.poll_s)
-        self.slow_lane = Quarantine(
+        self.poller = IdlePoller(self.upkeep, settings.poll_s)
+        self.quarantine = Quarantine(
             self.claims,
             lease,
             self.acker,
             {runner.queue: runner for runner in self.runners},
             registry.names(),
             lambda: self.shared.paused,
-            self.reconciler.doubt,
+            self.reconciler.claim_lost,
         )
-        self.shared.suspect_ended = self.slow_lane.wakeup.set
-        self.acker.on_written.append(self.slow_lane.written)
+        self.shared.suspect_ended = self.quarantine.wakeup.set
+        self.acker.on_written.append(self.quarantine.written)
         self.consumers: dict[str, Consumer] = {}
-        self.promoter = Promoter(self.upkeep, self.consumers, self.slow_lane.wakeup)
+        self.promoter = Promoter(self.upkeep, self.consumers, self.quarantine.wakeup)
         for runner in self.runners:
             self.consumers[runner.queue] = Consumer(
                 runner,
@@ -219,9 +221,9 @@ class Assembly:
                 self.backlog_claims,
                 self.acker,
                 self.shared,
-                scout=self.scout,
-                on_doubt=self.reconciler.doubt,
-                on_vain_ring=self.promoter.wakeup.set,
+                poller=self.poller,
+                on_claim_lost=self.reconciler.claim_lost,
+                on_empty_claim=self.promoter.wakeup.set,
                 on_change=self.promoter.wakeup.set,
             )
             self.acker.on_written.append(self.consumers[runner.queue].written)
@@ -236,5 +238,7 @@ class Assembly:
         self.listener: Listener | None = None
         # Through a pooler nothing is heard: polling is all there is.
         if not listening.pooled:
-            calls = Calls(self.shared.lease, self.sweeper.wakeup, self.reconciler.wakeup)
-            self.listener = Listener(listening, self.consumers, self.promoter.hear, calls.hear)
+            calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
+            self.listener = Listener(
+                listening, self.consumers, self.promoter.notified, calls.receive
+            )

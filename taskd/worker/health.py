@@ -51,15 +51,15 @@ class Health:
         lease: Lease,
         consumers: Collection[Consumer],
         acker: Acker,
-        scout: IdlePoller,
+        poller: IdlePoller,
     ) -> None:
         self._pulse, self._lease, self._consumers = pulse, lease, consumers
-        self._acker, self._scout = acker, scout
+        self._acker, self._poller = acker, poller
         # When the acker last tried, as it was seen first, and when that was.
         self._seen = (-1.0, 0.0)
         self.begun = self.quiet = False
 
-    def look(self) -> Condition:
+    def check(self) -> Condition:
         """How it is now."""
         return Condition(self._stuck(time.monotonic()), self._unready())
 
@@ -76,8 +76,8 @@ class Health:
             if consumer.turned_at is not None and now - consumer.turned_at > STUCK_S:
                 for_s = now - consumer.turned_at
                 return f"the consumer of {consumer.runner.queue} has stood still for {for_s:.0f} s"
-        if now - self._scout.turned_at > self._scout.every_s + STUCK_S:
-            return f"nobody has looked for jobs for {now - self._scout.turned_at:.0f} s"
+        if now - self._poller.turned_at > self._poller.every_s + STUCK_S:
+            return f"nobody has looked for jobs for {now - self._poller.turned_at:.0f} s"
         return ""
 
     def _writes_nothing(self, now: float) -> bool:
@@ -95,7 +95,7 @@ class Health:
             return "it stops"
         if self.quiet:
             return "claiming is switched off by a signal; SIGCONT switches it on"
-        if self._lease.buried or not self._lease.trusted or self._lease.outage:
+        if self._lease.declared_dead or not self._lease.trusted or self._lease.outage:
             return "its lease cannot be renewed: the database does not answer"
         delayed = [each.runner.queue for each in self._consumers if each.delayed]
         return f"{', '.join(delayed[:5])}: the last claim did not work" if delayed else ""

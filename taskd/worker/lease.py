@@ -122,13 +122,13 @@ class Lease:
         self.trusted_until = 0.0
         self.steady_since: float | None = None
         self.outage = False
-        self.buried = False
+        self.declared_dead = False
         self.draining = False
 
     def begin(self, worker_id: int, sent: float) -> None:
         """A new incarnation was registered by a statement sent at `sent`."""
         self.worker_id = worker_id
-        self.buried = False
+        self.declared_dead = False
         self.renewed(sent)
 
     def renewed(self, sent: float) -> None:
@@ -141,14 +141,14 @@ class Lease:
     @property
     def trusted(self) -> bool:
         """Whether new work may be started."""
-        return clock_gettime(CLOCK_BOOTTIME) < self.trusted_until and not self.buried
+        return clock_gettime(CLOCK_BOOTTIME) < self.trusted_until and not self.declared_dead
 
     @property
     def silent_s(self) -> float:
         """Seconds since trust ran out; negative while it holds."""
         return boottime_s() - self.trusted_until
 
-    def may_bury(self) -> bool:
+    def may_declare_dead(self) -> bool:
         """Whether our own beats have been good for the length of a lease."""
         return (
             self.trusted
@@ -170,18 +170,18 @@ class LeaseThread:
         database: Database,
         lease: Lease,
         pulse: Pulse,
-        buried: Callable[[int], None],
+        declared_dead: Callable[[int], None],
         works_with: Callable[[int], None],
     ) -> None:
         self._database = database
         self._lease = lease
         self._pulse = pulse
         self._watch = LoopMonitor(pulse)
-        self._buried = buried
+        self._declared_dead = declared_dead
         self._works_with = works_with
         self._floor = 0
         self._main_loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="taskd-beat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="taskd-lease", daemon=True)
         self._own_loop: asyncio.AbstractEventLoop | None = None
         self._look_now = Wakeup()
         self._stopping = threading.Event()
@@ -212,42 +212,42 @@ class LeaseThread:
         # A plain loop: this thread must not depend on the other one.
         try:
             with asyncio.Runner() as runner:
-                runner.run(self._beat_and_watch())
+                runner.run(self._renew_and_watch())
         finally:
             with suppress(RuntimeError):  # the main loop was closed before
                 self._main_loop.call_soon_threadsafe(self._ended.set)
 
-    async def _beat_and_watch(self) -> None:
+    async def _renew_and_watch(self) -> None:
         self._own_loop = asyncio.get_running_loop()
-        lane = Lane(self._database, "beat")
-        beating = self._begin_to_beat(lane)
+        lane = Lane(self._database, "lease")
+        renewing = self._start_renewing(lane)
         try:
             while not self._stopping.is_set():
                 self._look_now.clear()
-                if beating.done():
+                if renewing.done():
                     # Cancelled: a worker that lives on without beats loses its jobs to others.
-                    beating = self._begin_to_beat(lane)
+                    renewing = self._start_renewing(lane)
                 with suppress(Exception):  # whatever the log does, the lease must be kept
                     self._watch.look()
                 every_s = REST_LOOK_EVERY_S if self._pulse.resting else LOOK_EVERY_S
                 await self._look_now.wait(every_s)
         finally:
-            beating.cancel()
+            renewing.cancel()
             await lane.close()
-            await asyncio.wait({beating})
+            await asyncio.wait({renewing})
 
-    def _begin_to_beat(self, lane: Lane) -> asyncio.Task[None]:
-        return asyncio.create_task(self._beat_for_ever(lane), name="beat")
+    def _start_renewing(self, lane: Lane) -> asyncio.Task[None]:
+        return asyncio.create_task(self._renew_forever(lane), name="lease")
 
-    async def _beat_for_ever(self, lane: Lane) -> None:
+    async def _renew_forever(self, lane: Lane) -> None:
         while True:
             delay_s = jittered_s(self._lease.lease_s / 6)
             stalled = time.monotonic() - self._pulse.ticked >= STALL_S
-            if not stalled and not self._lease.buried:
-                delay_s = await self._beat(lane) or delay_s
+            if not stalled and not self._lease.declared_dead:
+                delay_s = await self._renew(lane) or delay_s
             await asyncio.sleep(delay_s)
 
-    async def _beat(self, lane: Lane) -> float | None:
+    async def _renew(self, lane: Lane) -> float | None:
         """Beat once; how soon to beat again when it did not work."""
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:
@@ -260,11 +260,11 @@ class LeaseThread:
             self._lease.outage = isinstance(error, Down)
             return self._backoff.next_s()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next beat must come
-            events.service_crashed("beat", error, crashes=1, delay_s=1.0)
+            events.service_crashed("lease", error, crashes=1, delay_s=1.0)
             return 1.0
         self._backoff.reset()
         if floor is None:
-            self._main_loop.call_soon_threadsafe(self._buried, worker_id)
+            self._main_loop.call_soon_threadsafe(self._declared_dead, worker_id)
             return None
         self._lease.renewed(sent)
         if floor != self._floor:

@@ -17,7 +17,7 @@ from taskd.worker.running.runner import Runner, Shared
 from taskd.worker.service import Wakeup
 
 # Whoever may connect can call, in vain and without end.
-LOOK_FOR_CALLS_EVERY_S = 0.2
+ACT_AT_MOST_EVERY_S = 0.2
 
 
 class Controls:
@@ -38,7 +38,7 @@ class Controls:
         self._configured.update(limits)
         self._resize()
 
-    def heed(self, paused: frozenset[str], limits: Mapping[str, int]) -> None:
+    def apply(self, paused: frozenset[str], limits: Mapping[str, int]) -> None:
         """The database was read: the paused tasks, and the queues whose concurrency is set."""
         if paused != self._shared.paused:
             self._shared.paused = paused
@@ -72,9 +72,9 @@ class Calls:
 
     def __init__(self, lease: Lease, look: Wakeup, reconcile: Wakeup) -> None:
         self._lease = lease
-        self._look, self._reconcile = Seldom(look), Seldom(reconcile)
+        self._look, self._reconcile = RateLimited(look), RateLimited(reconcile)
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         """Somebody calls."""
         if not payload:
             self._look.set()
@@ -82,7 +82,7 @@ class Calls:
             self._reconcile.set()
 
 
-class Seldom:
+class RateLimited:
     """Sets a wake-up, at once or so long after the last time that it is not set too often."""
 
     def __init__(self, wakeup: Wakeup) -> None:
@@ -94,5 +94,5 @@ class Seldom:
         now = time.monotonic()
         if self._at > now:
             return  # it is going to be
-        self._at = max(now, self._at + LOOK_FOR_CALLS_EVERY_S)
+        self._at = max(now, self._at + ACT_AT_MOST_EVERY_S)
         asyncio.get_running_loop().call_later(self._at - now, self._wakeup.set)

@@ -223,11 +223,11 @@ class Notifier(Loop):
             silent_s = 0.0
         running = sum(runner.running for runner in self._runners)
         # A supervisor other than a parent goes by the ticks alone.
-        how = self._health.look() if self._notify.to_parent else Condition()
+        how = self._health.check() if self._notify.to_parent else Condition()
         return Status(queues, running, dict(self._jobs), int(silent_s), how.stuck, how.unready)
 
 
-class Ear:
+class NotifySocket:
     """A parent's end: a socket whose abstract address leaves nothing behind, whoever is killed.
 
     As with systemd's own, everybody may send to it; the kernel says who did.

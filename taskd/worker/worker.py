@@ -102,21 +102,21 @@ class Worker:
         self._resources = Resources(registry)
         self._traces: traces.Traces | None = None
         self.beside: list[Service] = []
-        self.counting: Counters | None = None
+        self.counters: Counters | None = None
 
     def begin_counting(self) -> None:
         """Count events from now on, for metrics."""
-        self.counting = Counters(self.limits)
-        events.measure(self.counting)
+        self.counters = Counters(self.limits)
+        events.measure(self.counters)
 
     def condition(self) -> Condition:
         """How it is, for probes."""
         parts: Assembly | None = getattr(self, "parts", None)
-        return Condition(unready="it starts") if parts is None else parts.health.look()
+        return Condition(unready="it starts") if parts is None else parts.health.check()
 
     def snapshot(self) -> WorkerStatus:
         """All that it has counted, and how things are now."""
-        counted = Counters(self.limits) if self.counting is None else self.counting
+        counted = Counters(self.limits) if self.counters is None else self.counters
         parts: Assembly | None = getattr(self, "parts", None)
         return take(self._place.number, self.condition(), counted.copy(), parts)
 
@@ -159,7 +159,7 @@ class Worker:
             self._quiet,
             self._reload_settings,
             patience_s=lambda phase: phase.patience_s(self.settings),
-            leave=self.parts.leaving,
+            leave=self.parts.emergency_stop,
             last=self._last,
         )
         signals.install()
@@ -218,7 +218,7 @@ class Worker:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
         await self._register()
-        await self.parts.sweeper.look()  # before the first claim: what is paused is not run
+        await self.parts.rescuer.check()  # before the first claim: what is paused is not run
         self._lease_thread = LeaseThread(
             self.database,
             self._lease,
@@ -287,9 +287,9 @@ class Worker:
     def _quiet(self, quiet: bool) -> None:
         """SIGTSTP and SIGCONT: claim nothing more; claim again."""
         # systemd sends a SIGCONT after its SIGTERM, and so does `timeout`.
-        if quiet == self.parts.slow_lane.quiet or self._stops.requested.is_set():
+        if quiet == self.parts.quarantine.quiet or self._stops.requested.is_set():
             return
-        self.parts.slow_lane.quiet = quiet
+        self.parts.quarantine.quiet = quiet
         for consumer in self.parts.consumers.values():
             consumer.quiet = quiet
         self.parts.health.quiet = quiet
@@ -396,5 +396,5 @@ class Worker:
             await self._beside.stop_tier(BESIDE_S)
             if left := self._beside.kill():
                 await asyncio.wait(left, timeout=1.0)
-        if self.counting is not None:
+        if self.counters is not None:
             events.measure(None)

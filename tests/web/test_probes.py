@@ -131,7 +131,7 @@ async def test_nobody_who_looks_for_jobs_is_not_alive(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve() as served:
-        stands_still(monkeypatch, served.worker.parts.scout, 3600)
+        stands_still(monkeypatch, served.worker.parts.poller, 3600)
         status, why = await served.get("/livez")
     assert (status, why.startswith("nobody has looked for jobs for ")) == (503, True)
 

@@ -322,7 +322,7 @@ async def test_jobs_that_come_fast_share_claims_and_acks(
     for name, seconds in distance.items():
         monkeypatch.setattr(consumer, name, seconds)
     monkeypatch.setattr(acker, "WRITE_EVERY_S", 0.2)
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 600.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 600.0)
     await desk.start()
     began = time.monotonic()
     ids = [

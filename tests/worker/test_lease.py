@@ -88,7 +88,7 @@ async def test_a_beat_that_is_cancelled_begins_again(desk: Desk) -> None:
     assert loop is not None
 
     def cancel() -> None:
-        [beat] = [task for task in asyncio.all_tasks(loop) if task.get_name() == "beat"]
+        [beat] = [task for task in asyncio.all_tasks(loop) if task.get_name() == "lease"]
         beat.cancel()
         cancelled.set()
 
@@ -294,7 +294,7 @@ async def test_no_suspect_begins_before_the_outcome_of_the_last_one_is_written(
         go.set()
         await until(lambda: first in parts.acker.unwritten())
         # It has ended; a second one could kill the process, and the crash be charged to both.
-        await parts.slow_lane.tick()
+        await parts.quarantine.tick()
         assert [row["id"] for row in await desk.sql.fetch(running)] == [first]
     await keeping.close()
     rows = await desk.settled(*suspects)

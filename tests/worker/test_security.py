@@ -13,7 +13,7 @@ import pytest
 
 from taskd import Client, Context
 from taskd.core.jobs.job import NewJob
-from taskd.worker.claiming.consumer import VAIN_CLAIMS_MAX, VAIN_PAUSE_S_MAX
+from taskd.worker.claiming.consumer import EMPTY_CLAIMS_MAX, EMPTY_PAUSE_S_MAX
 from tests.canary import PASSWORD, PAYLOAD, assert_unseen
 
 # 10,000 notifications: singles at an even pace, and heaps that arrive at once.
@@ -43,7 +43,7 @@ async def test_a_flood_of_forged_notifications_costs_a_bounded_number_of_claims(
     took_s = time.monotonic() - began
     claims = empty_claims(desk) - before
     # So many at once, five with growing pauses, then one each 40 ms; and one that was on its way.
-    assert claims <= VAIN_CLAIMS_MAX + 5 + took_s / VAIN_PAUSE_S_MAX + 1
+    assert claims <= EMPTY_CLAIMS_MAX + 5 + took_s / EMPTY_PAUSE_S_MAX + 1
     # It has not gone deaf: a job in the midst of the noise is run.
     [job_id] = await desk.enqueue(work.job())
     await desk.settled(job_id)

@@ -60,7 +60,7 @@ def _rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", RARELY_S)
     monkeypatch.setattr(promoter, "TIMER_S_MAX", RARELY_S)
     monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", RARELY_S)
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 0.02)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 0.02)
     monkeypatch.setattr(busy_mark, "MARK_S", 60.0)
     monkeypatch.setattr(busy_mark, "RENEW_EVERY_S", 30.0)
     monkeypatch.setattr(busy_mark, "END_S", 6.0)
@@ -99,11 +99,11 @@ class Scene:
     async def start_asleep(self, **settings: Any) -> Started:
         """A worker that has found nothing, and trusts that it hears of everything."""
         worker = await self.start(concurrency=SLEEPER_CONCURRENCY, **settings)
-        mine = worker.worker.parts.consumers["default"].attendance
+        mine = worker.worker.parts.consumers["default"].busy_mark
         # Whatever it finds, it does not attend the queue itself.
         mine._not_before = math.inf
         await self.desk.heard.wait("queue.claimed", batch=SLEEPER_CONCURRENCY)
-        await until(lambda: not (mine.attending or mine.doubtful))
+        await until(lambda: not (mine.marked or mine.must_poll))
         return worker
 
     @asynccontextmanager
@@ -170,10 +170,10 @@ class Scene:
     async def awakes(self, sleeper: Started) -> None:
         """It may claim again, looks once, and sleeps on."""
         mine = sleeper.worker.parts.consumers["default"]
-        before = mine.attendance._claimed_at
+        before = mine.busy_mark._claimed_at
         sleeper.worker._quiet(False)
         mine.wakeup.set()
-        await until(lambda: mine.attendance._claimed_at > before)
+        await until(lambda: mine.busy_mark._claimed_at > before)
 
     async def is_found(self, job_id: int) -> None:
         """Wait until a job is done, for far less time than until the next poll."""

@@ -178,9 +178,9 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "ticker": timer.Timer, "sweeper": rescuer.Rescuer, "promoter": promoter.Promoter,
-    "reconciler": reconciler.Reconciler, "historian": pruner.Pruner,
-    "slow-lane": Quarantine,
+    "timer": timer.Timer, "rescuer": rescuer.Rescuer, "promoter": promoter.Promoter,
+    "reconciler": reconciler.Reconciler, "pruner": pruner.Pruner,
+    "quarantine": Quarantine,
 }  # fmt: skip
 
 

@@ -1,34 +1,32 @@
-"""Attendance: while a queue is claimed from all the time, producers need not ring for it.
+"""The busy mark: while a worker polls a queue continuously, producers skip the NOTIFY.
 
-A transaction that notifies holds a lock of the whole database cluster until its commit is flushed;
-16 clients that rang with every job fell to 0.27 of their rate. So a worker that is busy marks its
-queue, and whoever enqueues reads the mark and keeps silent. Three states:
+A transaction that notifies holds a lock of the whole database cluster until its commit is flushed,
+so a NOTIFY for every job slows all producers down. A busy worker therefore marks its queue, and a
+producer that reads the mark does not notify. A consumer is in one of three states:
 
-- quiet: nothing is said, every job rings, the consumer sleeps until it hears one. When it does not
-  come to sleep any more, or those who ring wait for each other, it attends.
-- attending: a mark is out, renewed every second; the consumer claims every few milliseconds.
-- handing over: the mark is taken back, but transactions may be open that have read it and will
-  not ring. The consumer goes on looking until they have ended, looks once more, and is quiet.
+- quiet: there is no mark, every job is notified, and the consumer sleeps until a notification.
+- marked: the mark is set and renewed every second, and the consumer claims every few milliseconds.
+  This state begins when the consumer no longer sleeps, or when notifying producers wait for each
+  other.
+- must poll: the mark was cleared, but open transactions may have read it and will not notify. The
+  consumer polls until they have ended, claims once more, and is quiet.
 
-Which transactions may have read the mark? They drew their xid before they read it, by the insert of
-a job, and a mark counts as it is at that moment (a sequence knows no snapshots). So all have a
-lower xid than one that is drawn after the mark was gone.
-When the snapshots of the database begin above that one, they have ended, and a claim that starts
-then sees what they have left.
+A transaction draws its xid when it inserts a job, before it reads the mark. The mark is a sequence,
+so every transaction reads its present value. Hence a transaction that has read the mark has a lower
+xid than one drawn after the mark was cleared. When all snapshots of the database begin above that
+xid, those transactions have ended, and a claim that starts then sees their jobs.
 
-The same way in: who serves a queue is read as well, by a snapshot that is younger than the xid,
-and nobody rings for a queue without workers, nor looks for them while a sequence says that none
-lives. So a worker doubts as soon as it listens, and again when it was buried and has begun anew.
+Producers also do not notify a queue without workers. So a worker must poll in the same way as soon
+as it listens, and again when it was declared dead and has registered under a new id.
 
-A queue has one mark, that of the worker that wrote it last. Another one that takes its own back
-leaves it: whoever attends the queue answers for what is enqueued meanwhile. One is enough, which
-calls the others when it cannot keep up: a worker whose claims are not full gives way to a mark
-that it finds, and sleeps. (When all that were rung for attended, up to three of four claimed each
-5 ms for jobs that one could have done, and took the processor from the producers.)
+A queue has one mark, which belongs to the worker that wrote it last; another worker cannot clear
+it. One polling worker is enough. It notifies the others when its claims are full. A worker whose
+claims are not full yields to the mark of another worker and sleeps.
 
-A worker that cannot claim (full of slow jobs, told to be quiet, about to stop) hands over as well;
-instead of looking itself it calls the other workers. One that dies leaves its mark for two seconds,
-or until it is buried; what came meanwhile is found by whoever buries it, or by the others' polls.
+A worker that cannot claim (full of slow jobs, quiet, or stopping) clears its mark, and notifies the
+other workers instead of polling. The mark of a dead worker expires after two seconds, or when the
+worker is declared dead. The worker that declares it dead, or the idle pollers, find jobs that were
+enqueued meanwhile.
 """
 
 from __future__ import annotations
@@ -43,61 +41,62 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease import Lease
 
-# Rings come faster than claims are made: from then on they cost more than they tell.
-ATTEND_AFTER_S = 0.1
-# Ten clients that wait for each other's commits ring some 1,000 times per second, and the worker
-# sleeps between two of them: 0.31 of plain inserts. So one that claims often looks how many wait,
-# also where each claim finds several jobs and the next one comes up to GAP_S later.
-# Where so many jobs come as only several producers make, it looks at each count.
+# From then on notifications arrive faster than claims are made.
+MARK_AFTER_S = 0.1
+# Ten clients that wait for each other's commits notify some 1,000 times per second, while the
+# worker still sleeps between two notifications. So a consumer that claims often checks how many
+# producers wait. If many jobs arrive, it checks each time it counts.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, LOOK_AT_PRODUCERS_EVERY_S = 0.05, 0.2
 PRODUCERS_HELD_UP = 3
 MARK_S = 2.0
-# A statement whose connection broke may run on the server for so long; most end at once.
+# A statement whose connection broke may still run on the server for this long.
 WRITTEN_LATER_S = 3.0
 RENEW_EVERY_S = 1.0
-# How long an attending consumer waits after a claim that found less than it asked for.
+# How long a polling consumer waits after a claim that found fewer jobs than it asked for.
 GAP_S = 0.005
-# So long it may make no claim before it hands over: a consumer that has claimed 50 ms' worth of
-# work ahead is not full.
+# A consumer that makes no claim for this long clears its mark. It exceeds the 50 ms of work that a
+# consumer claims ahead.
 CLAIM_AT_LEAST_EVERY_S = 0.06
-# Fewer jobs per claim than this, for so long: rings would not hurt, and be quicker than the gap.
+# With fewer jobs per claim than this, for this long, notifications are cheap, and faster than
+# polling.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
-# A load between the two must not have it change its mind ten times a second: so long after it began
-# it may begin again. (Counted from when it left, a load that paused for 0.3 s rang for a second.)
-NOT_AGAIN_FOR_S = 1.0
-# For each of the others, so that all who attend call as often as one would, and who attends alone
-# does not have a crowd at each claim; but that one leaves nobody waiting for longer than 0.1 s.
+# A queue is marked at most this often, so that a load near the threshold does not flap.
+MARK_AT_MOST_EVERY_S = 1.0
+# How often to notify the other workers: the interval for each of them, and the longest interval for
+# a worker that polls alone.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
-# Each wait between two looks is so much longer than the one before: what a transaction leaves is
-# found later by a quarter of the time that it was open. When the waits doubled it was all of it: in
-# 300 trials of tests.system.wakeups on one queue p99 was 40 ms, and is 15 ms.
-LOOK_AFTER_S, LOOK_AFTER_S_MAX, LOOK_GROWTH = 0.002, 1.0, 1.25
-# At its end a worker waits for open transactions no longer than this; the others poll.
+# Each wait between two polls is longer than the one before by this factor. Doubling the waits would
+# find jobs of a long transaction later.
+POLL_AFTER_S, POLL_AFTER_S_MAX, POLL_GROWTH = 0.002, 1.0, 1.25
+# A stopping worker waits for open transactions no longer than this; other workers poll.
 END_S = 1.0
 
 
 class BusyMark:
-    """Of one queue, by one consumer, which tells it what it does. Times are time.monotonic().
+    """The busy mark of one queue, driven by its consumer. Times are time.monotonic().
 
     Args:
-        lane: the lane of the claims: marks and claims go out in one order.
-        on_change: called when rings cease or begin to tell of all, as of jobs that will be due.
+        lane: the lane of the claims, so that marks and claims are sent in one order.
+        on_change: called when the state changes. While the queue is marked, jobs that become due
+            later are not notified either.
 
     Attributes:
-        attending: a mark is out.
-        doubtful: NOTIFY cannot be trusted alone yet.
+        marked: the mark is set.
+        must_poll: notifications may be missing, so the consumer must poll.
     """
 
     def __init__(self, lane: Lane, queue: str, lease: Lease, on_change: Callable[[], None]) -> None:
-        self.attending = False
-        self.doubtful = False
+        self.marked = False
+        self.must_poll = False
         self._lane, self._queue, self._lease = lane, queue, lease
         self._on_change = on_change
-        # Whose mark may be out: a statement whose reply was lost may have written it.
+        # The worker id whose mark may be set, also by a statement whose reply was lost.
         self._marked_by: int | None = None
-        self._marked_last_by: int | None = None  # whose was the last, also when it was taken back
+        self._marked_last_by: int | None = (
+            None  # the last worker id that set the mark, even if it was cleared since
+        )
         self._renew_at = 0.0
         self._written_until = 0.0
         self._others, self._alone = 0, False
@@ -109,115 +108,113 @@ class BusyMark:
         self._found, self._few_since = 0.0, 0.0
         self._xid: str | None = None
         self._ended = False
-        self._doubts = 0
-        self._owes_call = False
-        self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
+        self._polls_begun = 0
+        self._must_notify = False
+        self._poll_after_s, self._poll_at = POLL_AFTER_S, 0.0
 
-    # What the consumer tells.
+    # Reports from the consumer.
 
-    def doubt(self) -> None:
-        """Something may have been missed: a connection was made anew, a worker was buried.
+    def notifications_missed(self) -> None:
+        """Poll until no notification can be missing: the listener reconnected, or a worker died.
 
-        Another server may answer since, which has not heard that a mark was taken back.
+        The database server may have changed, and the new one may still have a cleared mark.
         """
-        if not self.attending:
+        if not self.marked:
             self._marked_by = self._marked_by or self._marked_last_by
-            self._begin_to_doubt()
+            self._start_polling()
 
     def slept(self) -> None:
-        """The consumer had nothing to do for a moment."""
+        """Record that the consumer had nothing to do for a moment."""
         self._awake_since = time.monotonic()
 
     def claimed(self, jobs: int, batch: int) -> None:
-        """A claim that read everything, or as much as it wanted, was answered."""
+        """Record a claim that read everything, or as much as it wanted."""
         self._claimed_at = time.monotonic()
         self._claims += 1
         self._jobs += jobs
         self._found += (jobs - self._found) / 8
         if self._found >= FEW_JOBS:
             self._few_since = self._claimed_at
-        if self.doubtful and self._ended and jobs < batch:
-            self._be_certain()
+        if self.must_poll and self._ended and jobs < batch:
+            self._stop_polling()
 
-    # What it asks.
+    # Questions of the consumer.
 
     @property
     def wants_all(self) -> bool:
-        """Whether the next claim is the last look, which must not leave anything out."""
-        return self.doubtful and self._ended
+        """Return whether the next claim is the last poll, which must read the whole queue."""
+        return self.must_poll and self._ended
 
     def pause_s(self, sleep_s: float) -> float:
-        """How long to wait for a ring, where one that is quiet would wait `sleep_s`."""
-        if self.attending:
+        """Return how long to wait for a notification; a quiet consumer waits `sleep_s`."""
+        if self.marked:
             return GAP_S
-        if self.doubtful:
-            return min(sleep_s, self._next_look_s())
+        if self.must_poll:
+            return min(sleep_s, self._next_poll_s())
         return sleep_s
 
-    # What it has it do.
+    # Actions for the consumer.
 
     async def before_claim(self, *, full: bool) -> None:
-        """What there is to say to the database before the next claim.
+        """Set, renew or clear the mark, and check open transactions, before the next claim.
 
         Args:
-            full: the last claim brought as much as it had asked for.
+            full: the last claim returned as many jobs as it asked for.
         """
         now = time.monotonic()
-        if self.attending:
+        if self.marked:
             if now - self._few_since > FEW_FOR_S or (
                 now >= self._renew_at and not await self._mark(now, gives_way=not full)
             ):
-                await self._leave()
+                await self._clear()
         elif now >= self._not_before and (
-            now - self._awake_since > ATTEND_AFTER_S or await self._holds_producers_up(now)
+            now - self._awake_since > MARK_AFTER_S or await self._holds_producers_up(now)
         ):
-            self._not_before = now + NOT_AGAIN_FOR_S
+            self._not_before = now + MARK_AT_MOST_EVERY_S
             if await self._mark(now, gives_way=not full):
-                self.attending, self.doubtful = True, False
+                self.marked, self.must_poll = True, False
                 self._found, self._few_since = FEW_JOBS, now
                 events.queue_attended(self._queue)
                 self._on_change()
-        if self.doubtful:
-            await self._look()
-        busy = self.attending or self.doubtful
+        if self.must_poll:
+            await self._check_transactions()
+        busy = self.marked or self.must_poll
         if busy and full and self._others and now >= self._call_at:
             every_s = CALL_EVERY_S * self._others
             self._call_at = now + (min(every_s, CALL_ALONE_EVERY_S_MAX) if self._alone else every_s)
-            await self._call()
+            await self._notify_workers()
 
     async def cannot_claim(self) -> None:
-        """No claim is being made for a while: have the others look."""
+        """Clear the mark and notify the other workers: no claim is made for a while."""
         now = time.monotonic()
         if now - self._claimed_at < CLAIM_AT_LEAST_EVERY_S:
             return
         self.slept()
-        if self.attending:
-            await self._leave()
-            await self._call()
-        if self.doubtful and now >= self._look_at:
-            self._look_at = now + self._next_look_s()
-            await self._look()
-            # Each time: what was committed since is rung for by nobody else. A doubt that comes up
-            # during the call takes `_ended` back.
-            if await self._call() and self._ended:
-                self._be_certain()
+        if self.marked:
+            await self._clear()
+            await self._notify_workers()
+        if self.must_poll and now >= self._poll_at:
+            self._poll_at = now + self._next_poll_s()
+            await self._check_transactions()
+            # Each time, as nobody else notifies for jobs committed since. If polling begins anew
+            # during the call, `_ended` is False again.
+            if await self._notify_workers() and self._ended:
+                self._stop_polling()
 
     async def end(self) -> None:
-        """No claim will be made any more."""
-        if self.attending:
-            await self._leave()
+        """Clear the mark, as no claim will be made any more."""
+        if self.marked:
+            await self._clear()
         ends = time.monotonic() + END_S
-        while self._owes_call and self.doubtful:
-            await self._look()
+        while self._must_notify and self.must_poll:
+            await self._check_transactions()
             late = time.monotonic() >= ends
-            if (self._ended or late) and (await self._call() or late):
+            if (self._ended or late) and (await self._notify_workers() or late):
                 return
-            await asyncio.sleep(self._next_look_s())
-
-    # How it is done.
+            await asyncio.sleep(self._next_poll_s())
 
     async def _holds_producers_up(self, now: float) -> bool:
-        """Whether those who ring wait for each other."""
+        """Return whether notifying producers wait for each other."""
         counted_s = now - self._counted_since
         if counted_s < COUNT_EVERY_S:
             return False
@@ -234,39 +231,39 @@ class BusyMark:
             return False
 
     async def _mark(self, now: float, *, gives_way: bool) -> bool:
-        """Write the mark, or renew it; whether this worker attends."""
+        """Set or renew the mark; return whether this worker polls the queue."""
         self._marked_by = self._marked_last_by = self._lease.worker_id
-        self._owes_call = True
+        self._must_notify = True
         self._renew_at = now + RENEW_EVERY_S
         try:
             attended = await store.attend(
                 self._lane, self._queue, self._marked_by, MARK_S, gives_way=gives_way
             )
         except StoreUnavailable:
-            # It may be written yet, by a session that is cut off from us; then it lapses.
+            # A session that was cut off may still set the mark; then the mark expires.
             self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
             return True
         if attended is not None:
             self._alone, self._others = attended
         return attended is not None
 
-    async def _leave(self) -> None:
-        self.attending = False
-        self._begin_to_doubt()
-        await self._look()
+    async def _clear(self) -> None:
+        self.marked = False
+        self._start_polling()
+        await self._check_transactions()
         events.queue_left(self._queue)
 
-    async def _look(self) -> None:
-        """Take the mark back, draw an xid, see whether all before it have ended."""
+    async def _check_transactions(self) -> None:
+        """Clear the mark, draw an xid, and check whether all transactions before it have ended."""
         self._ended = False
-        doubts = self._doubts
+        polls_begun = self._polls_begun
         try:
             if self._marked_by is not None:
                 await store.withdraw(self._lane, self._queue, self._marked_by)
                 if time.monotonic() < self._written_until:
                     return
-                # After a doubt that came up meanwhile it may be another server's.
-                if doubts == self._doubts:
+                # If polling began anew meanwhile, the mark may be on another server.
+                if polls_begun == self._polls_begun:
                     self._marked_by = None
             xid = self._xid or await store.draw_xid(self._lane)
             ended = await store.have_ended(self._lane, xid)
@@ -274,30 +271,30 @@ class BusyMark:
             # Another server may answer next, whose xids are lower.
             self._xid = None
             return
-        # A doubt that came up meanwhile wants an xid of its own.
-        if doubts == self._doubts:
+        # If polling began anew meanwhile, it needs an xid of its own.
+        if polls_begun == self._polls_begun:
             self._xid, self._ended = xid, ended
 
-    async def _call(self) -> bool:
+    async def _notify_workers(self) -> bool:
         try:
             await store.call(self._lane, self._queue)
         except StoreUnavailable:
             return False
         return True
 
-    def _begin_to_doubt(self) -> None:
-        self.doubtful, self._ended, self._xid = True, False, None
-        self._doubts += 1
-        self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
+    def _start_polling(self) -> None:
+        self.must_poll, self._ended, self._xid = True, False, None
+        self._polls_begun += 1
+        self._poll_after_s, self._poll_at = POLL_AFTER_S, 0.0
         self._on_change()
 
-    def _be_certain(self) -> None:
-        self.doubtful = self._owes_call = False
+    def _stop_polling(self) -> None:
+        self.must_poll = self._must_notify = False
         self._on_change()
 
-    def _next_look_s(self) -> float:
-        look_s, self._look_after_s = (
-            self._look_after_s,
-            min(self._look_after_s * LOOK_GROWTH, LOOK_AFTER_S_MAX),
+    def _next_poll_s(self) -> float:
+        look_s, self._poll_after_s = (
+            self._poll_after_s,
+            min(self._poll_after_s * POLL_GROWTH, POLL_AFTER_S_MAX),
         )
         return look_s

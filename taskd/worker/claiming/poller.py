@@ -1,9 +1,8 @@
-"""The scout: looks for jobs that nobody rang for, in all queues that sleep at once.
+"""The idle poller: looks for jobs that were not notified, in all sleeping queues at once.
 
-Rings may get lost, and behind a pooler there are none, so polling never stops. But a consumer that
-polled for itself would claim in vain each time: with 50 queues of one job per second every third
-claim was such a poll. One statement of the scout asks for all of them, and wakes whoever has
-something to claim.
+Notifications can be lost, and a pooler passes none on, so polling never stops. If each consumer
+polled for itself, most of those claims would be empty. One statement polls all sleeping queues, and
+the poller wakes the consumers that have something to claim.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.service import Loop, Wakeup, jittered_s
 
-# A poll is slow where dead index entries lie before the queued jobs (read_position.py). The pause
-# after a poll is this many times as long as the poll took.
+# A poll is slow when dead index entries precede the queued jobs (read_position.py). The pause after
+# a poll is this many times its duration.
 LOOK_SHARE = 20
 
 
 @dataclass(slots=True, eq=False)
 class Sleeper:
-    """A consumer that waits for a ring, as the scout knows it.
+    """A consumer that waits for a notification.
 
     Attributes:
-        poll_s: how long it wants to sleep between two looks; grows with each that was in vain.
-        due_at: time.monotonic() of the next one, at the latest.
-        woken: the scout woke it, for there is something to claim, or might be.
+        poll_s: the interval of its polls; doubles with each empty one.
+        due_at: time.monotonic() by which it must be polled.
+        woken: the idle poller woke it, as there are or may be jobs to claim.
     """
 
     wakeup: Wakeup
@@ -38,58 +37,58 @@ class Sleeper:
 
 
 class IdlePoller(Loop):
-    """Service: polls when the first of the sleepers wants it; then all of them are polled.
+    """Service: polls all sleepers when the first one is due.
 
     Args:
-        poll_s: how often at least, as long as anybody sleeps.
+        poll_s: the longest interval between two polls.
     """
 
-    name = "scout"
+    name = "idle-poller"
 
     def __init__(self, lane: Lane, poll_s: float) -> None:
         super().__init__(poll_s)
         self._lane = lane
         self._sleepers: dict[str, Sleeper] = {}
-        self._looks_at = self._not_before = 0.0
+        self._next_check_at = self._not_before = 0.0
 
     def later(self, poll_s: float) -> float:
-        """How long to sleep after a look in vain that came after `poll_s`."""
+        """Return the interval that follows an empty poll after `poll_s`."""
         return min(poll_s * 2, self.every_s)
 
-    def watch(self, queue: str, wakeup: Wakeup, poll_s: float) -> Sleeper:
-        """Look for jobs of the queue until leave(): its consumer goes to sleep.
+    def add(self, queue: str, wakeup: Wakeup, poll_s: float) -> Sleeper:
+        """Poll the queue until remove(): its consumer goes to sleep.
 
-        Two calls: as a context manager it made each wake-up 12 us longer.
+        Not a context manager, which would cost 12 us per wake-up.
         """
         sleeper = Sleeper(wakeup, poll_s, time.monotonic() + jittered_s(poll_s))
         self._sleepers[queue] = sleeper
-        if sleeper.due_at < self._looks_at:
+        if sleeper.due_at < self._next_check_at:
             self.wakeup.set()
         return sleeper
 
-    def leave(self, queue: str) -> None:
-        """The consumer of the queue is awake."""
+    def remove(self, queue: str) -> None:
+        """Stop polling the queue: its consumer is awake."""
         self._sleepers.pop(queue, None)
 
     async def tick(self) -> float:
-        """Look, if it is time; seconds until the next one wants it."""
+        """Poll if a sleeper is due; return the seconds until the next one is."""
         if self._due_at() <= time.monotonic():
-            await self._look()
-        self._looks_at = self._due_at()
-        return max(0.0, self._looks_at - time.monotonic())
+            await self._poll()
+        self._next_check_at = self._due_at()
+        return max(0.0, self._next_check_at - time.monotonic())
 
     def _due_at(self) -> float:
         idle_until = time.monotonic() + self.every_s
         first = min((each.due_at for each in self._sleepers.values()), default=idle_until)
         return max(first, self._not_before)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         asked = dict(self._sleepers)
         began = time.monotonic()
         try:
             found = await jobs.scout(self._lane, asked)
         except StoreUnavailable:
-            # What one statement did not tell, each finds out by itself, or why it cannot.
+            # The poll failed: let each consumer claim for itself.
             found = set(asked)
         now = time.monotonic()
         self._not_before = now + min(LOOK_SHARE * (now - began), self.every_s)

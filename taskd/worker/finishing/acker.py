@@ -42,7 +42,7 @@ BACKLOG_MAX = 2 * BATCH_MAX
 SILENCES_MAX = 2
 
 # What only asks is asked again until it is answered.
-QUESTIONS = (store.locked, store.check_acks)
+READS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
 
@@ -59,8 +59,8 @@ class Acker:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._done: list[Job] = []
-        self._settled: list[Ack] = []
-        self._told: dict[int, Callable[[bool], None]] = {}
+        self._acks: list[Ack] = []
+        self._callbacks: dict[int, Callable[[bool], None]] = {}
         self._in_flight: list[Any] = []
         self._aside: list[Job | Ack] = []
         self._aside_until = 0.0
@@ -80,17 +80,17 @@ class Acker:
         self._done.append(job)
         self._wakeup.set()
 
-    def settled(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
+    def outcome(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
         """Any other outcome. `told` hears whether the row was still running and took it."""
         if told is not None:
-            self._told[ack.id] = told
-        self._settled.append(ack)
+            self._callbacks[ack.id] = told
+        self._acks.append(ack)
         self._wakeup.set()
 
     @property
     def backlog(self) -> int:
         """Outcomes not yet written."""
-        return len(self._done) + len(self._settled) + len(self._in_flight) + len(self._aside)
+        return len(self._done) + len(self._acks) + len(self._in_flight) + len(self._aside)
 
     def has_room(self) -> bool:
         """Whether consumers may claim: after an outage, what has ended is written first."""
@@ -106,14 +106,14 @@ class Acker:
 
     def unwritten(self) -> Iterable[int]:
         """Ids of the jobs whose outcome is not yet written."""
-        for group in (self._done, self._settled, self._in_flight, self._aside):
+        for group in (self._done, self._acks, self._in_flight, self._aside):
             yield from map(_BY_ID, group)
 
     def outcomes(self) -> tuple[list[Job], list[Ack]]:
         """What is not known to be written; safe to call while the loop is blocked."""
         held = [*self._in_flight, *self._aside]
         done = self._done + [each for each in held if isinstance(each, Job)]
-        return done, self._settled + [each for each in held if isinstance(each, Ack)]
+        return done, self._acks + [each for each in held if isinstance(each, Ack)]
 
     async def run(self) -> None:
         """Write what there is, until told to stop and nothing is left."""
@@ -122,15 +122,15 @@ class Acker:
             self._wakeup.clear()
             if self._aside and time.monotonic() >= self._aside_until:
                 await self._write_aside()
-            if self._done or self._settled:
-                await self._keep_distance()
+            if self._done or self._acks:
+                await self._space_writes()
             if self._done:
                 await self._write(self._write_done_group, self._take(self._done))
-            if self._settled:
-                await self._write(self._write_settled_group, self._take(self._settled))
+            if self._acks:
+                await self._write(self._write_acks_group, self._take(self._acks))
             if self.has_room():
                 self._room.set()
-            if not self._done and not self._settled:
+            if not self._done and not self._acks:
                 if self._stopping and not self._aside:
                     return
                 await self._wakeup.wait(ASIDE_S if self._aside else None)
@@ -141,7 +141,7 @@ class Acker:
         self._stopped.set()
         self._wakeup.set()
 
-    async def _keep_distance(self) -> None:
+    async def _space_writes(self) -> None:
         """Wait until it is time for the next write."""
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
         if wait_s > 0:
@@ -152,14 +152,14 @@ class Acker:
         """After a crash of this service, write what was in flight again; the guards stand it."""
         for each in self._in_flight:
             if isinstance(each, Ack):
-                self._settled.append(each)
+                self._acks.append(each)
             else:
                 self._done.append(each)
         self._in_flight = []
 
     def _take(self, waiting: list[Any]) -> list[Any]:
         batch = waiting[:BATCH_MAX]
-        if waiting is self._settled:
+        if waiting is self._acks:
             sizes = accumulate(len(ack.result or "") + len(ack.error or "") for ack in batch)
             batch = batch[: max(1, sum(size <= BATCH_BYTES_MAX for size in sizes))]
         del waiting[: len(batch)]
@@ -192,7 +192,7 @@ class Acker:
             aside = [each for each in group if each.id in locked or len(group) == 1]
             group = [each for each in group if each.id not in locked and len(group) > 1]
         except ValueRefused as error:
-            aside = [_defused(group[0], error)] if len(group) == 1 else []
+            aside = [_without_values(group[0], error)] if len(group) == 1 else []
             group = group if len(group) > 1 else []
         else:
             return
@@ -214,7 +214,7 @@ class Acker:
         """Write what was set aside and is not locked (any more), in batches of its own."""
         self._aside_until = time.monotonic() + ASIDE_S
         locked = set(await self._persist(store.locked, [each.id for each in self._aside]))
-        for kind, write in ((Job, self._write_done_group), (Ack, self._write_settled_group)):
+        for kind, write in ((Job, self._write_done_group), (Ack, self._write_acks_group)):
             kept: list[Any] = []
             free: list[Any] = []
             for each in self._aside:
@@ -231,15 +231,15 @@ class Acker:
             for job_id in await self._unexplained(worker_id, ids, fences):
                 self._done.extend(job for job in group if job.id == job_id)
 
-    async def _write_settled_group(self, worker_id: int, group: list[Ack]) -> None:
+    async def _write_acks_group(self, worker_id: int, group: list[Ack]) -> None:
         moved = await self._persist(store.ack_settled, worker_id, group)
         missed = [ack for ack in group if ack.id not in moved]
         if missed:
             ids, fences = [ack.id for ack in missed], [ack.fence for ack in missed]
             for job_id in await self._unexplained(worker_id, ids, fences):
-                self._settled.extend(ack for ack in missed if ack.id == job_id)
-        for job_id in self._told.keys() & {ack.id for ack in group}:
-            self._told.pop(job_id)(job_id in moved)
+                self._acks.extend(ack for ack in missed if ack.id == job_id)
+        for job_id in self._callbacks.keys() & {ack.id for ack in group}:
+            self._callbacks.pop(job_id)(job_id in moved)
 
     async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
         """Acks that matched no row: report what was taken over; the ids to be sent again."""
@@ -262,13 +262,13 @@ class Acker:
                 answer = await write(self._lane, *args)
             except (HeldUp, ValueRefused):
                 self._answered()
-                if write not in QUESTIONS:
+                if write not in READS:
                     raise
             except StoreUnavailable as error:
                 self._unanswered(error)
                 # A slow line may be too slow for so much at a time: it is not sent for ever.
                 silences += isinstance(error, Silence)
-                if silences >= SILENCES_MAX and write not in QUESTIONS:
+                if silences >= SILENCES_MAX and write not in READS:
                     raise HeldUp(str(error)) from error
             else:
                 self._answered()
@@ -303,7 +303,7 @@ def _apart(group: list[Any]) -> list[list[Any]]:
     return list(parts.values())
 
 
-def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:
+def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
     """The outcome with a note in place of what the database refused; where the job goes stays.
 
     Only of a pipeline nobody can know which stage was to be the next one: its job fails.

@@ -91,7 +91,7 @@ class OutcomeRecorder:
         except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
             text = f"its outcome could not be described: {type(error).__name__}"
             ack = policy.decide(job, task, Raised(RuntimeError(text)))
-        self._acker.settled(ack)
+        self._acker.outcome(ack)
         if isinstance(happened, GIVEN_BACK):
             self.counts["released"] += 1  # said once for many, in Consumer and Runner
         else:
@@ -114,7 +114,7 @@ class OutcomeRecorder:
         def told(took: bool) -> None:
             self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
 
-        self._acker.settled(ack, told)
+        self._acker.outcome(ack, told)
 
     def _say(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
         """Count the outcome and write its line; `why` it was interrupted, if it was."""

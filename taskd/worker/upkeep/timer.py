@@ -14,13 +14,13 @@ from taskd.worker.service import Loop
 
 
 class Timer(Loop):
-    """Deadlines, the pulse for the beat thread, the self-fence.
+    """Service: enforces deadlines, proves that the main loop runs, and checks the lease.
 
-    It turns 20 times a second while something runs, and four times while the worker rests. What
-    begins wakes it, so at rest there is no deadline that it could miss.
+    It ticks 20 times a second while attempts run, and 4 times while the worker rests. A new attempt
+    wakes it, so a resting worker misses no deadline.
     """
 
-    name = "ticker"
+    name = "timer"
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Timer(Loop):
         pulse.on_wake.append(self.wakeup.set)
 
     async def tick(self) -> float | None:
-        """Turn once; how soon to turn again at rest."""
+        """Tick once; return the delay until the next tick at rest."""
         now = time.monotonic()
         self._pulse.turn(now)
         for runner in self._runners:
@@ -53,5 +53,5 @@ class Timer(Loop):
 
 
 def _works(runner: Runner) -> bool:
-    """Whether handlers run, or are about to; those that were abandoned can block the loop, too."""
+    """Return whether attempts run or are about to. Abandoned ones can block the loop, too."""
     return not runner.idle or runner.abandoned > 0

@@ -18,7 +18,7 @@ from taskd.store.connections.database import Database
 from taskd.worker import Notify, Worker
 from taskd.worker.health import Condition
 from taskd.worker.lease import Lease
-from taskd.worker.sd_notify import Ear, Notifier, Status
+from taskd.worker.sd_notify import Notifier, NotifySocket, Status
 from tests.worker.conftest import Desk, Started, until
 
 
@@ -202,7 +202,7 @@ async def test_a_report_is_for_a_parent_that_lives(supervisor: Supervisor) -> No
 
 
 async def test_a_parent_knows_who_speaks() -> None:
-    ear = Ear()
+    ear = NotifySocket()
     notify = Notify(ear.address)
     notify.ready()
     assert list(ear.heard()) == [(os.getpid(), {"READY": "1"})]

@@ -116,7 +116,7 @@ async def test_producers_that_wait_for_each_other_need_not_ring(
     @desk.task()
     async def work() -> None: ...
 
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 600.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 600.0)
     monkeypatch.setattr(busy_mark, "OFTEN_CLAIMS_PER_S", 10)
     await desk.start(**NO_POLL)
     enough = asyncio.Event()
@@ -142,19 +142,19 @@ async def test_a_load_that_paused_is_attended_again_at_once_but_not_twice_within
         busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
         await desk.heard.wait("queue.attended", count)
         # From here on: had it counted from when the queue is left, it would never come back.
-        monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 3600.0)
+        monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 3600.0)
         monkeypatch.setattr(busy_mark, "FEW_FOR_S", few_for_s)
         enough.set()
         await busy
         await desk.heard.wait("queue.left", count)
 
     few_for_s = busy_mark.FEW_FOR_S
-    monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 0.1)
+    monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 0.1)
     await desk.start(**NO_POLL)
     await until_attended(1)
     await until_attended(2)
     # This time the hour counts, however busy it is.
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 0.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 0.0)
     await desk.settled(*await desk.enqueue(*[work.job()] * 5000))
     assert len(desk.heard.of("queue.attended")) == 2
 
@@ -163,8 +163,8 @@ async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Awake all the time, and it renews its mark before each claim.
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", -1.0)
-    monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 0.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", -1.0)
+    monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 0.0)
     monkeypatch.setattr(busy_mark, "RENEW_EVERY_S", 0.0)
     monkeypatch.setattr(busy_mark, "FEW_FOR_S", 600.0)
     await desk.other_worker(1)
@@ -177,18 +177,18 @@ async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
     )
     await desk.sql.execute(MARK, "default", 50.0, 2)
     await one.before_claim(full=False)
-    assert not one.attending
-    assert not one.doubtful
+    assert not one.marked
+    assert not one.must_poll
     # One that cannot keep up attends as well, until it can.
     for full in (True, True, False):
         await desk.sql.execute(MARK, "default", 50.0, 2)
         await one.before_claim(full=full)
-        assert one.attending == full
-    assert one.doubtful, "whoever has read its mark was silent"
+        assert one.marked == full
+    assert one.must_poll, "whoever has read its mark was silent"
     assert await marked(desk), "it took the other's mark back"
     await desk.sql.execute(UNMARK, "default")
     await one.before_claim(full=False)
-    assert one.attending
+    assert one.marked
 
 
 async def ring_on(dsn: str, enough: asyncio.Event) -> list[int]:

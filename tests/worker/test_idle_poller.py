@@ -53,8 +53,8 @@ async def asleep(started: Started, *names: str) -> None:
     """Wait until the consumers of these queues sleep, and nothing else."""
     parts = started.worker.parts
     for queue in names:
-        await until(lambda queue=queue: not parts.consumers[queue].attendance.doubtful)
-        await until(lambda queue=queue: queue in parts.scout._sleepers)
+        await until(lambda queue=queue: not parts.consumers[queue].busy_mark.must_poll)
+        await until(lambda queue=queue: queue in parts.poller._sleepers)
 
 
 async def test_one_look_is_for_all_queues_and_only_who_has_jobs_claims(
@@ -77,7 +77,7 @@ async def test_who_has_just_found_something_is_polled_soon_and_then_ever_later(
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", 0.05)
     started = await desk.start(queues=("one",), poll_s=0.4)
     await asleep(started, "one")
-    sleepers = started.worker.parts.scout._sleepers
+    sleepers = started.worker.parts.poller._sleepers
     await until(lambda: sleepers["one"].poll_s == 0.4)
     await desk.sql.fetchval(INSERT, "one")
     await until(lambda: "one" in sleepers and sleepers["one"].poll_s < 0.4)
@@ -103,7 +103,7 @@ async def test_jobs_that_others_have_locked_are_claimed_in_vain_ever_later(
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", 0.02)
     started = await desk.start(queues=("one",), poll_s=0.3)
     await asleep(started, "one")
-    sleepers = started.worker.parts.scout._sleepers
+    sleepers = started.worker.parts.poller._sleepers
     await until(lambda: sleepers["one"].poll_s == 0.3)
     seen = Lookout(started)
     async with other.transaction():
@@ -156,12 +156,12 @@ async def test_an_attending_consumer_is_not_looked_for(
 async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(promoter, "LOOK_FOR_RINGS_EVERY_S", 600.0)
+    monkeypatch.setattr(promoter, "CHECK_AT_MOST_EVERY_S", 600.0)
     monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60, lease_s=600.0)
     await asleep(started, "one")
     timer = started.worker.parts.promoter
-    await until(lambda: time.monotonic() - timer._looked_at > 0.2)
+    await until(lambda: time.monotonic() - timer._checked_at > 0.2)
     seen = Lookout(started)
     for _ in range(5):
         [job] = await desk.enqueue(quick.job())
@@ -177,8 +177,8 @@ async def test_the_first_ring_of_a_worker_is_followed_at_once(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It has looked twice by then, and nobody had rung for the first look.
-    monkeypatch.setattr(consumer, "VAIN_PAUSE_S", 600.0)
-    monkeypatch.setattr(consumer, "VAIN_PAUSE_S_MAX", 600.0)
+    monkeypatch.setattr(consumer, "EMPTY_PAUSE_S", 600.0)
+    monkeypatch.setattr(consumer, "EMPTY_PAUSE_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60)
     await asleep(started, "one")
     [job] = await desk.enqueue(quick.job())
