@@ -1,9 +1,9 @@
-"""The acker: gathers outcomes and writes them in batches over a connection of its own.
+"""The acker: collects outcomes and writes them in batches over a connection of its own.
 
-Self-clocked: what ends while one statement is in flight is the next batch, so an idle worker acts
-at once and a busy one writes full batches. Small ones keep a distance of 5 ms: at 700 jobs per
-second each would else be a commit of its own, beside the producers' ones. Outcomes are never
-dropped while the process lives: they are tried again until the database takes them.
+Outcomes that arrive while a statement is in flight form the next batch, so an idle worker writes at
+once and a busy one writes full batches. Small batches are at least 5 ms apart; otherwise at 700
+jobs per second each outcome would be a commit of its own. The acker never drops an outcome while
+the process lives: it retries until the database accepts it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from taskd.store.connections.error_translation import HeldUp, Silence, ValueRefu
 from taskd.store.jobs import jobs as store
 from taskd.worker.service import Backoff, Wakeup
 
-# As many as a claim brings (consumer.py).
+# As large as a claim (consumer.py).
 BATCH_MAX = 2000
 WRITE_EVERY_S = 0.005
-# Of results and errors: far below what a statement may take in its time, whatever they hold.
+# Of results and errors: far less than a statement can write within its timeout.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-# How long outcomes of rows that somebody else has locked, or that no value would do for, wait.
+# How long outcomes wait whose rows are locked or whose values were refused.
 ASIDE_S = 1.0
-# Beyond this many unwritten outcomes the consumers stop claiming.
+# Beyond this number of unwritten outcomes the consumers stop claiming.
 BACKLOG_MAX = 2 * BATCH_MAX
 
-# So often the same batch is sent into silence; then it goes in halves.
+# A batch that got no reply this many times is sent in halves.
 SILENCES_MAX = 2
 
-# What only asks is asked again until it is answered.
+# Statements that only read are repeated until they are answered.
 READS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
 
 class Acker:
-    """Service; `done` and `settled` are called by the consumers and never wait.
+    """Service: writes outcomes. `done` and `outcome` never wait.
 
     Attributes:
         on_written: called when outcomes were written.
@@ -76,12 +76,12 @@ class Acker:
         self.on_written: list[Callable[[], None]] = []
 
     def done(self, job: Job) -> None:
-        """A plain success, the hot path: no result, nothing to say."""
+        """Add a plain success without a result; the hot path."""
         self._done.append(job)
         self._wakeup.set()
 
     def outcome(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
-        """Any other outcome. `told` hears whether the row was still running and took it."""
+        """Add any other outcome; `told` is called with whether the row still ran and accepted it."""
         if told is not None:
             self._callbacks[ack.id] = told
         self._acks.append(ack)
@@ -89,34 +89,34 @@ class Acker:
 
     @property
     def backlog(self) -> int:
-        """Outcomes not yet written."""
+        """The number of unwritten outcomes."""
         return len(self._done) + len(self._acks) + len(self._in_flight) + len(self._aside)
 
     def has_room(self) -> bool:
-        """Whether consumers may claim: after an outage, what has ended is written first."""
+        """Return whether consumers may claim: after an outage the outcomes are written first."""
         return self.backlog < BACKLOG_MAX and self._outage_began is None
 
     async def room(self, timeout_s: float) -> None:
         """Wait until consumers may claim, at most `timeout_s`."""
-        # What tells of room must not be left over from before: this would not wait at all, and
-        # whoever asks in a loop would keep the loop of all others to itself.
+        # Clear first: a wake-up that was set before would end the wait at once, and a caller in a
+        # loop would then block the event loop.
         if not self.has_room():
             self._room.clear()
         await self._room.wait(timeout_s)
 
     def unwritten(self) -> Iterable[int]:
-        """Ids of the jobs whose outcome is not yet written."""
+        """Return the ids of the jobs whose outcomes are unwritten."""
         for group in (self._done, self._acks, self._in_flight, self._aside):
             yield from map(_BY_ID, group)
 
     def outcomes(self) -> tuple[list[Job], list[Ack]]:
-        """What is not known to be written; safe to call while the loop is blocked."""
+        """Return all unwritten outcomes; safe to call while the loop is blocked."""
         held = [*self._in_flight, *self._aside]
         done = self._done + [each for each in held if isinstance(each, Job)]
         return done, self._acks + [each for each in held if isinstance(each, Ack)]
 
     async def run(self) -> None:
-        """Write what there is, until told to stop and nothing is left."""
+        """Write outcomes until a stop is requested and none is left."""
         self._put_back()
         while True:
             self._wakeup.clear()
@@ -136,7 +136,7 @@ class Acker:
                 await self._wakeup.wait(ASIDE_S if self._aside else None)
 
     def stop(self) -> None:
-        """Ask to stop once everything is written."""
+        """Request the end of the service once everything is written."""
         self._stopping = True
         self._stopped.set()
         self._wakeup.set()
@@ -149,7 +149,7 @@ class Acker:
         self._wrote_at = time.monotonic()
 
     def _put_back(self) -> None:
-        """After a crash of this service, write what was in flight again; the guards stand it."""
+        """After a crash of this service, write what was in flight again; the guards allow repeats."""
         for each in self._in_flight:
             if isinstance(each, Ack):
                 self._acks.append(each)
@@ -179,10 +179,10 @@ class Acker:
         self._in_flight = []
 
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:
-        """Write a group; what holds it up, or is refused, is found by halving and set aside.
+        """Write a group; find outcomes that are locked or refused by halving, and set them aside.
 
-        One locked row or one odd value must not keep the others' outcomes from being written, and
-        what is too much for one statement is not for two.
+        One locked row or one refused value must not prevent other outcomes from being written. What
+        is too much for one statement may be possible in two.
         """
         try:
             await write(worker_id, group)
@@ -203,7 +203,7 @@ class Acker:
                 await self._write_what_can_be(write, worker_id, half)
 
     def _set_aside(self, outcomes: list[Job | Ack]) -> None:
-        """Let these wait a while, so that the others need not."""
+        """Delay these outcomes, so that the others are written."""
         if not self._aside:
             self._aside_until = time.monotonic() + ASIDE_S
         self._aside.extend(outcomes)
@@ -211,7 +211,7 @@ class Acker:
         self._in_flight = [each for each in self._in_flight if each.id not in ids]
 
     async def _write_aside(self) -> None:
-        """Write what was set aside and is not locked (any more), in batches of its own."""
+        """Write outcomes that were set aside and are not locked, in batches of their own."""
         self._aside_until = time.monotonic() + ASIDE_S
         locked = set(await self._persist(store.locked, [each.id for each in self._aside]))
         for kind, write in ((Job, self._write_done_group), (Ack, self._write_acks_group)):
@@ -242,7 +242,7 @@ class Acker:
             self._callbacks.pop(job_id)(job_id in moved)
 
     async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
-        """Acks that matched no row: report what was taken over; the ids to be sent again."""
+        """Report jobs that were taken over; return the ids whose acks must be sent again."""
         fates = await self._persist(store.check_acks, worker_id, ids, fences)
         for job_id, fence in zip(ids, fences, strict=True):
             if fates.get(job_id) == "lost":
@@ -253,7 +253,7 @@ class Acker:
         """Run a statement until the database has answered it.
 
         Raises:
-            HeldUp, ValueRefused: something about these rows; less of them may do.
+            HeldUp, ValueRefused: the statement failed because of these rows; fewer may work.
         """
         silences = 0
         while True:
@@ -266,7 +266,7 @@ class Acker:
                     raise
             except StoreUnavailable as error:
                 self._unanswered(error)
-                # A slow line may be too slow for so much at a time: it is not sent for ever.
+                # A slow connection may be too slow for a batch of this size.
                 silences += isinstance(error, Silence)
                 if silences >= SILENCES_MAX and write not in READS:
                     raise HeldUp(str(error)) from error
@@ -289,9 +289,9 @@ class Acker:
 
 
 def _apart(group: list[Any]) -> list[list[Any]]:
-    """The group in parts with one outcome of each job: a statement has one place for it.
+    """Divide the group into parts with one outcome for each job, as a statement needs.
 
-    Which of several claims an outcome belongs to, the guard of the statement knows.
+    The guard of the statement knows to which of several claims an outcome belongs.
     """
     if len({each.id for each in group}) == len(group):
         return [group]
@@ -304,9 +304,9 @@ def _apart(group: list[Any]) -> list[list[Any]]:
 
 
 def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
-    """The outcome with a note in place of what the database refused; where the job goes stays.
+    """Return the outcome with an error in place of the refused values, and the same next state.
 
-    Only of a pipeline nobody can know which stage was to be the next one: its job fails.
+    A job of a pipeline fails, because its next stage is among the refused values.
     """
     events.job_outcome_refused(refused.id, first_line(error))
     if isinstance(refused, Job):
@@ -323,7 +323,7 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
 
 
 def by_worker(batch: list[Any]) -> list[tuple[int, list[Any]]]:
-    """Groups by incarnation; all but always one, for a buried worker starts a new one."""
+    """Group by worker id. There is nearly always one: a worker declared dead gets a new id."""
     first = batch[0].worker_id
     if all(each.worker_id == first for each in batch):
         return [(first, batch)]

@@ -1,4 +1,4 @@
-"""The drain report: what a worker leaves behind."""
+"""The drain report: how a worker ended and what it left behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class DrainReport:
     """The drain report.
 
     Attributes:
-        why: what ended it: the name of a signal, `empty`, or what went wrong.
-        left: for `--until-empty`: what stays in the queues, by reason.
-        abandoned: attempts that were left behind and still run; `jobs` counts all that ever were.
-        gave_up: a service kept crashing, and the worker stopped for it.
-        outgrown: the schema works with newer code only, and the worker stopped for it.
-        unwritten: outcomes that the database did not take any more.
+        why: the name of a signal, `empty`, or the error that ended the worker.
+        running: attempts that ran when the drain began.
+        released: claimed jobs that were released without being started.
+        left: for `--until-empty`: the jobs that stay in the queues, by reason.
+        abandoned: attempts that were abandoned and still run; `jobs` counts all that ever were.
+        gave_up: the worker stopped because a service kept crashing.
+        outgrown: the worker stopped because the schema works with newer code only.
+        unwritten: outcomes that the database did not accept any more.
     """
 
     why: str = ""
@@ -34,9 +36,10 @@ class DrainReport:
 
     @property
     def exit_code(self) -> int:
-        """0 drained, 1 gave up or (`--until-empty`) a job failed, 75 something was abandoned.
+        """The exit code of the process.
 
-        78 the schema has outgrown it: to start it again would be of no use.
+        0: drained; 1: gave up, or a job failed with `--until-empty`; 75: attempts were abandoned or
+        outcomes are unwritten; 78: the schema needs newer code, so a restart is of no use.
         """
         if self.outgrown:
             return 78
@@ -45,7 +48,7 @@ class DrainReport:
         return 1 if self.gave_up or (self.left is not None and self.jobs["failed"]) else 0
 
     def add(self, other: DrainReport) -> None:
-        """Sum up: one of several processes has ended with this report."""
+        """Add the report of one of several processes."""
         self.why = self.why or other.why
         self.running += other.running
         self.released += other.released
@@ -55,10 +58,10 @@ class DrainReport:
         self.outgrown = self.outgrown or other.outgrown
         self.drain_s = max(self.drain_s, other.drain_s)
         self.jobs = {what: count + other.jobs.get(what, 0) for what, count in self.jobs.items()}
-        # What stays is the same for all of them, and the last one to look knows best.
+        # The same for all processes; the last one has the latest counts.
         self.left = self.left if other.left is None else other.left
 
     def told(self) -> dict[str, Any]:
-        """What the log says of it: nothing that is zero."""
+        """Return the fields for the log, without zeros."""
         told = {name: value for name, value in asdict(self).items() if value or name == "jobs"}
         return told | {"jobs": {what: count for what, count in self.jobs.items() if count}}

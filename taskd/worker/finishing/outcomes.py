@@ -1,4 +1,4 @@
-"""Settling: what became of an attempt is decided by the core, counted, said and acked."""
+"""Record the outcome of an attempt: decide it, count it, log it, queue its ack."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class NotCommitted(Exception):
 
 
 class OutcomeRecorder:
-    """Takes the end of every attempt of this worker.
+    """Records the end of every attempt of this worker.
 
     Attributes:
-        counts: how many attempts ended in which way, by the words of COUNTED.
+        counts: the number of attempts by how they ended, with the keys of COUNTED.
     """
 
     def __init__(self, acker: Acker) -> None:
@@ -60,9 +60,9 @@ class OutcomeRecorder:
         began: float,
         value: Any,
     ) -> None:
-        """A handler returned; a plain None is the hot path.
+        """Record that a handler returned; a plain None is the hot path.
 
-        What is part of a workflow may be a stage, and is asked what follows from its None.
+        The job of a workflow may be a stage, so the policy decides what follows from its None.
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1
@@ -79,9 +79,9 @@ class OutcomeRecorder:
         happened: AttemptEnd,
         began: float,
     ) -> None:
-        """Decide, hand the outcome to the acker, say it."""
+        """Decide the outcome, queue its ack, count and log it."""
         if context is not None and (
-            # What middleware does after a commit changes nothing of it.
+            # Errors of middleware after the commit do not change the outcome.
             context.committed or (context.completed and isinstance(happened, Returned))
         ):
             self._completed(job, task, context, time.monotonic() - began)
@@ -93,7 +93,7 @@ class OutcomeRecorder:
             ack = policy.decide(job, task, Raised(RuntimeError(text)))
         self._acker.outcome(ack)
         if isinstance(happened, GIVEN_BACK):
-            self.counts["released"] += 1  # said once for many, in Consumer and Runner
+            self.counts["released"] += 1  # Consumer and Runner log one line for many jobs
         else:
             why = happened.why if isinstance(happened, Interrupted) else "stop"
             self._say(job, ack, time.monotonic() - began, why)
@@ -101,10 +101,11 @@ class OutcomeRecorder:
     def _completed(
         self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
     ) -> None:
-        """The job was completed in a transaction.
+        """Record a job that was completed in a transaction.
 
-        Unless that is known to have committed, a failure is written: it finds the row if it still
-        runs, waits while the transaction is undecided, and matches nothing after its commit.
+        Unless the transaction is known to have committed, write a failure: it changes the row if
+        the job still runs, waits while the transaction is undecided, and changes nothing after its
+        commit.
         """
         if context.committed:
             self._say(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
@@ -117,7 +118,7 @@ class OutcomeRecorder:
         self._acker.outcome(ack, told)
 
     def _say(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
-        """Count the outcome and write its line; `why` it was interrupted, if it was."""
+        """Count the outcome and log it; `why` is the reason of an interruption."""
         counts = self.counts
         match ack.state:
             case _ if ack.interrupted:

@@ -1,10 +1,10 @@
-"""The end of a worker whose loop is blocked: what another thread can still write for it.
+"""The emergency stop: another thread writes what it can for a worker whose loop is blocked.
 
-It is the last phase of an ordinary stop: outcomes that are not written yet are written, what was
-claimed and not started goes back, what runs is abandoned, and the worker's row is closed. Every
-statement is guarded, so it does not matter that the loop may come back to life at any moment and
-write the same: one of the two takes the row, the other changes nothing. An abandoned job is due
-again in five seconds, and this process is gone in three; so it does not run twice at a time.
+It is the last phase of an ordinary stop: it writes unwritten outcomes, releases claimed jobs that
+have not started, abandons running attempts, and closes the worker's row. The loop may come back to
+life at any moment and write the same. That is harmless, as every statement is guarded: one of the
+two changes the row, the other changes nothing. An abandoned job is due again in five seconds and
+this process has ended in three, so the job does not run twice at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EmergencyStop:
         self._acker, self._runners = acker, runners
 
     def __call__(self) -> None:
-        """Say why, and write what there is; the caller ends the process whatever comes of it."""
+        """Log the reason and write what is unwritten; the caller then ends the process in any case."""
         blocker = self._watch.blocker()
         unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
         abandoned = self._abandoned(blocker)
@@ -55,7 +55,7 @@ class EmergencyStop:
         asyncio.run(self._write(done, settled + abandoned))
 
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
-        """What runs: attempts that wait, and the one that blocks the loop in its first step."""
+        """Return acks for the running attempts, and for the one that blocks the loop in its first step."""
         left = [attempt for runner in self._runners for attempt in runner.attempts()]
         for attempt in left:
             if attempt.kill is not None:
@@ -66,8 +66,8 @@ class EmergencyStop:
         return found
 
     async def _write(self, done: list[Job], settled: list[Ack]) -> None:
-        # There is no time to wait for a row that somebody has locked, least of all the blocked loop
-        # itself; and what cannot be written must not keep the rest from it.
+        # There is no time to wait for rows that somebody has locked, such as the blocked loop
+        # itself, and one failed statement must not prevent the others.
         lane = Lane(self._database, "leave", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(TaskdError):
