@@ -223,8 +223,8 @@ async def test_a_job_that_was_claimed_and_waits_for_its_turn_is_cancelled_too(de
 async def test_a_call_for_another_worker_is_not_heeded(desk: Desk) -> None:
     sleeper(desk)
     started = await desk.start()
-    reconciler, sweeper = started.worker.parts.reconciler, started.worker.parts.rescuer
-    calls = Calls(started.worker.parts.shared.lease, sweeper.wakeup, reconciler.wakeup).receive
+    reconciler, rescuer = started.worker.parts.reconciler, started.worker.parts.rescuer
+    calls = Calls(started.worker.parts.shared.lease, rescuer.wakeup, reconciler.wakeup).receive
     reconciler.wakeup.clear()
     calls("12")
     calls("not even a number")
@@ -233,14 +233,14 @@ async def test_a_call_for_another_worker_is_not_heeded(desk: Desk) -> None:
     for _ in range(1000):  # a flood of them is one look, and one more
         calls("")
     looks = 0
-    look = sweeper.look
+    look = rescuer.check
 
     async def counted() -> Any:
         nonlocal looks
         looks += 1
         return await look()
 
-    sweeper.look = counted
+    rescuer.check = counted
     await asyncio.sleep(0.5)
     assert looks <= 2
 

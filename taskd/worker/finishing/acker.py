@@ -81,7 +81,7 @@ class Acker:
         self._wakeup.set()
 
     def outcome(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
-        """Add any other outcome; `told` is called with whether the row still ran and accepted it."""
+        """Add any other outcome; `told` is called with whether the running row accepted it."""
         if told is not None:
             self._callbacks[ack.id] = told
         self._acks.append(ack)
@@ -149,7 +149,7 @@ class Acker:
         self._wrote_at = time.monotonic()
 
     def _put_back(self) -> None:
-        """After a crash of this service, write what was in flight again; the guards allow repeats."""
+        """After a crash of this service, write the batch in flight again; guards allow repeats."""
         for each in self._in_flight:
             if isinstance(each, Ack):
                 self._acks.append(each)

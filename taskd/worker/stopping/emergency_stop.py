@@ -45,7 +45,7 @@ class EmergencyStop:
         self._acker, self._runners = acker, runners
 
     def __call__(self) -> None:
-        """Log the reason and write what is unwritten; the caller then ends the process in any case."""
+        """Log the reason and write what is unwritten; the caller then ends the process."""
         blocker = self._watch.blocker()
         unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
         abandoned = self._abandoned(blocker)
@@ -55,7 +55,7 @@ class EmergencyStop:
         asyncio.run(self._write(done, settled + abandoned))
 
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
-        """Return acks for the running attempts, and for the one that blocks the loop in its first step."""
+        """Return acks for running attempts, also for one that blocks the loop in its first step."""
         left = [attempt for runner in self._runners for attempt in runner.attempts()]
         for attempt in left:
             if attempt.kill is not None:

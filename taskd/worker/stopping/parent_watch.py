@@ -40,7 +40,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> Place:
-        """Return the place that the parent gave to this process, and remove it from the environment."""
+        """Return the place that the parent gave; remove it from the environment."""
         numbers = environ.pop(VARIABLE, "")
         return cls(*map(int, numbers.split())) if numbers else cls()
 

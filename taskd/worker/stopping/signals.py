@@ -93,7 +93,7 @@ class Signals:
             threading.Thread(target=self._watch, name="taskd-signals", daemon=True).start()
 
     def _listen(self) -> None:
-        """Put the pipe in the place of the loop's own socket, and keep the socket to pass signals on.
+        """Put the pipe in the place of the loop's socket, and keep the socket to pass signals on.
 
         Repeated every second: a loop that was stopped and runs again makes a new socket, which
         works without the thread until then.
@@ -126,7 +126,7 @@ class Signals:
             os.close(self._write)  # which ends the thread
 
     def disown(self) -> None:
-        """In a process that a handler has forked, undo everything: its signals are not for this worker."""
+        """Undo everything in a process that a handler forked: its signals are not for this worker."""
         signal.set_wakeup_fd(-1)
         for number in self._handlers:
             signal.signal(number, signal.SIG_DFL)
