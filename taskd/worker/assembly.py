@@ -1,4 +1,4 @@
-"""The anatomy of a worker: its connections, its services, and the order in which they stop."""
+"""The parts of a worker: its connections, its services, and the order in which they stop."""
 
 from __future__ import annotations
 
@@ -45,12 +45,9 @@ from taskd.worker.upkeep.rescuer import Rescuer
 from taskd.worker.upkeep.schedule_runner import ScheduleRunner
 from taskd.worker.upkeep.timer import Timer
 
-# Every statement of a worker goes by ids, or along one index: nothing is left to choose, whatever
-# the statistics say. A generic plan that flipped to a scan took 20 ms in place of 3 for 500 acks; a
-# claim that was planned while the table was empty took 100 ms after a burst of 200,000 jobs; and a
-# bitmap scan locks rows in another order than ids, which deadlocked with a cancel. So nothing is
-# planned anew, either: PostgreSQL holds a plan for the array at hand to be cheaper than one for any
-# array, and planned each batch of acks again, 0.5 ms for one job.
+# Every statement of a worker uses ids or one index, so the planner has no choice to make. Without
+# these settings stale statistics cause scans, bitmap scans lock rows in another order than ids,
+# which can deadlock, and each batch of acks is planned again.
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_hashjoin": "off",
@@ -61,12 +58,13 @@ PLANS = {
 
 
 class Assembly:
-    """All parts of one worker. Made once, on the loop that runs them.
+    """All parts of one worker. Created once, on the loop that runs them.
 
     Args:
-        limits: queue names, and how many attempts each may run.
-        me: this process's incarnation as it is now.
-        notify: who is told how the worker is, if anybody.
+        limits: the concurrency of each queue, by name.
+        me: returns the present identity of this worker.
+        register_again: registers the worker under a new id.
+        notify: the supervisor to notify, if any.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class Assembly:
         self.supervisor = Supervisor(self._tiers(beside, Pruner(database)))
 
     def _tiers(self, beside: list[Service], historian: Pruner) -> list[list[Service]]:
-        """What runs, in the order in which it starts; it stops in the opposite one."""
+        """Return the services in the order in which they start; they stop in the reverse order."""
         upkeep: list[Service] = [
             self.rescuer,
             self.promoter,
@@ -167,39 +165,39 @@ class Assembly:
             beside,
             [self.acker],  # outlives every attempt
             [*upkeep, *([self.listener] if self.listener else [])],
-            [*self.consumers.values(), self.quarantine],  # to stop is to claim nothing more
+            [*self.consumers.values(), self.quarantine],  # stopping them ends all claims
         ]
 
     def _runs(self, job: Job) -> bool:
-        """Whether an attempt of this very claim waits for something here."""
+        """Return whether an attempt of this very claim is running here."""
         return any(runner.runs(job) for runner in self.runners)
 
     def _works_for(self) -> Job | None:
-        """The job on whose behalf the main loop works, asked in its thread."""
+        """Return the job whose handler the main loop runs; None in other threads."""
         here = threading.get_ident() == self._thread
         return self._pulse.running(self._loop) if here else None
 
     def _hides(self, job: Job) -> Callable[[str], str] | None:
-        """What hides the arguments of a job that its task redacts, if it does."""
+        """Return what redacts the arguments of the job in texts, if its task asks for that."""
         task = self.shared.registry.get(job.task)
         if task is None or not task.redact:
             return None
         return hider(self._pulse.together.get(job.id, [job]), task)
 
     def begin_lines(self) -> None:
-        """Name the job in what handlers log, and keep it where that is wanted."""
+        """Add the job to log lines of handlers, and store the lines where that is configured."""
         own_threads(self._loop, self._works_for)
         self.lines.install()
         if self.log_writer is not None:
             self._end_log_writer = self.log_writer.begin(self._loop.call_soon_threadsafe)
 
     def end_lines(self) -> None:
-        """The opposite."""
+        """Undo begin_lines()."""
         self.lines.remove()
         self._end_log_writer()
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
-        """What brings jobs to the runners: a consumer each, a scout, a timer, a slow lane."""
+        """Create what brings jobs to the runners: consumers, idle poller, promoter, quarantine."""
         self.poller = IdlePoller(self.upkeep, settings.poll_s)
         self.quarantine = Quarantine(
             self.claims,
@@ -229,14 +227,14 @@ class Assembly:
             self.acker.on_written.append(self.consumers[runner.queue].written)
 
     def _add_listening(self, settings: Settings, database: Database) -> None:
-        """What wakes them: one listener for all queues."""
+        """Create the listener of all queues."""
         listening = database
         if settings.listen_dsn is not None:
             listening = Database(
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
         self.listener: Listener | None = None
-        # Through a pooler nothing is heard: polling is all there is.
+        # A pooler passes no notifications on, so the worker only polls.
         if not listening.pooled:
             calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
             self.listener = Listener(

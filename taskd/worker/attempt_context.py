@@ -1,4 +1,4 @@
-"""What a handler gets as `ctx`."""
+"""The context that a handler receives as `ctx`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskd.store.connections.statements import Fetches
 
 
 class Reads:
-    """How handlers read from the database, also those that run in threads."""
+    """Gives handlers, also those in threads, a connection to read from."""
 
     def __init__(self, lane: Fetches) -> None:
         self.lane = lane
@@ -28,7 +28,7 @@ class Reads:
 
 
 class AttemptContext:
-    """What a handler gets as `ctx`; the promises are in taskd.Context.
+    """The context that a handler receives as `ctx`; taskd.Context documents it.
 
     Attributes:
         completed: the completion was written in a transaction.
@@ -72,7 +72,7 @@ class AttemptContext:
 
     @property
     def job(self) -> Job:
-        """The claimed job; for taskd itself."""
+        """The claimed job; for use by taskd itself."""
         return self._job
 
     @property
@@ -97,7 +97,7 @@ class AttemptContext:
 
     @property
     def fence(self) -> int:
-        """This attempt's token: grows with every claim of the job."""
+        """The fencing token of this attempt: it grows with every claim of the job."""
         return self._job.fence
 
     def remaining_s(self) -> float | None:
@@ -105,10 +105,10 @@ class AttemptContext:
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     async def results(self) -> dict[str, Any]:
-        """What the jobs that this one waited for have returned, by the names of their nodes.
+        """Return the results of the jobs that this one waited for, by the names of their nodes.
 
         Raises:
-            ResultsTooLarge: it takes over 8 MiB.
+            ResultsTooLarge: they exceed 8 MiB.
             StoreUnavailable: the database does not answer.
         """
         read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
@@ -128,17 +128,17 @@ class AttemptContext:
         return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far this attempt is.
+        """Report the progress of this attempt.
 
         Raises:
-            TypeError, ValueError: done or total is no number, or not a finite one.
+            TypeError, ValueError: done or total is not a number, or not finite.
         """
         self._progress(self._job, done, total, note)
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job inside the transaction that is open on `conn`.
 
-        Its effects and the completion then commit together, or neither does.
+        The changes of the handler and the completion then commit together, or neither does.
 
         Raises:
             LeaseLost: the job was taken over; leave the transaction by an exception, so that it

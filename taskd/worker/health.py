@@ -1,8 +1,8 @@
-"""Whether a worker gets on, as probes ask it; the database has no say in that.
+"""Whether a worker makes progress, for probes; the state of the database does not count.
 
-A worker that waits for its database must not be killed for it: what it has finished could not be
-written, and would run again. So what is looked at is whether the loop turns, and whether those who
-claim and write outcomes turn with it, which they do in an outage, too: they try again.
+A worker that waits for its database must not be killed: its unwritten outcomes would be lost and
+the jobs would run again. So the probes check that the loop runs, and that the consumers and the
+acker run with it. In an outage they do, as they retry.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 
-# The loop turns four times a second at least.
+# The loop ticks four times a second at least.
 BLOCKED_S = 5.0
-# Each of the others turns again within what its statements may take: connecting to one host after
-# the other, an answer, a wait before the next try.
+# Each service starts a new round within the time that its statements can take: connecting to each
+# host, a reply, and the delay before the next try.
 STUCK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How a worker is, in two lines for two probes.
+    """The condition of a worker, as two texts for two probes.
 
     Attributes:
-        stuck: why it had better be started anew; empty: it gets on.
-        unready: why it claims nothing; empty: it claims.
+        stuck: why the worker should be restarted; empty: it makes progress.
+        unready: why the worker claims nothing; empty: it claims.
     """
 
     stuck: str = ""
@@ -38,10 +38,10 @@ class Condition:
 
 
 class Health:
-    """Looks at the services of one process.
+    """Checks the services of one process.
 
     Attributes:
-        begun: it has become ready once.
+        begun: the worker was ready once.
         quiet: a signal has switched claiming off.
     """
 
@@ -55,12 +55,12 @@ class Health:
     ) -> None:
         self._pulse, self._lease, self._consumers = pulse, lease, consumers
         self._acker, self._poller = acker, poller
-        # When the acker last tried, as it was seen first, and when that was.
+        # The time of the acker's last try, and when it was first seen.
         self._seen = (-1.0, 0.0)
         self.begun = self.quiet = False
 
     def check(self) -> Condition:
-        """How it is now."""
+        """Return the present condition."""
         return Condition(self._stuck(time.monotonic()), self._unready())
 
     def _stuck(self, now: float) -> str:
@@ -69,19 +69,19 @@ class Health:
         if now - self._pulse.ticked > BLOCKED_S:
             return f"the loop has not turned for {now - self._pulse.ticked:.0f} s"
         if self._writes_nothing(now):
-            return f"{self._acker.backlog} outcomes wait, and nobody tries to write them"
+            return f"{self._acker.backlog} outcomes wait, and the acker does not try to write them"
         if self._lease.draining:
-            return ""  # nobody claims any more
+            return ""  # consumers have ended
         for consumer in self._consumers:
             if consumer.turned_at is not None and now - consumer.turned_at > STUCK_S:
                 for_s = now - consumer.turned_at
-                return f"the consumer of {consumer.runner.queue} has stood still for {for_s:.0f} s"
+                return f"the consumer of {consumer.runner.queue} has made no progress for {for_s:.0f} s"
         if now - self._poller.turned_at > self._poller.every_s + STUCK_S:
-            return f"nobody has looked for jobs for {now - self._poller.turned_at:.0f} s"
+            return f"the queues have not been polled for {now - self._poller.turned_at:.0f} s"
         return ""
 
     def _writes_nothing(self, now: float) -> bool:
-        """Whether outcomes wait, and did so when the same try was the last one a while ago."""
+        """Return whether outcomes wait while the acker has not tried again for a while."""
         tried_at, since = self._seen
         if not self._acker.backlog or tried_at != self._acker.tried_at:
             self._seen = (self._acker.tried_at, now)

@@ -1,9 +1,9 @@
-"""The lease of this process, and the thread that keeps it.
+"""The lease of this process, and the thread that renews it.
 
 The thread has an event loop and a connection of its own, so that a handler which blocks the main
-loop does not cost the lease. It beats only while the main loop has ticked within `STALL_S`: a
-process that hangs does lose its lease. It also watches the main loop and names the job that
-blocks it.
+loop does not cost the lease. It renews the lease only while the main loop has ticked within
+`STALL_S`, so a process that hangs loses its lease. It also monitors the main loop and names the job
+that blocks it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ UNREADABLE = -1
 
 
 def boottime_s() -> float:
-    """Seconds since boot, suspend included: CLOCK_MONOTONIC stops while a machine sleeps."""
+    """Return the seconds since boot, with suspended time, which CLOCK_MONOTONIC leaves out."""
     return clock_gettime(CLOCK_BOOTTIME)
 
 
 def new_incarnation(app: str) -> workers.Incarnation:
-    """The facts of this process under a fresh random id of 63 bits."""
+    """Return the identity of this process under a new random id of 63 bits."""
     pid = os.getpid()
     return workers.Incarnation(
         id=random.SystemRandom().randrange(1, 2**63),
@@ -63,7 +63,7 @@ def _version() -> str:
 
 
 def _fact(read: Callable[[], str]) -> str:
-    """A fact of this machine; empty where it does not tell, which proves nothing."""
+    """Return a fact about this machine; empty if unreadable, which proves nothing."""
     try:
         return read().strip()
     except OSError:
@@ -71,18 +71,19 @@ def _fact(read: Callable[[], str]) -> str:
 
 
 def process_started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None: no such process.
+    """Return when a process started, in clock ticks since boot; None: there is no such process.
 
-    UNREADABLE: it exists, but may not be looked at. A zombie counts as gone: it runs nothing.
+    UNREADABLE: the process exists, but cannot be inspected. A zombie counts as gone: it runs
+    nothing.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        # Mounted with hidepid, /proc shows nothing of other users' processes.
+        # Mounted with hidepid, /proc hides the processes of other users.
         return UNREADABLE if _exists(pid) else None
     except OSError:
         return UNREADABLE
-    # The command's name may hold spaces and parentheses; what follows the last one is regular.
+    # The name of the command can hold spaces and parentheses; the rest is regular.
     state, *rest = fields.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
 
@@ -98,7 +99,7 @@ def _exists(pid: int) -> bool:
 
 
 def is_gone(other: workers.Other) -> bool:
-    """Whether a neighbour's process has provably ended: its pid is free, or another's."""
+    """Return whether the other worker's process, on this host, has provably ended."""
     started = process_started(other.pid)
     return started is None or (
         started >= 0 and other.pid_started > 0 and started != other.pid_started
@@ -106,14 +107,14 @@ def is_gone(other: workers.Other) -> bool:
 
 
 class Lease:
-    """What the beat thread knows and the main loop reads; single attributes, so no lock.
+    """The state of the lease: the lease thread writes it, the main loop reads it, without a lock.
 
     Attributes:
-        trusted_until: until this moment (seconds since boot) nobody else may run our jobs: two
-            thirds of the lease after the last good beat was *sent*.
-        steady_since: beats have had no gap since then; None: they just had one.
-        outage: the server refuses or is gone, which is no reason to cancel anything.
-        buried: this incarnation was declared dead; nothing that it runs is its own any more.
+        trusted_until: until then (seconds since boot) no other worker can run our jobs: two thirds
+            of the lease after the last accepted renewal was *sent*.
+        steady_since: renewals have had no gap since then; None before the first one.
+        outage: the database server is down, so no other worker can take jobs over.
+        declared_dead: this worker was declared dead; its jobs belong to others.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -126,13 +127,13 @@ class Lease:
         self.draining = False
 
     def begin(self, worker_id: int, sent: float) -> None:
-        """A new incarnation was registered by a statement sent at `sent`."""
+        """Record that a worker was registered by a statement sent at `sent`."""
         self.worker_id = worker_id
         self.declared_dead = False
         self.renewed(sent)
 
     def renewed(self, sent: float) -> None:
-        """A beat that was sent at `sent` has been accepted."""
+        """Record that the renewal sent at `sent` was accepted."""
         if self.steady_since is None or sent > self.trusted_until:
             self.steady_since = sent
         self.trusted_until = sent + self.lease_s * 2 / 3
@@ -140,7 +141,7 @@ class Lease:
 
     @property
     def trusted(self) -> bool:
-        """Whether new work may be started."""
+        """Whether new jobs can be started."""
         return clock_gettime(CLOCK_BOOTTIME) < self.trusted_until and not self.declared_dead
 
     @property
@@ -149,7 +150,7 @@ class Lease:
         return boottime_s() - self.trusted_until
 
     def may_declare_dead(self) -> bool:
-        """Whether our own beats have been good for the length of a lease."""
+        """Return whether our own renewals have succeeded for the length of a lease."""
         return (
             self.trusted
             and self.steady_since is not None
@@ -158,11 +159,11 @@ class Lease:
 
 
 class LeaseThread:
-    """Beats and watches until told to stop.
+    """Renews the lease and monitors the main loop until stopped.
 
     Args:
-        buried: called on the main loop with the id of the incarnation that was found buried.
-        works_with: called there with each other oldest code that the schema works with.
+        declared_dead: called on the main loop with the id of the worker that was declared dead.
+        works_with: called on the main loop when the oldest code that works with the schema changes.
     """
 
     def __init__(
@@ -186,7 +187,8 @@ class LeaseThread:
         self._look_now = Wakeup()
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
-        # Others grant one lease after an outage: who tries again later is buried alive.
+        # After an outage others wait for one lease; a worker that retries later would be declared
+        # dead.
         self._backoff = Backoff(cap_s=min(RETRY_S_MAX, lease.lease_s / 6))
         pulse.on_wake.append(self._wake)
 
@@ -195,13 +197,13 @@ class LeaseThread:
         self._thread.start()
 
     def _wake(self) -> None:
-        """On the main loop: look now, and from now on as the pulse has it."""
+        """On the main loop: monitor now, and from now on at the present interval."""
         if self._own_loop is not None:
             with suppress(RuntimeError):  # the thread has ended
                 self._own_loop.call_soon_threadsafe(self._look_now.set)
 
     async def stop(self) -> None:
-        """Ask the thread to end and wait for it, for two seconds at most."""
+        """Request the end of the thread, and wait for it for two seconds at most."""
         self._stopping.set()
         self._wake()
         with suppress(TimeoutError):
@@ -209,12 +211,12 @@ class LeaseThread:
                 await self._ended.wait()
 
     def _run(self) -> None:
-        # A plain loop: this thread must not depend on the other one.
+        # A loop of its own: this thread must not depend on the main loop.
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._renew_and_watch())
         finally:
-            with suppress(RuntimeError):  # the main loop was closed before
+            with suppress(RuntimeError):  # the main loop was already closed
                 self._main_loop.call_soon_threadsafe(self._ended.set)
 
     async def _renew_and_watch(self) -> None:
@@ -225,9 +227,9 @@ class LeaseThread:
             while not self._stopping.is_set():
                 self._look_now.clear()
                 if renewing.done():
-                    # Cancelled: a worker that lives on without beats loses its jobs to others.
+                    # It was cancelled; without renewals the worker would lose its jobs to others.
                     renewing = self._start_renewing(lane)
-                with suppress(Exception):  # whatever the log does, the lease must be kept
+                with suppress(Exception):  # the lease must be renewed even if logging fails
                     self._watch.look()
                 every_s = REST_LOOK_EVERY_S if self._pulse.resting else LOOK_EVERY_S
                 await self._look_now.wait(every_s)
@@ -248,15 +250,15 @@ class LeaseThread:
             await asyncio.sleep(delay_s)
 
     async def _renew(self, lane: Lane) -> float | None:
-        """Beat once; how soon to beat again when it did not work."""
+        """Renew the lease; return the delay until the next try if it failed."""
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:
             floor = await workers.beat(
                 lane, worker_id, self._lease.lease_s, draining=self._lease.draining
             )
         except StoreUnavailable as error:
-            # A server that is down is an outage: nobody can take our jobs over. Anything else,
-            # silence, a name that no longer resolves or no room, may be for us alone: others can.
+            # While the server is down no worker can take jobs over. Other failures (no reply, an
+            # unknown host name, no free connection) may concern this worker only.
             self._lease.outage = isinstance(error, Down)
             return self._backoff.next_s()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next beat must come

@@ -1,8 +1,8 @@
 """What operators have set: paused tasks and the concurrency of queues, as this worker knows it.
 
-The truth is in the database. A worker reads it before its first claim and then every five seconds,
-with what it asks about its surroundings anyway; a call on the channel of all workers has it look at
-once. So a pause is late by a round trip, or, where nothing is heard, by five seconds at most.
+The database holds these settings. A worker reads them before its first claim and then every five
+seconds (upkeep/rescuer.py); a call on the channel of all workers makes it read them at once. So a
+pause takes effect after a round trip or, without notifications, within five seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from taskd.worker.lease import Lease
 from taskd.worker.running.runner import Runner, Shared
 from taskd.worker.service import Wakeup
 
-# Whoever may connect can call, in vain and without end.
+# Any user who can connect can call without end.
 ACT_AT_MOST_EVERY_S = 0.2
 
 
 class Controls:
-    """Heeds what operators have set.
+    """Applies what operators have set.
 
     Args:
-        runners: each is as large as its settings say, until somebody sets it otherwise.
+        runners: each has its configured concurrency until an operator sets another one.
         shared: where consumers read which tasks are paused.
     """
 
@@ -34,12 +34,12 @@ class Controls:
         self._set: Mapping[str, int] = {}
 
     def configure(self, limits: Mapping[str, int]) -> None:
-        """The settings were read again."""
+        """Apply concurrencies that were read from the settings again."""
         self._configured.update(limits)
         self._resize()
 
     def apply(self, paused: frozenset[str], limits: Mapping[str, int]) -> None:
-        """The database was read: the paused tasks, and the queues whose concurrency is set."""
+        """Apply the paused tasks, and the queues whose concurrency is set."""
         if paused != self._shared.paused:
             self._shared.paused = paused
             events.tasks_paused(sorted(paused))
@@ -49,7 +49,7 @@ class Controls:
                 events.queue_resized(runner.queue, runner.limit)
 
     def _resize(self) -> list[Runner]:
-        """Make each runner as large as it is to be; those that have changed."""
+        """Set the concurrency of each runner; return the runners that have changed."""
         changed = []
         for runner in self._runners:
             limit = self._set.get(runner.queue, self._configured[runner.queue])
@@ -60,14 +60,14 @@ class Controls:
 
 
 class Calls:
-    """Hears the calls on the channel of all workers.
+    """Receives the calls on the channel of all workers.
 
-    One without a payload is for everybody: something was set. One with a worker's id is for that
-    worker: a job that it runs is to be cancelled.
+    A call without a payload is for all workers: an operator has set something. A call with a
+    worker's id is for that worker: the cancellation of one of its jobs was requested.
 
     Args:
-        look: has the worker read what is set.
-        reconcile: has it read which of its jobs are to be cancelled.
+        look: wakes the service that reads the settings.
+        reconcile: wakes the service that reads requested cancellations.
     """
 
     def __init__(self, lease: Lease, look: Wakeup, reconcile: Wakeup) -> None:
@@ -75,7 +75,7 @@ class Calls:
         self._look, self._reconcile = RateLimited(look), RateLimited(reconcile)
 
     def receive(self, payload: str) -> None:
-        """Somebody calls."""
+        """Handle one call."""
         if not payload:
             self._look.set()
         elif payload == str(self._lease.worker_id):
@@ -83,16 +83,16 @@ class Calls:
 
 
 class RateLimited:
-    """Sets a wake-up, at once or so long after the last time that it is not set too often."""
+    """Sets a wake-up, but not more often than every ACT_AT_MOST_EVERY_S."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
         self._at = 0.0
 
     def set(self) -> None:
-        """Set it."""
+        """Set the wake-up now or as soon as it is allowed."""
         now = time.monotonic()
         if self._at > now:
-            return  # it is going to be
+            return  # already planned
         self._at = max(now, self._at + ACT_AT_MOST_EVERY_S)
         asyncio.get_running_loop().call_later(self._at - now, self._wakeup.set)

@@ -1,7 +1,7 @@
-"""What a worker says to its supervisor, in the words of sd_notify(3): a few lines a datagram.
+"""Notify the supervisor with the protocol of sd_notify(3): a few lines in a datagram.
 
-The supervisor is systemd, or the parent of several processes (parent.py), which speaks the same
-protocol to its children. Twenty lines of a stable protocol need no dependency.
+The supervisor is systemd, or the parent of several processes (parent.py), which uses the same
+protocol for its children.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
 STATUS_EVERY_S = 1.0
-# Said once a second during the drain, so a stop that goes on is not taken for one that hangs. It
-# also covers what comes after the last of them: flushing, closing, ending.
+# Sent every second during the drain, so that a long stop is not mistaken for a hang. It also covers
+# what follows the last one: flushing, closing, ending.
 EXTEND_BY_S = 15.0
 QUEUES_NAMED = 5
 REPORT_TRIES = 20
 REPORT_TRY_EVERY_S = 0.05
-# systemd drops a datagram of more than 4096 bytes; what a parent is told is far smaller.
+# systemd drops datagrams of more than 4096 bytes; messages to a parent are far smaller.
 DATAGRAM_BYTES_MAX = 65536
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(slots=True)
 class Status:
-    """How a worker, or all processes of one, are doing.
+    """The status of a worker, or of all its processes.
 
     Attributes:
         jobs: attempts by how they ended.
-        silent_s: seconds since the database last answered; 0: it does answer.
-        stuck, unready: as health.Condition has them.
+        silent_s: seconds since the database last answered; 0: it answers.
+        stuck, unready: as in health.Condition.
     """
 
     queues: str = ""
@@ -60,7 +60,7 @@ class Status:
 
     @classmethod
     def total(cls, parts: Sequence[Status]) -> Status:
-        """All of them in one."""
+        """Return the sum of all of them."""
         made = cls()
         for part in parts:
             made.queues = part.queues or made.queues
@@ -72,15 +72,15 @@ class Status:
 
 
 class Notify:
-    """Sends; it never waits and never raises, and does nothing where nobody listens.
+    """Sends to the supervisor. Never waits or raises; does nothing without a supervisor.
 
     Args:
-        address: a path, or an abstract name that begins with @; empty: nobody listens.
-        watchdog_s: within so many seconds the supervisor wants to hear that the loop ticks.
-        to_parent: the listener is the parent of several processes, which also takes reports.
+        address: a path, or an abstract name that begins with @; empty: no supervisor.
+        watchdog_s: the supervisor expects a sign of life within this many seconds.
+        to_parent: the supervisor is the parent of several processes, which also takes reports.
 
     Attributes:
-        every_s: how often tick() is to be called.
+        every_s: how often tick() must be called.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Notify:
     ) -> None:
         self.watchdog_s = watchdog_s
         self.to_parent = to_parent
-        # A parent hears its children and then speaks itself: a quarter each makes a half in all.
+        # A quarter for the child and a quarter for its parent make a half in all.
         self.every_s = min(STATUS_EVERY_S, STATUS_EVERY_S if watchdog_s is None else watchdog_s / 4)
         self._address: str | bytes = address
         if address.startswith("@"):
@@ -105,10 +105,10 @@ class Notify:
     def from_environment(
         cls, environ: MutableMapping[str, str], pid: int, *, to_parent: bool = False
     ) -> Notify:
-        """The supervisor that NOTIFY_SOCKET names.
+        """Return the supervisor that NOTIFY_SOCKET names.
 
-        Its variables are taken out of the environment: no program that a handler starts shall
-        speak in the name of this process.
+        The variables are removed from the environment, so that no program started by a handler can
+        speak for this process.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         usec = environ.pop("WATCHDOG_USEC", "")
@@ -123,35 +123,35 @@ class Notify:
         return self._socket is not None
 
     def close(self) -> None:
-        """Nothing more is said."""
+        """Close the socket; nothing more is sent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def starting(self) -> None:
-        """The signal handlers are in place; a parent may forward signals from now on."""
+        """Tell that signal handlers are in place: a parent can forward signals from now on."""
         self._say(STATUS="starting")
 
     def ready(self) -> None:
-        """It listens and claims; or it has read its settings again."""
+        """Tell that the worker listens and claims, or that it has read its settings again."""
         self._owed.pop("RELOADING", None)
         self._say(READY=1)
 
     def reloading(self) -> None:
-        """It reads its settings again; ready() follows."""
+        """Tell that the worker reads its settings again; ready() follows."""
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._say(RELOADING=1, MONOTONIC_USEC=now_usec)
 
     def stopping(self) -> None:
-        """The drain begins."""
+        """Tell that the drain begins."""
         self._say(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
 
     def tick(self, status: Status, *, ticking: bool = True, draining: bool = False) -> None:
-        """Once every `every_s`: what there is to say.
+        """Send what is due; call it every `every_s`.
 
         Args:
-            ticking: the loop turns, which is all that the watchdog is told; whether the database
-                answers does not count, or an outage would restart every worker there is.
+            ticking: the loop runs. Only that counts for the watchdog: if the database counted, an
+                outage would restart every worker.
         """
         said: dict[str, object] = {}
         if ticking and self.watchdog_s is not None:
@@ -169,7 +169,7 @@ class Notify:
             self._say(**said)
 
     async def report(self, report: Mapping[str, Any]) -> bool:
-        """Hand the drain report to the parent; False: there is none, or it does not take it."""
+        """Send the drain report to the parent; return False without a parent that accepts it."""
         for _ in range(REPORT_TRIES if self.to_parent else 0):
             if self._say(X_TASKD_REPORT=json.dumps(report)):
                 return True
@@ -184,7 +184,7 @@ class Notify:
         lines = [f"{name}={value}\n" for name, value in self._owed.items()]
         try:
             self._socket.sendto("".join(lines).encode(errors="replace"), self._address)
-        except OSError:  # the listener's queue is full (10 datagrams are usual), or it is gone
+        except OSError:  # the queue of the listener is full (10 datagrams are usual), or it is gone
             return False
         self._owed.clear()
         return True
@@ -208,7 +208,7 @@ class Notifier(Loop):
         self._health = health
 
     async def tick(self) -> float:
-        """Say how things are."""
+        """Send the status."""
         self._notify.tick(self._status(), draining=self._lease.draining)
         return self.every_s
 
@@ -217,20 +217,20 @@ class Notifier(Loop):
         queues = ", ".join(names[:QUEUES_NAMED])
         if len(names) > QUEUES_NAMED:
             queues += f" and {len(names) - QUEUES_NAMED} more"
-        # Beats are a sixth of the lease apart; one that is late may still be on its way.
+        # Renewals are a sixth of the lease apart; a late one may still be on its way.
         silent_s = self._lease.silent_s + self._lease.lease_s * 2 / 3
         if not self._lease.outage and silent_s < self._lease.lease_s / 3:
             silent_s = 0.0
         running = sum(runner.running for runner in self._runners)
-        # A supervisor other than a parent goes by the ticks alone.
+        # Only a parent evaluates the condition; other supervisors only watch the ticks.
         how = self._health.check() if self._notify.to_parent else Condition()
         return Status(queues, running, dict(self._jobs), int(silent_s), how.stuck, how.unready)
 
 
 class NotifySocket:
-    """A parent's end: a socket whose abstract address leaves nothing behind, whoever is killed.
+    """The parent's end: a socket with an abstract address, which leaves no file behind.
 
-    As with systemd's own, everybody may send to it; the kernel says who did.
+    Any process can send to it, as with systemd's; the kernel reports the sender.
     """
 
     def __init__(self) -> None:
@@ -241,7 +241,7 @@ class NotifySocket:
         self.address = "@" + self.socket.getsockname()[1:].decode()
 
     def heard(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """What has arrived: the sender's pid and what it said."""
+        """Yield what has arrived: the sender's pid and the variables it sent."""
         with suppress(BlockingIOError):
             while True:
                 data, extra, _, _ = self.socket.recvmsg(
@@ -254,5 +254,5 @@ class NotifySocket:
                         yield CREDENTIALS.unpack(credentials)[0], said
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket."""
         self.socket.close()

@@ -1,4 +1,4 @@
-"""What a worker process tells of itself when somebody asks: counts, and how things are now."""
+"""The status that a worker process reports on request: counters and present state."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class WorkerStatus(msgspec.Struct):
-    """One process at one moment.
+    """The status of one process.
 
     Attributes:
-        process: which of several; 1: it is alone.
-        running, waiting, limits: by queue: attempts that run, jobs that were claimed and have not
-            begun, how many attempts may run.
+        process: the index of the process; 1 if it is alone.
+        running, waiting, limits: by queue: running attempts, claimed jobs that have not started,
+            and the concurrency.
         unwritten: outcomes that are not written yet.
-        trusted_s: for how long its claims are honoured without another beat.
-        lags, lag_s: as watch.Pulse has them.
+        trusted_s: how long its claims stay valid without another renewal of the lease.
+        lags, lag_s: as in loop_monitor.Pulse.
         up_s: seconds since it started.
     """
 
@@ -46,7 +46,7 @@ _started = time.monotonic()
 def take(
     process: int, condition: Condition, counted: Counted, parts: Assembly | None
 ) -> WorkerStatus:
-    """The process as it is; before its parts are made, there is little to tell."""
+    """Return the status of the process; `parts` is None until the worker has created its parts."""
     made = WorkerStatus(process, time.monotonic() - _started, condition, counted)
     if parts is not None:
         made.running = {runner.queue: runner.running for runner in parts.runners}

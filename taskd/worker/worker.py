@@ -1,6 +1,6 @@
-"""The worker: what it consists of, how it starts, and how it stops.
+"""The worker: how it starts, what it does on signals, and how it stops.
 
-Its anatomy is in assembly.py; read `_drain` here for its end.
+assembly.py lists its parts; stopping/drain.py has the phases of a stop.
 """
 
 from __future__ import annotations
@@ -52,19 +52,18 @@ class Worker:
     Args:
         settings: see taskd.config.
         registry: the tasks it runs.
-        database: where the jobs are.
-        app: whose tasks these are.
-        until_empty: end when the queues hold nothing that this worker could run soon.
-        reload: called on SIGHUP; returns the settings as they are now.
+        database: the database with the jobs.
+        app: the name of the app that defines the tasks.
+        until_empty: stop when the queues hold no job that this worker could run soon.
+        reload: called on SIGHUP; returns the current settings.
         on_close: awaited at the very end, such as closing connections of built-in tasks.
-        notify: who is told how it is: systemd, or the parent of several processes.
-        place: which one of several processes this is.
-        last: the process is its own and ends with it; signals that ask to stop are ignored from
-            then on.
+        notify: the supervisor to notify: systemd, or the parent of several processes.
+        place: the index of this process among several.
+        last: the process ends with this worker; later stop signals are ignored.
 
     Attributes:
         beside: services that run from before the start to after the drain, such as probes.
-        counting: what counts events, if anything does: begin_counting().
+        counters: event counters, once begin_counting() was called.
     """
 
     def __init__(
@@ -110,24 +109,22 @@ class Worker:
         events.measure(self.counters)
 
     def condition(self) -> Condition:
-        """How it is, for probes."""
+        """Return the condition of the worker, for probes."""
         parts: Assembly | None = getattr(self, "parts", None)
         return Condition(unready="it starts") if parts is None else parts.health.check()
 
     def snapshot(self) -> WorkerStatus:
-        """All that it has counted, and how things are now."""
+        """Return all counts and the present state."""
         counted = Counters(self.limits) if self.counters is None else self.counters
         parts: Assembly | None = getattr(self, "parts", None)
         return take(self._place.number, self.condition(), counted.copy(), parts)
 
-    # Life.
-
     async def run(self) -> int:
-        """Work until stopped; the exit code.
+        """Work until stopped; return the exit code.
 
         Raises:
             SchemaError, AppError, ConfigError, ResourceError, StoreUnavailable, PermissionDenied:
-                it cannot start.
+                the worker cannot start.
         """
         self._beside = Supervisor([self.beside])
         self._beside.start()
@@ -169,7 +166,7 @@ class Worker:
             await self._stops.requested.wait()
             await self._drain()
         finally:
-            # A signal that comes now must not cut the end off.
+            # A signal that arrives now must not interrupt the end.
             try:
                 await self._close()
             finally:
@@ -209,8 +206,8 @@ class Worker:
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         if self._last:
-            # What is there by now stays until the end. To search it for garbage held up all
-            # handlers for 30 ms at a time, of an app that imports nothing, and so for 1 ms at most.
+            # Objects that exist now stay until the end. Searching them for garbage would block all
+            # handlers for up to 30 ms at a time.
             gc.collect()
             gc.freeze()
         self._traces = traces.begin()
@@ -218,7 +215,9 @@ class Worker:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
         await self._register()
-        await self.parts.rescuer.check()  # before the first claim: what is paused is not run
+        await (
+            self.parts.rescuer.check()
+        )  # before the first claim, so that paused tasks do not start
         self._lease_thread = LeaseThread(
             self.database,
             self._lease,
@@ -226,7 +225,7 @@ class Worker:
             self.parts.lease_lost.declared_dead,
             self._works_with,
         )
-        self._pulse.ticked = time.monotonic()  # nobody has looked after it so far
+        self._pulse.ticked = time.monotonic()  # the first tick is yet to come
         self._lease_thread.start()
         self.parts.supervisor.start()
         self._watchers = [
@@ -235,7 +234,7 @@ class Worker:
         ]
         if self._until_empty:
             self._watchers.append(asyncio.create_task(self._watch_empty(), name="watch-empty"))
-        # Without LISTEN it works by polling; the start does not wait for it for long.
+        # Do not wait for LISTEN for long: without it the worker polls.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 if self.parts.listener is not None:
@@ -271,10 +270,8 @@ class Worker:
         self._me = new_incarnation(self._app)
         await self._register()
 
-    # Events while it runs.
-
     def _works_with(self, oldest: int) -> None:
-        """The oldest code that works with the schema now, or with what is announced for it."""
+        """Stop if the schema, or an announced change of it, needs newer code than this."""
         if oldest > self._me.schema.newest and not self.report.outgrown:
             events.worker_outgrown(self._me.schema.newest, oldest)
             self.report.outgrown = True
@@ -285,7 +282,7 @@ class Worker:
                 )
 
     def _quiet(self, quiet: bool) -> None:
-        """SIGTSTP and SIGCONT: claim nothing more; claim again."""
+        """SIGTSTP and SIGCONT: stop claiming; claim again."""
         # systemd sends a SIGCONT after its SIGTERM, and so does `timeout`.
         if quiet == self.parts.quarantine.quiet or self._stops.requested.is_set():
             return
@@ -296,7 +293,7 @@ class Worker:
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
-        """SIGHUP: limits, log level, drain times; everything else needs a restart."""
+        """SIGHUP: apply limits, log level and drain times; other settings need a restart."""
         if self._reload is None:
             return
         ready = self.ready.is_set()
@@ -330,8 +327,6 @@ class Worker:
     async def _watch_empty(self) -> None:
         self.report.left = await emptied(self.parts, list(self.limits), self.registry.names())
         self.stop("empty")
-
-    # Its end.
 
     async def _drain(self) -> None:
         began = time.monotonic()
@@ -387,7 +382,7 @@ class Worker:
             await asyncio.wait(left, timeout=1.0)
         self.parts.threads.shutdown(wait=False, cancel_futures=True)
         events.turn_second()
-        # A parent says it for all of its children.
+        # The parent of several processes logs this for all of them.
         if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
             events.worker_stopped(**self.report.told())
 

@@ -126,7 +126,7 @@ class Signals:
             os.close(self._write)  # which ends the thread
 
     def disown(self) -> None:
-        """Undo everything in a process that a handler forked: its signals are not for this worker."""
+        """Undo everything in a process forked by a handler: its signals are not for this worker."""
         signal.set_wakeup_fd(-1)
         for number in self._handlers:
             signal.signal(number, signal.SIG_DFL)
