@@ -75,7 +75,8 @@ class Health:
         for consumer in self._consumers:
             if consumer.turned_at is not None and now - consumer.turned_at > STUCK_S:
                 for_s = now - consumer.turned_at
-                return f"the consumer of {consumer.runner.queue} has made no progress for {for_s:.0f} s"
+                queue = consumer.runner.queue
+                return f"the consumer of {queue} has made no progress for {for_s:.0f} s"
         if now - self._poller.turned_at > self._poller.every_s + STUCK_S:
             return f"the queues have not been polled for {now - self._poller.turned_at:.0f} s"
         return ""
