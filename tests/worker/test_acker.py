@@ -1,4 +1,4 @@
-"""The acker alone: who must wait for whom when an outcome cannot be written."""
+"""The acker alone: which outcomes must wait when another one cannot be written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ME = 42
 
 
 class Line:
-    """A lane whose database says what the test wants."""
+    """A lane whose database answers as the test says."""
 
     def __init__(self) -> None:
         self.sent: list[list[int]] = []

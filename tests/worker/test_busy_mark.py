@@ -1,4 +1,4 @@
-"""Ringing only for queues that nobody attends: marks, silence, and the way back to sleep."""
+"""Producers notify only queues that no worker polls: marks, silence, and the way back to sleep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskd.worker.claiming import busy_mark
 from tests.store.helpers import MARK, MARKED, SERVES, UNMARK, Ears
 from tests.worker.conftest import until
 
-# No poll within the test: whatever is found was rung for, or looked for.
+# No poll within the test: a job is found by a notification or by the consumer's own polling.
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'taskd listen%'
@@ -24,7 +24,7 @@ NO_POLL: dict[str, Any] = {"queues": ("default",), "poll_s": 600}
 
 @pytest.fixture
 async def rings(desk: Any) -> Any:
-    """The rings of the queue as another listener hears them."""
+    """The notifications of the queue, as another listener receives them."""
     listener = await asyncpg.connect(desk.dsn)
     ears = Ears(listener)
     await ears.listen("taskd_default")
@@ -47,7 +47,7 @@ async def not_marked(desk: Any) -> bool:
 
 
 async def all_before_have_ended(desk: Any) -> None:
-    """Every transaction that may have read what was so before now has committed."""
+    """All transactions that may have read the earlier state have committed."""
     xid = await desk.sql.fetchval("SELECT pg_current_xact_id()::text")
     ended = "SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::text::xid8"
     await until(lambda: desk.sql.fetchval(ended, xid))
@@ -65,13 +65,15 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     monkeypatch.setattr(busy_mark, "CLAIM_AT_LEAST_EVERY_S", 600.0)
     monkeypatch.setattr(busy_mark, "MARK_S", 50.0)
     await desk.start(**NO_POLL)
-    # It is the only one: an attending worker calls others when it finds more than it can take.
+    # It is alone: a polling worker notifies the others when its claims are full.
     await desk.sql.execute("DELETE FROM taskd.worker WHERE id = $1", SERVES)
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
     await desk.heard.wait("queue.attended")
     await until(lambda: marked(desk))
-    await all_before_have_ended(desk)  # the producer may have rung before it could read the mark
+    await all_before_have_ended(
+        desk
+    )  # the producer may have notified before it could read the mark
     before = len(await rings.so_far())
     for _ in range(20):
         await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
@@ -81,7 +83,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     await busy
     await desk.heard.wait("queue.left")
     assert not await marked(desk)
-    # Quiet again: each job rings, and is found at once.
+    # Quiet again: each job is notified and found at once.
     job_id = await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
     await desk.settled(job_id)
     await until(lambda: len(rings.heard) > before)
@@ -90,7 +92,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
 async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_more(
     desk: Any,
 ) -> None:
-    """A replica that takes over may not have heard that it was taken back; rings would cease."""
+    """A replica that takes over may still have a mark that was cleared; notifications would end."""
 
     @desk.task()
     async def work() -> None: ...
@@ -179,7 +181,7 @@ async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
     await one.before_claim(full=False)
     assert not one.marked
     assert not one.must_poll
-    # One that cannot keep up attends as well, until it can.
+    # A worker that cannot keep up polls as well, until it can.
     for full in (True, True, False):
         await desk.sql.execute(MARK, "default", 50.0, 2)
         await one.before_claim(full=full)
@@ -270,7 +272,7 @@ async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
     left = await desk.heard.wait("queue.left")
     assert left
     await until(lambda: len(rings.heard) > before)
-    # From now on they are rung for.
+    # From now on jobs are notified.
     second = await desk.start(**NO_POLL)
     [job_id] = await desk.enqueue(work.job())
     await desk.settled(job_id)
