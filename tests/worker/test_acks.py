@@ -276,7 +276,7 @@ async def test_nobody_looks_for_lost_claims_while_one_is_under_way(desk: Desk) -
 
 
 def once_cancelled() -> Any:
-    """Cancel the task that waits for the first rows: the statement has run, and its rows are lost."""
+    """Cancel the task that waits for the first rows: the statement ran, its rows are lost."""
     lost = []
 
     async def lose(rows: Any) -> Any:

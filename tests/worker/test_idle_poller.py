@@ -1,4 +1,4 @@
-"""One look for all queues that sleep finds the jobs that nobody rang for."""
+"""One poll for all sleeping queues finds the jobs that were not notified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskd.worker.upkeep import promoter, rescuer
 from tests.worker.conftest import Desk, Started, until
 
 QUEUES = ("one", "two", "three")
-# As if by a client that does not ring.
+# As if by a client that does not notify.
 INSERT = "INSERT INTO taskd.job (queue, task) VALUES ($1, 'quick') RETURNING id"
 
 
@@ -167,7 +167,7 @@ async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
         [job] = await desk.enqueue(quick.job())
         await desk.settled(job)
     assert not seen.of("next_due")
-    # A ring that brings no job is: here of one that will be due.
+    # A notification without a job to claim makes the promoter check: this job is due later.
     [job] = await desk.enqueue(quick.job().after(0.3))
     await desk.settled(job)
     assert seen.of("promote_jobs")
@@ -176,7 +176,7 @@ async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
 async def test_the_first_ring_of_a_worker_is_followed_at_once(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It has looked twice by then, and nobody had rung for the first look.
+    # It has checked twice by then, and the first check followed no notification.
     monkeypatch.setattr(consumer, "EMPTY_PAUSE_S", 600.0)
     monkeypatch.setattr(consumer, "EMPTY_PAUSE_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60)

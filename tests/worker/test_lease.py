@@ -1,4 +1,4 @@
-"""Leases: who is dead, who is only cut off, and what becomes of the jobs."""
+"""Leases: which workers are dead, which are only cut off, and what happens to their jobs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ async def test_only_silence_fences(
     await until(lambda: not worker.worker._lease.trusted)
     if silent:
         await desk.heard.wait("worker.fenced")
-        # Given back before anybody could bury it, and the attempt does not count.
+        # Released before another worker could declare this one dead, and the attempt does not
+        # count.
         row = await desk.state(job, "queued")
         assert (row["attempt"], row["interrupts"], row["worker_id"]) == (0, 1, None)
     else:
@@ -218,7 +219,7 @@ async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Des
     assert (row["state"], row["crashes"], row["attempt"], row["fence"]) == ("done", 1, 2, 2)
     (buried,) = desk.heard.of("workers.buried")
     assert buried["proof"] == "its process has ended"
-    # A neighbour that lives, and a stranger before we ourselves have been steady for a lease.
+    # A neighbour that lives, and a silent remote worker before our own lease was steady.
     alive = await desk.sql.fetch(
         "SELECT id FROM taskd.worker WHERE died_at IS NULL AND id < 100 ORDER BY id"
     )

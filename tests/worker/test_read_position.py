@@ -46,7 +46,7 @@ def test_a_slow_claim_makes_the_next_ones_begin_behind_it() -> None:
     reading = slowed()
     assert reading.held
     read = reading.next(5.1)
-    assert read.only_urgent  # more urgent jobs are looked for first
+    assert read.only_urgent  # more urgent jobs are scanned first
     reading.claimed(read, [], 5.1, USUAL_S)
     due_at = datetime.fromtimestamp(1_800_000_000, UTC) + timedelta(microseconds=123456)
     assert reading.next(5.11) == Read(100, due_at, 7)
