@@ -1,7 +1,7 @@
-"""taskd: a job queue in the PostgreSQL you already have. `@task` makes one, `taskd run` runs it.
+"""taskd: a job queue in the PostgreSQL that you already have. `@task` declares, `taskd run` runs.
 
-A name is imported when it is first used: `import taskd` takes no time, and a command of the command
-line what it needs itself.
+A name is imported at its first use: `import taskd` is quick, and each command imports only what it
+needs.
 """
 
 from importlib import import_module
@@ -66,7 +66,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now, or `taskd.__version__`.
+    """Import and return a public name, or `taskd.__version__`.
 
     Raises:
         AttributeError: any other name.
@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, whether they were used already or not."""
+    """Return the public names, whether they were used already or not."""
     return sorted({*globals(), *_HOME})

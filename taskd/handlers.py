@@ -1,4 +1,4 @@
-"""What handlers of other kinds than `async def` and `def` need: batch, process, transaction."""
+"""Types and errors for batch handlers, and for handlers with process= and transaction=."""
 
 from taskd.core.outcomes.process_reports import (
     HandlerRaised,

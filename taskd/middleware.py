@@ -18,10 +18,10 @@ def middleware(
 ) -> Any:
     """Register `async def around(ctx, call_next)` for the attempts of all tasks, or of some.
 
-    `await call_next()` runs what is inside, in the end the handler, and returns what that returns;
-    what `around` returns is the attempt's result, and what it raises is what the attempt raised.
-    The first that was registered is the outermost one. It runs in the attempt's own context and
-    under its deadline, on the event loop, also around a plain function that runs in a thread.
+    `await call_next()` runs the next middleware, or the handler, and returns its result. What
+    `around` returns is the attempt's result, and what it raises is what the attempt raised. The
+    first one that was registered is the outermost. It runs in the attempt's own context and under
+    its timeout, on the event loop, also around a plain function that runs in a thread.
 
     Args:
         around: the function.
@@ -29,7 +29,7 @@ def middleware(
         registry: where it is registered.
 
     Raises:
-        TypeError: it is no `async def` with two parameters.
+        TypeError: it is not an `async def` with two parameters.
     """
     if isinstance(tasks, str):
         raise TypeError(f"middleware: tasks {tasks!r} is a text; write tasks=[{tasks!r}]")
@@ -47,4 +47,4 @@ def _check(around: Any) -> None:
     try:
         inspect.signature(around).bind(None, None)
     except TypeError:
-        raise TypeError(f"middleware {name}: it takes ctx and call_next") from None
+        raise TypeError(f"middleware {name}: it must take ctx and call_next") from None

@@ -1,10 +1,10 @@
-"""Schedules: jobs at times of their own.
+"""Schedules: jobs at fixed times.
 
     schedule("tidy", tidy.job(), every("5m"))
     schedule("nightly", report.job(of="sales"), cron("0 3 * * *", "Europe/Berlin"), overlap="skip")
 
-At the top of a module of the app these declare schedules, which its workers publish when they
-start. At run time, `client.schedules` makes and changes them.
+At the top of a module of the app, these calls declare schedules; the app's workers publish them
+when they start. At run time, `client.schedules` makes and changes schedules.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def every(period: float | str | timedelta, starts_at: datetime | None = None) -> Every:
-    """A rhythm with a period, which no delay shifts.
+    """Return ticks with a fixed period, which no delay shifts.
 
     Args:
         period: seconds, or a text such as `30s`, `5m`, `2h`; from 1 s to ten years.
@@ -50,7 +50,7 @@ def every(period: float | str | timedelta, starts_at: datetime | None = None) ->
             made.
 
     Raises:
-        InvalidSchedule: it is no such period, or `starts_at` has no time zone.
+        InvalidSchedule: the period is not valid, or `starts_at` has no time zone.
     """
     if isinstance(period, timedelta):
         return Every(period.total_seconds(), starts_at)
@@ -63,14 +63,14 @@ def every(period: float | str | timedelta, starts_at: datetime | None = None) ->
 
 
 def cron(expression: str, timezone: str = "UTC") -> Cron:
-    """The rhythm of a cron expression: minute, hour, day of the month, month, day of the week.
+    """Return the ticks of a cron expression: minute, hour, day of the month, month, weekday.
 
     Args:
         expression: five fields, such as `0 3 * * MON-FRI`.
-        timezone: whose wall clock it means: a name of the time zone database.
+        timezone: the time zone of its wall clock: a name of the time zone database.
 
     Raises:
-        InvalidSchedule: it cannot be read, no such time ever comes, or there is no such zone.
+        InvalidSchedule: it cannot be parsed, never has a tick, or the time zone does not exist.
     """
     return Cron(expression, timezone)
 
@@ -95,16 +95,16 @@ def schedule(
         job: what each tick makes: `task.job(...)`; with a query, whose columns are the arguments,
             the task itself.
         when: every(...) or cron(...).
-        query: a SELECT; one job for each of its rows.
-        catch_up: what becomes of ticks that no worker fired in time: `none`, `last`, `all`.
-        catch_up_max: with `all`, how many at most.
-        overlap: a tick while a job of the schedule is live: `allow`, `skip`, `cancel` that one.
-        jitter_s: a job starts up to so many seconds after its tick.
-        deadline_s: a job that has not started so many seconds after its tick expires.
+        query: a SELECT; makes one job for each of its rows.
+        catch_up: which missed ticks are made up for: `none`, `last`, `all`.
+        catch_up_max: with `all`, the most ticks.
+        overlap: what a tick does while a job of the schedule is live: `allow`, `skip`, `cancel` it.
+        jitter_s: a job starts up to this many seconds after its tick.
+        deadline_s: a job that has not started this many seconds after its tick expires.
         registry: where it is declared.
 
     Raises:
-        InvalidSchedule: something is outside its limits.
+        InvalidSchedule: a value is outside its limits.
         InvalidArgs: the task needs arguments, and there is no query.
         ValueError: another schedule has that name.
     """

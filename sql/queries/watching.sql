@@ -103,7 +103,7 @@ LIMIT $4;
 
 -- The state of everything that lives, in one row, each part as JSON.
 --
--- `queues`: counted in one pass over the live jobs; with whether each is attended, and by how many live workers it is served. `born`: of the newest `batch`
+-- `queues`: counted in one pass over the live jobs; with whether each is polled continuously, and by how many live workers it is served. `born`: of the newest `batch`
 -- jobs with ids above `after_id` how many came to each queue, by job_pkey and job_history_id. `running`: those that have
 -- run for longest. `limits`: those whose lines are not empty, by job_limit_waiting and job_limit_slots, with the keys for which most jobs wait; of each line the
 -- first 10,000 are counted.
@@ -164,7 +164,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
                       'paused', kept.paused_at IS NOT NULL AND coalesce(kept.paused_until > clock_timestamp(), true),
                       'pause_reason', CASE WHEN coalesce(kept.paused_until > clock_timestamp(), true)
                           THEN kept.pause_reason END,
-                      'attended', coalesce(taskd.is_polled(named.queue), false),
+                      'polled', coalesce(taskd.is_polled(named.queue), false),
                       'max_running', kept.max_running
                   ) ORDER BY named.queue)::text
            FROM named

@@ -153,8 +153,8 @@ class Schedule:
         job: the job of a tick, with all options of a job except `run_at`, `delay_s` and `unique`.
         when: every(...) or cron(...).
         query: make a job for each row of this SELECT; its columns are additional arguments of
-            `job`. It
-        names tables with their schema, and can use `$1` for the tick. At most 100,000 rows.
+            `job`. It names tables with their schema, and can use `$1` for the tick. At most 100,000
+            rows.
         catch_up: which missed ticks are made up for: `none`, `last` or `all`.
         catch_up_max: with `all`, the most ticks, the newest ones; 1 to 1000.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.

@@ -43,8 +43,7 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
     Args:
         settings: `pg_bin` and `pg_major` decide.
         major: the version that the data needs; None takes `pg_major`, else the newest version of
-            the
-        first place that has any.
+            the first place that has any.
 
     Raises:
         EmbeddedError: there are none, or none that can be executed; the message says what to do.

@@ -66,8 +66,7 @@ def launch(
         home: its directory.
         settings: they say which programs to use.
         locks: the descriptors of start.lock, server.lock and watch.lock, which this process holds,
-            so
-        that everything left by an earlier server is debris.
+            so that everything left by an earlier server is debris.
         options: settings for this run only.
         linger_s: seconds that the watcher waits after the last user.
 

@@ -99,9 +99,8 @@ class Server:
 
         Args:
             wait_s: seconds to wait until the server has stopped. The last user then stops it at
-                once and
-            does not leave that to the watcher: for PID 1 of a container, whose end kills the
-                server.
+                once and does not leave that to the watcher: for PID 1 of a container, whose end
+                kills the server.
         """
         if self._use.close() and wait_s > 0:
             with _explained(self.home):

@@ -76,7 +76,7 @@ async def set_(
 
     Raises:
         ValueRefused: PostgreSQL refuses a value; or the schedule names no queue, and its task is
-        not published.
+            not published.
     """
     if not schedules:
         return {}

@@ -59,7 +59,7 @@ class LeaseLost:
         if worker_id != self._lease.worker_id or self._lease.declared_dead:
             return
         self._lease.declared_dead = True
-        events.worker_buried(worker_id)
+        events.worker_declared_dead(worker_id)
         self._drop_jobs()
         if not self._stops.requested.is_set():
             self._registering = asyncio.create_task(self._register_again(), name="register-again")

@@ -184,14 +184,12 @@ def test_why_tells_of_deadlines_newer_arguments_and_keys(taskd):
     taskd.publish()
     one = taskd.enqueue("send_report", "to=ada", "--deadline", "1h", "--unique-key", "k")
     told = taskd("why", one).stdout
-    assert "It expires when no attempt has started by" in told
+    assert "It expires if no attempt has started by" in told
     assert f"next: taskd jobs set {one} --no-deadline" in told
     taskd.sql("UPDATE taskd.job SET args_version = 3")
-    assert (
-        "the form of version 3; the code of the workers knows version 1" in taskd("why", one).stdout
-    )
+    assert "have version 3; the workers' code knows version 1" in taskd("why", one).stdout
     taskd.sql("UPDATE taskd.job SET deadline = now() - interval '1 s'")
-    assert "is over: it is about to fail as expired" in taskd("why", one).stdout
+    assert "has passed: it is about to fail as expired" in taskd("why", one).stdout
     taskd("jobs", "cancel", one)
     two = taskd.enqueue("send_report", "to=ada", "--unique-key", "k")
     assert f"Job {two} holds its unique key now" in taskd("why", one).stdout

@@ -121,13 +121,13 @@ def test_the_plan_says_what_is_locked_and_who_may_go_on(taskd, monkeypatch):
         taskd("db", "migrate", "--plan").stdout
         == f"""\
 {names[0]}  Colours: what nobody has asked for
-    locks job (access exclusive: what reads or writes it waits)
+    locks job (access exclusive: reads and writes of it wait)
     workers with code 0001 and later go on
 {names[1]}  An index of colours
     locks no table that is in use; runs outside a transaction; can be repeated
     workers with code 0001 and later go on
 {names[2]}  Colours: what nobody has asked for
-    locks job (access exclusive: what reads or writes it waits)
+    locks job (access exclusive: reads and writes of it wait)
     too new for 1 worker: host1/4242 (taskd 0.1); upgrade first, or --drain
 """
     )
@@ -166,7 +166,7 @@ def test_a_newer_database_is_told(taskd):
     taskd.sql(later, number + 1, number)
     for each, code in ((), 78), (("--check",), 4), (("--plan",), 78):
         told = taskd("db", "migrate", *each, code=code).stderr
-        assert f"works with code of {number:04d} and later" in told
+        assert f"works with code {number:04d} and later" in told
         assert "Upgrade taskd" in told
 
 

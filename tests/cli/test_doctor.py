@@ -613,7 +613,7 @@ def test_schedules_that_are_overdue_or_failed_are_told(doctor):
     taskd.sql("UPDATE taskd.schedule SET next_at = now() - interval '1 hour'")
     finding = doctor.one("schedules")
     assert finding["level"] == "error"
-    assert "nightly is overdue for 1h" in finding["found"][0]
+    assert "nightly has been overdue for 1h" in finding["found"][0]
 
 
 def test_jobs_that_ought_to_have_moved_are_told(doctor, late):
@@ -629,13 +629,17 @@ def test_jobs_that_ought_to_have_moved_are_told(doctor, late):
     taskd.sql(f"{claimed}, timeout_s = 60 WHERE id = $1", slow, 1)
     taskd.sql("UPDATE taskd.job SET deadline = now() - interval '1 h' WHERE id = $1", over)
     told = " ".join(doctor.one("stuck_jobs")["found"])
-    for job, words in ((lost, "no living worker"), (slow, "timeout"), (over, "deadline is over")):
+    for job, words in (
+        (lost, "without a live worker"),
+        (slow, "timeout"),
+        (over, "past the deadline"),
+    ):
         assert words in told
         assert str(job) in told
     taskd.sql("DELETE FROM taskd.job")
     due = taskd.enqueue("t", "--queue", "q", "--in", "1h")
     taskd.sql("UPDATE taskd.job SET run_at = now() - interval '1 h' WHERE id = $1", due)
-    assert "not moved to the queued ones" in doctor.one("stuck_jobs")["found"][0]
+    assert "not promoted to queued" in doctor.one("stuck_jobs")["found"][0]
 
 
 def test_jobs_that_wait_for_nothing_are_told_and_ended(doctor, late):
@@ -644,7 +648,7 @@ def test_jobs_that_wait_for_nothing_are_told_and_ended(doctor, late):
         "INSERT INTO taskd.job (queue, task, state, workflow_id, waits_for) "
         "SELECT 'q', 't', 'blocked', n, 1 FROM generate_series(1, 20) AS n"
     )
-    doctor.finds_and_mends("stuck_jobs", "error", "no dependency says for which")
+    doctor.finds_and_mends("stuck_jobs", "error", "without a dependency")
     states = taskd.sql("SELECT state::text, count(*) FROM taskd.job_history GROUP BY 1")
     assert [tuple(row) for row in states] == [("cancelled", 20)]
 
@@ -654,7 +658,7 @@ def test_jobs_that_somebody_has_blocked_by_hand_are_told_and_set_free(doctor, la
     taskd.sql(
         "UPDATE taskd.job SET state = 'blocked' WHERE id = $1", taskd.enqueue("t", "--queue", "q")
     )
-    doctor.finds_and_mends("stuck_jobs", "error", "nothing says by what")
+    doctor.finds_and_mends("stuck_jobs", "error", "blocked without a reason")
     assert [tuple(row) for row in taskd.sql("SELECT state::text FROM taskd.job")] == [
         ("scheduled",)
     ]
@@ -678,7 +682,7 @@ def test_limits_that_nobody_looks_at_are_told(doctor, late):
     )
     finding = doctor.one("limits")
     assert finding["level"] == "warning"
-    assert "nobody has said what it allows" in finding["found"][0]
+    assert "its bounds are not published" in finding["found"][0]
     doctor.mend(finding)
     taskd.sql("UPDATE taskd.opening SET at = now() - interval '1 h'")
     assert "none runs" in doctor.one("limits")["found"][0]
@@ -721,7 +725,7 @@ def test_without_a_dsn_the_embedded_server_is_told_of_and_not_started(nowhere, h
     doctor = Doctor(nowhere)
     findings = doctor(TASKD_DATA_DIR=str(home / "data"))
     assert "reach" not in findings
-    assert "does not run" in findings["embedded"]["found"][0]
+    assert "is not running" in findings["embedded"]["found"][0]
     assert not (home / "data").exists()
     assert doctor(code=78, TASKD_EMBEDDED="off")["dsn"]["level"] == "error"
 

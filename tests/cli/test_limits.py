@@ -32,18 +32,18 @@ def test_what_no_limit_can_be_is_said(taskd, args, said):
 
 def test_a_rate_that_its_burst_cannot_keep_up_with_is_refused(taskd):
     refused = taskd("limits", "set", "send", "--rate", "1000/s", "--burst", 1, code=2)
-    assert "Give a burst of 50 at least." in refused.stderr
+    assert "Give a burst of at least 50." in refused.stderr
 
 
 @pytest.mark.parametrize("command", [("limits", "set", "send"), ("queues", "set", "email")])
 def test_a_burst_without_a_rate_is_refused_and_changes_nothing(taskd, command):
     refused = taskd(*command, "--burst", 5, code=2)
-    assert f"the {command[0][:-1]} {command[2]} has no rate" in refused.stderr
+    assert f"the {command[0][:-1]} {command[2]} has a burst and no rate" in refused.stderr
     assert taskd.json(command[0], "list") == []
     taskd(*command, "--rate", "10/s")
     [row] = taskd.json(*command, "--burst", 5)
     assert (row["rate"], row["burst"]) == (10.0, 5)
-    assert "has no rate" in taskd(*command, "--rate", "none", "--burst", 5, code=2).stderr
+    assert "and no rate" in taskd(*command, "--rate", "none", "--burst", 5, code=2).stderr
 
 
 def test_who_sets_a_limit_that_no_task_has_is_told(taskd):
@@ -118,7 +118,7 @@ def test_a_job_of_a_full_limit_names_who_has_the_places(taskd):
     )
     words, text = why(taskd, parked)
     assert words[-1] == "limit_full"
-    assert f"lets 1 job of its key run at a time. The places have: {holder}." in text
+    assert f"lets 1 job of its key run at a time. The slots have: {holder}." in text
     assert f"next: taskd why {holder}" in text
 
 
@@ -131,7 +131,7 @@ def test_a_job_of_a_limit_without_tokens_is_told_when_the_next_one_comes(taskd):
     )
     words, text = why(taskd, parked)
     assert words[-1] == "limit_closed"
-    assert "The limit send lets 1/h of its key begin; the next one may in" in text
+    assert "The limit send lets 1/h of its key start; the next one can start in" in text
 
 
 def test_a_job_behind_a_burst_that_nobody_begins_names_those(taskd):
@@ -141,18 +141,18 @@ def test_a_job_behind_a_burst_that_nobody_begins_names_those(taskd):
     taskd.sql("INSERT INTO taskd.opening (limit_name, limit_key) VALUES ('send', 'acme')")
     words, text = why(taskd, parked)
     assert words[-1] == "limit_full"
-    assert "has admitted 1 job that no worker has begun yet" in text
-    assert f"The places have: {first}." in text
+    assert "has admitted 1 job of its key that no worker has started yet" in text
+    assert f"The slots have: {first}." in text
 
 
 def test_a_job_of_a_limit_that_nobody_has_published(taskd):
     words, text = why(taskd, blocked(taskd))
     assert "limit_unknown" in words
-    assert "Nobody has published its limit send" in text
+    assert "Its limit send is not published" in text
 
 
 def test_a_job_of_a_limited_queue(taskd):
     taskd("queues", "set", "email", "--rate", "5/m")
     words, text = why(taskd, taskd.enqueue("send_report", "--queue", "email"))
     assert "queue_limited" in words
-    assert "The queue email is limited: it allows 5/m to begin." in text
+    assert "The queue email is limited: it allows 5/m to start." in text

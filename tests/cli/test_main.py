@@ -148,7 +148,7 @@ def test_a_server_that_is_not_there_is_exit_69(nowhere):
     for args in (["jobs", "list"], ["health"], ["db", "migrate"], ["enqueue", "t", "--queue", "q"]):
         assert nowhere(*args, code=69).stderr.splitlines()[-3:] == [
             f"taskd: PostgreSQL cannot be reached at {place}: connection refused",
-            "  See that PostgreSQL runs there, and that host and port of the DSN are right.",
+            "  Check that PostgreSQL runs there, and that the host and port of the DSN are right.",
             "  The DSN comes from TASKD_DSN: see `taskd config` and `taskd doctor`.",
         ], args
 
@@ -352,8 +352,10 @@ def test_run_explains_its_exit_codes_as_the_readme_does(nowhere):
         (
             {"retried": 1, "snoozed": 2},
             {},
-            "1 attempt failed and was retried; 2 attempts snoozed by their handlers; "
-            "nothing is left",
+            (
+                "1 attempt failed and was retried; 2 attempts snoozed by their handlers; "
+                "nothing is left"
+            ),
         ),
     ],
 )

@@ -324,11 +324,11 @@ def test_a_variable_that_is_no_setting_is_said_with_the_nearest_one(nowhere, com
         place |= {f"TASKD_{name}": "x" for name in others}
     said = nowhere(command, code=code, **place).stderr
     assert said.startswith(
-        "taskd: TASKD_CONCURENCY is no setting, and is ignored. Did you mean TASKD_CONCURRENCY?\n"
-        "taskd: TASKD_XYZZY is no setting, and is ignored.\n"
+        "taskd: TASKD_CONCURENCY is not a setting, and is ignored. Did you mean TASKD_CONCURRENCY?\n"
+        "taskd: TASKD_XYZZY is not a setting, and is ignored.\n"
     )
-    assert said.count("is no setting") == 2
-    assert "is no setting" not in nowhere("-q", command, code=code, **place).stderr
+    assert said.count("is not a setting") == 2
+    assert "is not a setting" not in nowhere("-q", command, code=code, **place).stderr
 
 
 def test_the_programs_of_the_embedded_server_are_settings(nowhere):

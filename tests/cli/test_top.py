@@ -216,7 +216,7 @@ def test_keys_are_known_by_their_sequences_and_others_are_left_out():
 
 def queue(name, **values):
     given = {"queued": 0, "scheduled": 0, "blocked": 0, "running": 0, "oldest_due_s": None}
-    given |= {"workers": 1, "paused": False, "pause_reason": None, "attended": False}
+    given |= {"workers": 1, "paused": False, "pause_reason": None, "polled": False}
     return Queue(queue=name, **given | {"max_running": None} | values)
 
 
@@ -242,12 +242,12 @@ def test_what_is_odd_about_a_queue_is_said():
             queue("a", paused=True, pause_reason="provider\nis down"),
             queue("b", queued=1, workers=0),
             queue("c", running=4, max_running=4),
-            queue("d", attended=True),
+            queue("d", polled=True),
         ],
         *([], [], [], [], None, None),
     )
     text = "\n".join("".join(part for part, _ in line) for line in screen(view, Ui(2.0), 160, 24))
-    for said in ("paused: provider is down", "NO WORKER", "full: 4 of 4", "attended"):
+    for said in ("paused: provider is down", "NO WORKER", "full: 4 of 4", "polled"):
         assert said in text
 
 

@@ -103,11 +103,11 @@ def test_a_running_job_names_its_worker(taskd, why):
     run(taskd, made)
     words, text = why(made)
     assert words == ["running"]
-    assert "host1 (pid 4242) has it since " in text
+    assert "host1 (pid 4242) has run it since " in text
     assert "for 3m" in text
     assert text.splitlines()[1].startswith("- Nothing is wrong: ")
-    assert "Its worker last beat " in text
-    assert "Nobody has published its timeout." in text
+    assert "Its worker renewed its lease " in text
+    assert "Its timeout is not published." in text
     assert f"  next: taskd jobs show {made} --logs\n  next: taskd tail --job {made}\n" in text
     assert "cancel" not in text
 
@@ -120,13 +120,13 @@ def test_a_running_job_says_until_when_it_may(taskd, why):
     taskd.sql("UPDATE taskd.task SET timeout_s = 600")
     text = why(made)[1]
     assert "- Nothing is wrong: " in text
-    assert "It may run until about " in text
-    assert ", its timeout of 10m." in text
+    assert "ends it at about " in text
+    assert "Its timeout of 10m ends it at about " in text
     taskd.sql("UPDATE taskd.task SET timeout_s = NULL")
     assert "It has no timeout." in why(made)[1]
     change(taskd, made, "timeout_s = 60")
     text = why(made)[1]
-    assert "Its timeout of 1m has been over for 2m" in text
+    assert "Its timeout of 1m passed 2m" in text
     assert f"next: taskd jobs cancel {made}\n" in text
     assert "Nothing is wrong" not in text
 
@@ -141,13 +141,13 @@ def test_a_running_job_whose_worker_has_not_beaten_for_a_while(taskd, why):
     )
     words, text = why(made)
     assert words == ["running"]
-    assert "But the worker is late: it last beat 12m" in text
-    assert " without another beat it is given up 30m after that one, at about " in text
+    assert "But the worker is late: it renewed its lease 12m" in text
+    assert " ago; the lease of 30m expires at about " in text
     assert "next: taskd workers\n" in text
     assert "Nothing is wrong" not in text
     [row] = taskd.json("workers")
     assert (row["state"], row["lease_s"]) == ("late", 1800)
-    assert "host1 (pid 4242) is late: it last beat 12m" in taskd("workers").stderr
+    assert "host1 (pid 4242) is late: it renewed its lease 12m" in taskd("workers").stderr
     assert "no live worker" not in taskd("workers").stderr
     assert " late " in taskd("top", "--once").stdout
     # It is still counted on until it is given up.
@@ -161,13 +161,13 @@ def test_a_running_job_that_was_asked_to_stop(taskd, why):
     taskd("jobs", "cancel", made)
     words, text = why(made)
     assert words == ["running", "cancel_asked"]
-    assert "The worker is stopping" in text
+    assert "The worker is draining" in text
 
 
 @pytest.mark.parametrize(
     ("worker", "what"),
     [
-        ({"lease": "-1 minute"}, "its lease has run out"),
+        ({"lease": "-1 minute"}, "the lease has expired"),
         ({"died": "1 minute"}, "is dead"),
         (None, "the worker 12 is not known any more"),
     ],
@@ -180,9 +180,9 @@ def test_a_running_job_whose_worker_is_lost_is_taken_back(taskd, why, worker, wh
     words, text = why(made)
     assert words == ["worker_lost"]
     assert what in text
-    assert "No worker lives that could take it back.\n  next: taskd run " in text
+    assert "There is no live worker that could rescue it.\n  next: taskd run " in text
     taskd.worker(13, "other")
-    assert "A live worker takes it back within seconds.\n" in why(made)[1]
+    assert "A live worker rescues it within seconds.\n" in why(made)[1]
 
 
 def test_a_paused_queue_says_since_when_until_when_and_why(taskd, why):
@@ -194,7 +194,7 @@ def test_a_paused_queue_says_since_when_until_when_and_why(taskd, why):
     assert "The queue email is paused, since " in text
     assert "): provider\n  next: taskd queues resume email\n" in text
     taskd("queues", "pause", "email")
-    assert "until somebody resumes it.\n" in why(made)[1]
+    assert "until it is resumed.\n" in why(made)[1]
     taskd("queues", "pause", "email", "--for", "1ms")
     assert why(made)[0] == ["queued"]
 
@@ -226,14 +226,14 @@ def test_a_task_that_no_worker_of_its_queue_knows(taskd, why):
     words, text = why(made)
     assert words == ["task_unknown", "queued"]
     assert (
-        "1 live worker serves the queue email: host1 (pid 4242) with the app app; "
-        "it does not know the task render." in text
+        "1 live worker serves the queue email: host1 (pid 4242) with the app app, "
+        "which does not know the task render." in text
     )
     assert "No worker has ever published a task of this name.\n  next: taskd tasks list\n" in text
     taskd.publish("render")
     taskd.worker(14, "email")
     told = why(made)[1]
-    assert "none of them knows the task render. The app app has published it." in told
+    assert "none of which knows the task render. The app app has published it." in told
     assert "next: taskd run --app app --queue email\n" in told
 
 
@@ -245,7 +245,7 @@ def test_a_job_for_later_says_when(taskd, why):
     assert "- It is scheduled for " in text
     change(taskd, made, "fence = 1")
     text = why(made)[1]
-    assert "- It was given back, and is due again " in text
+    assert "- It was released, and is due again " in text
     assert "its handler asked for that, or its worker did not know the task.\n" in text
     taskd.sql("UPDATE taskd.worker SET tasks = '{}'")
     words, text = why(made)
@@ -263,7 +263,7 @@ def test_what_was_put_aside_for_its_task_does_not_name_the_time_that_it_was_give
     taskd.sql("UPDATE taskd.task SET paused_at = NULL")
     words, text = why(aside)
     assert words == ["scheduled"]
-    assert "put aside while its task was paused; a worker brings it back" in text
+    assert "parked while its task was paused; a worker brings it back" in text
 
 
 def test_a_retry_says_what_went_wrong(taskd, why):
@@ -292,7 +292,7 @@ def test_a_suspect_waits_in_the_slow_lane(taskd, why):
     words, text = why(made[0])
     assert words == ["suspect"]
     assert "Its worker died while it ran, 1 time, " in text
-    assert "takes one such job at a time.\n" in text
+    assert "runs one such job at a time.\n" in text
     assert ", and 1 suspect of its queue comes before it.\n" in why(made[1])[1]
 
 
@@ -301,11 +301,11 @@ def test_a_job_that_is_due_and_not_queued_yet(taskd, why):
     change(taskd, made, "run_at = now() - interval '1 minute'")
     words, text = why(made)
     assert words == ["unserved", "due"]
-    assert "and none lives.\n" in text
+    assert "but there is no live worker.\n" in text
     taskd.worker(12, "email")
     words, text = why(made)
     assert words == ["due"]
-    assert "which any live one does within seconds.\n" in text
+    assert "which any live worker does within seconds.\n" in text
 
 
 def test_a_queued_job_says_how_many_come_before_it_and_who_serves_it(taskd, why):

@@ -477,7 +477,9 @@ async def test_a_connection_that_needs_a_loop_is_refused_by_the_sync_methods(
     client: Client, send: Any, dsn: str
 ) -> None:
     async with async_caller(dsn, "asyncpg", "AsyncSession") as caller:
-        with pytest.raises(TypeError, match="needs an event loop: await the method without _sync"):
+        with pytest.raises(
+            TypeError, match=r"needs an event loop\. Await the method without _sync"
+        ):
             client.enqueue_sync(send.job(to="x"), conn=caller.conn)
 
 
@@ -491,7 +493,7 @@ def test_other_databases_and_drivers_are_refused_by_name(client: Client, send: A
     sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     with (
         django_aliases(small=sqlite),
-        pytest.raises(TypeError, match=r"'small' to sqlite; give the one to PostgreSQL"),
+        pytest.raises(TypeError, match=r"'small' to sqlite. Pass the one to PostgreSQL"),
     ):
         client.enqueue_sync(send.job(to="x"), conn=django_connections["small"])
 

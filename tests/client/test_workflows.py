@@ -121,7 +121,7 @@ KEYED = NewJob("t", queue="q", unique=Unique("k"))
         (unknown, "a waits for 'nobody', which is not part of it"),
         (doubled, "two jobs are named 'a'"),
         (text, "after='b' is no list of names"),
-        (lambda: Workflow("w"), "there is no job in it"),
+        (lambda: Workflow("w"), "it has no job"),
         (lambda: Workflow(""), "use 1 to 100 printable bytes"),
         (lambda: chain(JOB, KEYED), "has a unique key"),
         (lambda: chain(JOB, JOB, on_failed="explode"), "none of cancel, wait, continue, only"),

@@ -22,7 +22,10 @@ from tests.contracts.markdown import code, table
 
 CHECKOUT = Path(__file__).parent.parent.parent
 DOCS = CHECKOUT / "taskd" / "docs"
-EVENTS = CHECKOUT / "taskd" / "events.py"
+EVENTS = [
+    CHECKOUT / "taskd" / "events" / f"{name}.py"
+    for name in ("stream", "attempts", "workers", "database")
+]
 
 
 def settings() -> str:
@@ -66,10 +69,14 @@ def metrics() -> str:
 
 
 def found_events() -> list[tuple[str, str, list[str], str]]:
-    """Name, level, fields and meaning of every event, in the order of events.py."""
-    tree = ast.parse(EVENTS.read_text(encoding="utf-8"))
-    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
-    job_fields = _keys(next(each for each in functions if each.name == "_job_fields"))
+    """Name, level, fields and meaning of every event, in the order of the source."""
+    functions = [
+        each
+        for path in EVENTS
+        for each in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(each, ast.FunctionDef)
+    ]
+    job_fields = _keys(next(each for each in functions if each.name == "job_fields"))
     found: dict[str, tuple[str, str, list[str], str]] = {}
     for function in functions:
         for call in ast.walk(function):
@@ -81,10 +88,10 @@ def found_events() -> list[tuple[str, str, list[str], str]]:
 
 
 def _event(call: ast.Call) -> tuple[str, str] | None:
-    """`_emit("job.lost", "warning", ...)` or `_log.info("job.done", ...)`."""
+    """`emit("job.lost", "warning", ...)` or `_log.info("job.done", ...)`."""
     words = [each.value for each in call.args if isinstance(each, ast.Constant)]
     match call.func:
-        case ast.Name("_emit") if len(words) == 2:
+        case ast.Name("emit") if len(words) == 2:
             return words[0], words[1]
         case ast.Attribute(ast.Name("_log"), level) if words:
             return words[0], level
@@ -95,7 +102,7 @@ def _fields(call: ast.Call, job_fields: list[str]) -> list[str]:
     told: list[str] = []
     for keyword in call.keywords:
         match keyword.arg, keyword.value:
-            case None, ast.Call(ast.Name("_job_fields"), args):
+            case None, ast.Call(ast.Name("job_fields"), args):
                 # The times are told by those who know how long the attempt took.
                 told += [each for each in job_fields if len(args) > 1 or not each.endswith("_ms")]
             case None, ast.Name(name):

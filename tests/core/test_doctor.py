@@ -59,7 +59,7 @@ def of_server(decide, **more):
         (server.connections, {}, "ok", "20 of 97"),
         (server.connections, {"used": 97}, "error", "none is left"),
         (server.connections, {"used": 90}, "warning", "7 are left"),
-        (server.connections, {"login_allowed": 10}, "warning", "login ada may have 10"),
+        (server.connections, {"login_allowed": 10}, "warning", "login ada is allowed 10"),
         (server.connections, {"login_allowed": 10, "superuser": True}, "ok", ""),
         (server.wraparound, {"xid_age": 600_000_000}, "warning", "600,000,000"),
         (server.wraparound, {"mxid_age": 1_600_000_000}, "error", "1,600,000,000"),

@@ -50,7 +50,7 @@ def test_older_code_goes_on_after_an_expand() -> None:
 def test_code_that_needs_an_expand_is_told_to_migrate() -> None:
     error = misfit(NEW, ledger(*OLD))
     assert isinstance(error, SchemaOutdated)
-    assert "is at 0001, and this taskd needs 0002: it lacks 0002_x. Run `taskd db mig" in str(error)
+    assert "is at 0001, but this taskd needs 0002: it lacks 0002_x. Run `taskd db mig" in str(error)
     assert out_of_date(NEW, ledger(*OLD)) is None
 
 
@@ -63,9 +63,7 @@ def test_a_contract_leaves_behind_who_uses_what_it_takes_away_and_nobody_else() 
     assert misfit(NEW, ledger(*NEXT)) is None
     error = misfit(OLD, ledger(*NEXT))
     assert isinstance(error, SchemaTooNew)
-    assert "is at 0003, which works with code of 0002 and later; this taskd is of 0001" in str(
-        error
-    )
+    assert "is at 0003, which works with code 0002 and later; this taskd is 0001" in str(error)
 
 
 def test_what_is_announced_counts_already() -> None:

@@ -51,7 +51,7 @@ def test_an_argument_that_is_left_to_its_default_is_part_of_the_key() -> None:
 
 
 def test_what_is_no_unique_is_refused() -> None:
-    with pytest.raises(InvalidJob, match=r"'k' is no Unique"):
+    with pytest.raises(InvalidJob, match=r"'k' is not a Unique"):
         NewJob("sync", unique="k")  # type: ignore[arg-type]
 
 
@@ -73,7 +73,7 @@ def test_an_answer_is_a_number_in_arguments_and_results() -> None:
     [
         ({}, "a key, or the names"),
         ({"key": "a", "by": ("account",)}, "a key, or the names"),
-        ({"by": "account"}, "no tuple"),
+        ({"by": "account"}, "not a tuple"),
         ({"key": "x" * (KEY_BYTES_MAX + 1)}, "201 bytes"),
         ({"key": "ü" * 101}, "202 bytes"),
         ({"key": "two\nlines"}, "printable"),
@@ -84,7 +84,7 @@ def test_an_answer_is_a_number_in_arguments_and_results() -> None:
         ({"key": "a", "for_s": 0}, "for_s"),
         ({"key": "a", "for_s": float("nan")}, "for_s"),
         ({"key": "a", "for_s": 1e9}, "for_s"),
-        ({"key": "a", "debounce_max_s": 5}, "goes with"),
+        ({"key": "a", "debounce_max_s": 5}, "needs"),
         ({"key": "a", "debounce_max_s": -1, "on_conflict": "debounce"}, "debounce_max_s"),
     ],
 )
@@ -101,7 +101,7 @@ def test_arguments_that_are_no_object_make_no_key() -> None:
 def test_a_task_cannot_make_keys_of_arguments_that_it_has_not() -> None:
     with pytest.raises(TypeError, match="no argument 'acount'"):
         Task(sync, unique=Unique(by=("acount",)))
-    with pytest.raises(TypeError, match="no Unique"):
+    with pytest.raises(TypeError, match="not a Unique"):
         Task(sync, unique="account")  # type: ignore[arg-type]
 
 

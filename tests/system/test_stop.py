@@ -102,7 +102,7 @@ async def test_a_killed_worker_is_succeeded_at_once(shell: Shell) -> None:
     await shell.end(process)
     began = time.monotonic()
     await shell.run()
-    (buried,) = await shell.heard("workers.buried")
+    (buried,) = await shell.heard("workers.declared_dead")
     assert buried["proof"] == "its process has ended"
     await shell.heard("job.done", 2)
     assert time.monotonic() - began < 15

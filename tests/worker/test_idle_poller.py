@@ -145,7 +145,7 @@ async def test_an_attending_consumer_is_not_looked_for(
             await desk.enqueue(*[quick.job()] * 50)
 
     busy = asyncio.create_task(keep_busy())
-    await desk.heard.wait("queue.attended", queue="one")
+    await desk.heard.wait("queue.polled", queue="one")
     enough.set()
     await busy
     seen = Lookout(started)

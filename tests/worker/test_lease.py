@@ -58,7 +58,7 @@ async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
     async with desk.sql.transaction():
         await desk.sql.execute(BURY, first)
         await desk.sql.fetch(statement("rescue_jobs").text, 1000, 3)
-    await desk.heard.wait("worker.buried", worker_id=str(first))
+    await desk.heard.wait("worker.declared_dead", worker_id=str(first))
     await desk.heard.wait("worker.started", 2)
     second = worker.worker._lease.worker_id
     assert second != first
@@ -70,7 +70,7 @@ async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
     }
     assert json.loads(rows[0]["errors"])[0]["type"] == "WorkerLost"
     assert {had["job_id"] for had in desk.heard.of("job.lost")} == set(ids)
-    assert len(desk.heard.of("worker.buried")) == 1
+    assert len(desk.heard.of("worker.declared_dead")) == 1
     assert not desk.heard.of("worker.fenced")
     (job,) = await desk.enqueue(quick.job())
     await desk.settled(job)
@@ -217,7 +217,7 @@ async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Des
     await desk.start()
     (row,) = await desk.settled(job)
     assert (row["state"], row["crashes"], row["attempt"], row["fence"]) == ("done", 1, 2, 2)
-    (buried,) = desk.heard.of("workers.buried")
+    (buried,) = desk.heard.of("workers.declared_dead")
     assert buried["proof"] == "its process has ended"
     # A neighbour that lives, and a silent remote worker before our own lease was steady.
     alive = await desk.sql.fetch(
@@ -236,7 +236,7 @@ async def test_a_silent_stranger_is_buried_by_who_has_been_steady(desk: Desk) ->
     await desk.start(lease_s=1.0)
     (row,) = await desk.settled(job)
     assert (row["state"], row["crashes"]) == ("done", 1)
-    assert [had["proof"] for had in desk.heard.of("workers.buried")] == ["its lease ran out"]
+    assert [had["proof"] for had in desk.heard.of("workers.declared_dead")] == ["its lease ran out"]
 
 
 async def test_a_pill_ends_and_the_suspects_run_one_at_a_time(desk: Desk) -> None:

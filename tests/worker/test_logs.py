@@ -184,10 +184,10 @@ async def test_what_an_app_has_not_set_up_is_written_as_our_own_lines_are(
     stream = io.StringIO()
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
-    monkeypatch.setattr(events, "_log", None)
-    monkeypatch.setattr(events, "_log_level", 99)
+    monkeypatch.setattr(events.stream, "_log", None)
+    monkeypatch.setattr(events.stream, "_log_level", 99)
     # Ten successes per second have a line of their own, and another test may have had them.
-    monkeypatch.setattr(events, "_folding", events._Folding())
+    monkeypatch.setattr(events.stream, "_folding", events.stream._Folding())
     events.configure("json", "info", stream=stream)
 
     @desk.task(redact=["card"])
@@ -224,9 +224,9 @@ async def test_of_many_successes_ten_per_second_have_a_line_and_none_goes_uncoun
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO()
-    monkeypatch.setattr(events, "_log", None)
-    monkeypatch.setattr(events, "_log_level", 99)
-    monkeypatch.setattr(events, "_folding", events._Folding())
+    monkeypatch.setattr(events.stream, "_log", None)
+    monkeypatch.setattr(events.stream, "_log_level", 99)
+    monkeypatch.setattr(events.stream, "_folding", events.stream._Folding())
     events.configure("json", "info", stream=stream)
 
     @desk.task()

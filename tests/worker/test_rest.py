@@ -170,7 +170,7 @@ async def test_orphans_are_rescued_by_the_next_sweep(desk: Desk) -> None:
     )
     (row,) = await desk.settled(job)
     assert (row["state"], row["crashes"], row["attempt"]) == ("done", 1, 2)
-    assert not desk.heard.of("workers.buried")
+    assert not desk.heard.of("workers.declared_dead")
     ran.clear()
     await until(lambda: ran.count("check_upkeep") >= 3)
     assert "rescue_jobs" not in ran

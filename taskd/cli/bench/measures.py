@@ -69,7 +69,7 @@ class Measures:
     Args:
         name: of the queue and of the task.
         regain: called when the worker has ended: the worker handles the signals while it runs, and
-        does not restore earlier handlers.
+            does not restore earlier handlers.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class Column(NamedTuple):
     Attributes:
         keep: columns with the lowest number go first if there is no room; 0 stays.
         least: the fewest cells that it takes. A column with `wide` gives up the cells above this if
-        there is no room; the last such column takes the remaining cells.
+            there is no room; the last such column takes the remaining cells.
     """
 
     heading: str
@@ -69,7 +69,7 @@ def queue_note(queue: Queue) -> str:
         return "NO WORKER"
     if queue.max_running is not None and queue.running >= queue.max_running:
         return f"full: {queue.running:,} of {queue.max_running:,}"
-    return "attended" if queue.attended else ""
+    return "polled" if queue.polled else ""
 
 
 def _queue_style(queue: Queue) -> str:

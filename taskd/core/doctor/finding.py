@@ -1,4 +1,4 @@
-"""What a check says, and what would mend it."""
+"""Findings of a check, and their remedies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import StrEnum
 from typing import Any
 
 Row = Mapping[str, Any]
-# What was looked at: rows, by the name of the statement that has fetched them.
+# Rows, by the name of the statement that fetched them.
 Facts = Mapping[str, Sequence[Row]]
-# Of what holds something up, so many are named; the others are counted.
+# The most names in a message; the others are counted.
 NAMED_MAX = 5
-# Jobs are counted so far and no further.
+# Jobs are counted up to this number.
 COUNTED_MAX = 10_000
 
 
 class Level(StrEnum):
-    """How bad it is, the worst first."""
+    """The level of a finding, the worst first."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -27,17 +27,17 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 is the worst."""
+        """Return the rank; 0 is the worst."""
         return list(Level).index(self)
 
 
-# What makes the command end with 4.
+# Levels for which the command exits with 4.
 FAILED = (Level.ERROR, Level.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """What mends a fault.
+    """A remedy.
 
     Attributes:
         kind: `sql`, of sql/repairs.sql; `command`, for a shell; `advice`, in words.
@@ -51,23 +51,23 @@ class Mend:
 
 
 def sql(name: str, **args: Any) -> Mend:
-    """SQL of sql/repairs.sql, with its values."""
+    """Return SQL of sql/repairs.sql, with its values."""
     return Mend("sql", name, args)
 
 
 def command(text: str) -> Mend:
-    """A command for a shell."""
+    """Return a command for a shell."""
     return Mend("command", text)
 
 
 def advice(text: str) -> Mend:
-    """Something that only a person can do."""
+    """Return advice that only a person can follow."""
     return Mend("advice", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One thing that a check has found."""
+    """One finding of a check."""
 
     level: Level
     text: str
@@ -75,27 +75,27 @@ class Said:
 
 
 def ok(text: str) -> Said:
-    """All is well, with the figures that say so."""
+    """Return a passed check, with its figures."""
     return Said(Level.OK, text)
 
 
 def hint(text: str, *mends: Mend) -> Said:
-    """Nothing is wrong; it could be better."""
+    """Return a hint: nothing is wrong, but it could be better."""
     return Said(Level.HINT, text, mends)
 
 
 def warning(text: str, *mends: Mend) -> Said:
-    """It hurts, or will."""
+    """Return a warning: it harms, or will."""
     return Said(Level.WARNING, text, mends)
 
 
 def error(text: str, *mends: Mend) -> Said:
-    """Jobs are late, lost or stuck by it, or will be soon."""
+    """Return an error: jobs are late, lost or stuck because of it, or will be soon."""
     return Said(Level.ERROR, text, mends)
 
 
 def unknown(text: str, *mends: Mend) -> Said:
-    """It could not be looked at, and why."""
+    """Return a check that could not run, and why."""
     return Said(Level.UNKNOWN, text, mends)
 
 
@@ -104,11 +104,11 @@ class Check:
     """One check.
 
     Attributes:
-        name: stable; scripts know it.
-        about: what it looks at.
-        why: why it matters, in a sentence.
-        needs: the statements whose rows it decides from.
-        decide: what it says of these rows; nothing means that all is well.
+        name: stable, as scripts use it.
+        about: what it checks.
+        why: why it matters, in one sentence.
+        needs: the statements whose rows it uses.
+        decide: returns its findings from these rows; none means that the check passed.
     """
 
     name: str
@@ -120,12 +120,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check has come to.
+    """The result of a check.
 
     Attributes:
-        level: the worst of what it says.
-        found: what it says, the worst first.
-        mends: what to do, in the same order.
+        level: the worst level of its findings.
+        found: its findings, the worst first.
+        mends: their remedies, in the same order.
     """
 
     check: str
@@ -136,16 +136,16 @@ class Finding:
 
 
 def judge(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding:
-    """What a check has come to.
+    """Return the result of a check.
 
     Args:
-        refused: why a statement has brought no rows, by its name.
+        refused: why a statement returned no rows, by its name.
     """
     missing = [refused[name] for name in check.needs if name in refused]
     said = [unknown(missing[0])] if missing else list(check.decide(facts)) or [ok("nothing")]
     said.sort(key=lambda each: each.level.rank)
     worst = said[0].level
-    # Beside a fault, what is well is of no interest.
+    # Beside a problem, passed parts are of no interest.
     told = [each for each in said if each.level is not Level.OK or worst is Level.OK]
     mends = tuple(dict.fromkeys(_hashable(m) for each in told for m in each.mends))
     return Finding(check.name, worst, tuple(each.text for each in told), check.why, _mends(mends))
@@ -163,17 +163,17 @@ def _mends(keys: Iterable[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tupl
 
 
 def count(number: int, noun: str) -> str:
-    """`1 job`, `2,000 jobs`."""
+    """Return `1 job`, `2,000 jobs`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def many(number: int, noun: str) -> str:
-    """The same of what was not counted any further than COUNTED_MAX."""
+    """Return the same for a number that is counted only up to COUNTED_MAX."""
     return count(number, noun) + (" or more" if number >= COUNTED_MAX else "")
 
 
 def span(seconds: float) -> str:
-    """`12s`, `3m`, `2h 10m`, `4d 3h`."""
+    """Return `12s`, `3m`, `2h 10m`, `4d 3h`."""
     whole = max(0, round(seconds))
     for unit, size, below, part in (
         ("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1),
@@ -185,7 +185,7 @@ def span(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """`8 kB`, `1.5 GB`."""
+    """Return `8 kB`, `1.5 GB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if number < 1024:
             return f"{number:.3g} {unit}"
@@ -194,17 +194,17 @@ def size(number: float) -> str:
 
 
 def names(items: Sequence[object]) -> str:
-    """The first few, and how many more."""
+    """Return the first few names, and how many more there are."""
     told = ", ".join(str(each) for each in items[:NAMED_MAX])
     more = len(items) - NAMED_MAX
     return told + (f" and {more:,} more" if more > 0 else "")
 
 
 def only(facts: Facts, name: str) -> Row:
-    """The row of a statement that has one."""
+    """Return the row of a statement that has one row."""
     return facts[name][0]
 
 
 def each_of(rows: Sequence[Row], **values: Any) -> Iterator[Row]:
-    """The rows with these values."""
+    """Return the rows with these values."""
     return (row for row in rows if all(row[key] == value for key, value in values.items()))

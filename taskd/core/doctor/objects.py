@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from taskd.core.doctor.finding import Mend, Row, Said, advice, error, hint, ok, sql
 
-# A statement ends at the first line that ends with a semicolon outside of a function's body.
+# A statement ends at the first line that ends with a semicolon outside a function's body.
 CREATED = re.compile(
     r"^CREATE (?:OR REPLACE |UNLOGGED )?(DOMAIN|FUNCTION|SEQUENCE|TABLE|TYPE|VIEW) "
     r"(?:IF NOT EXISTS )?taskd\.(\w+)(?:\$\$.*?\$\$|[^$]|\$(?!\$))*?;$",
@@ -26,11 +26,11 @@ KINDS = ("type", "domain", "sequence", "function", "table", "partition", "column
 PARTS = ("column", "constraint", "identity", "trigger", "partition")
 # What users can add to the schema, and what it costs.
 COSTS = {
-    "index": "an index more, which each enqueue, claim and ack must keep up to date",
-    "trigger": "a trigger, which runs in each statement of taskd's that touches it",
+    "index": "an additional index, which each enqueue, claim and ack must update",
+    "trigger": "a trigger, which runs in each statement of taskd that touches the table",
     "rule": "a rule, which changes what taskd's statements do",
-    "constraint": "a constraint of which taskd knows nothing",
-    "column": "a column of which taskd knows nothing: it is lost when a job ends",
+    "constraint": "a constraint that taskd does not know",
+    "column": "a column that taskd does not know: its value is lost when a job ends",
 }
 
 
@@ -94,7 +94,7 @@ def _create(kind: str, name: str, definition: str) -> str:
 
 
 def compare(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Said]:
-    """What is missing and what is not as it was installed."""
+    """Find objects that are missing or differ from this version's."""
     there = {(row["kind"], row["name"]): plain(row) for row in rows}
     lost = {each.owner for key, each in wanted.items() if each.kind == "table" and key not in there}
     told = 0
@@ -116,7 +116,7 @@ def compare(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Itera
 def _comes_with_its_parent(
     each: Object, wanted: dict[tuple[str, str], Object], there: dict[tuple[str, str], str]
 ) -> bool:
-    """Whether it is a partition's, and lost by its parent too, which gives it to all it has."""
+    """Return whether it is a partition's and its parent lacks it too, which then restores both."""
     if each.kind not in ("column", "constraint") or ("partition", each.owner) not in wanted:
         return False
     parent = each.owner.rpartition("_")[0]
@@ -130,7 +130,7 @@ def plain(row: Row) -> str:
 
 
 def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Mend]:
-    """What makes it, and what belongs to it: a table comes with its indexes and triggers."""
+    """Return the SQL that makes it, with what belongs to it: a table's indexes and triggers."""
     if each.kind in ("column", "constraint"):
         return [sql("add_to_table", table=each.owner, text=each.create)]
     texts = [each.create]
@@ -168,9 +168,7 @@ def _altered(each: Object, there: str) -> Said:
         case "column":
             mend = _set_column(each, there)
         case _:
-            mend = advice(
-                f"It is `{there}` and should be `{each.definition}`: undo what was done to it."
-            )
+            mend = advice(f"It is `{there}` and should be `{each.definition}`: undo the change.")
     return error(text, mend)
 
 
@@ -204,11 +202,11 @@ def _set_column(each: Object, there: str) -> Mend:
         if ("NOT NULL" in each.definition) != ("NOT NULL" in there):
             wanted = "NOT NULL" in each.definition
             return sql("set_not_null" if wanted else "drop_not_null", table=table, column=column)
-    return advice(f"It is `{there}` and should be `{each.definition}`: undo what was done.")
+    return advice(f"It is `{there}` and should be `{each.definition}`: undo the change.")
 
 
 def extras(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Said]:
-    """What is there beside it, and what it costs."""
+    """Find additional objects, and name their cost."""
     there = {name for kind, name in wanted if kind == "table"}
     found = 0
     for row in rows:
@@ -217,13 +215,13 @@ def extras(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterat
         kind, name = row["kind"], row["name"]
         table = name.partition(".")[0]
         if kind in ("column", "constraint", "identity", "trigger", "rule") and table not in there:
-            continue  # of a table that is told by itself
+            continue  # of a table that has a finding of its own
         if kind == "index" and not any(f" ON taskd.{t} " in row["definition"] for t in there):
             continue
         found += 1
-        yield hint(f"the {kind} taskd.{name.partition('(')[0]} is none of taskd's" + _cost(kind))
+        yield hint(f"the {kind} taskd.{name.partition('(')[0]} is not one of taskd's" + _cost(kind))
     if not found:
-        yield ok("nothing but taskd's own is in the schema")
+        yield ok("the schema contains only taskd's own objects")
 
 
 def _cost(kind: str) -> str:

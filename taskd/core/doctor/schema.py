@@ -30,17 +30,17 @@ GRANT = re.compile(
 COMMENT = re.compile(r"--.*$", re.MULTILINE)
 TOP_COMMA = re.compile(r",(?![^(]*\))")
 PRIVILEGE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
-# Rows that expired so long ago have been in nobody's way for a day.
+# Expired for a day longer than upkeep needs.
 EXPIRED_DAYS = 2
 MIGRATE = command("taskd db migrate")
 NO_SCHEMA = "this database has no schema taskd"
-OTHER_VERSION = "the schema is of another version than this taskd: bring them together first"
+OTHER_VERSION = "the schema has another version than this taskd: bring them together first"
 
 Right = tuple[str, str, str | None, str, str]
 
 
 def version(facts: Facts) -> Iterator[Said]:
-    """Whether the schema is the one that this taskd works with."""
+    """Check that this taskd works with the schema."""
     if not facts["doctor_migrations"]:
         yield error(NO_SCHEMA, MIGRATE)
         return
@@ -58,12 +58,12 @@ def version(facts: Facts) -> Iterator[Said]:
     edited = [n for n in known.keys() & done.keys() if known[n]["digest"] != done[n]["digest"]]
     if edited:
         told = ", ".join(f"{n:04d}" for n in sorted(edited))
-        yield hint(f"migration {told} was applied in another form than this taskd has it")
-    yield ok(f"it is at {newest:04d}, as this taskd wants it")
+        yield hint(f"migration {told} was applied with other SQL than this taskd has")
+    yield ok(f"it is at {newest:04d}, as this taskd expects")
 
 
 def _unfit(facts: Facts) -> Iterator[Said]:
-    """Why the schema cannot be held against this version's."""
+    """Return why the schema cannot be compared with this version's."""
     known = {row["number"] for row in facts["known_migrations"]}
     done = {row["number"] for row in facts["doctor_migrations"]}
     if not done:
@@ -77,19 +77,19 @@ def _expected(facts: Facts) -> dict[tuple[str, str], parts.Object]:
 
 
 def objects(facts: Facts) -> Iterator[Said]:
-    """What is missing, or was changed by hand."""
+    """Find objects that are missing, or were changed by hand."""
     unfit = list(_unfit(facts))
     yield from unfit or parts.compare(_expected(facts), facts["doctor_objects"])
 
 
 def extra_objects(facts: Facts) -> Iterator[Said]:
-    """What others have put into the schema."""
+    """Find objects that others have added to the schema."""
     unfit = list(_unfit(facts))
     yield from unfit or parts.extras(_expected(facts), facts["doctor_objects"])
 
 
 def wanted_grants(text: str) -> set[Right]:
-    """The rights of sql/roles.sql: kind, name, column or None, privilege, role without prefix."""
+    """A right of sql/roles.sql: kind, name, column or None, privilege, role without prefix."""
     found: set[Right] = set()
     for grant in GRANT.finditer(COMMENT.sub("", text)):
         kind, things = _things(grant[2])
@@ -118,10 +118,10 @@ def _things(text: str) -> tuple[str, list[str]]:
 
 
 def grants(facts: Facts) -> Iterator[Said]:
-    """Whether each role can what it must, and no more."""
+    """Check that each role has the rights that it needs, and no more."""
     rows, unfit = facts["doctor_grants"], list(_unfit(facts))
     if not rows or unfit:
-        yield from unfit or [ok("the schema is not handed over to roles")]
+        yield from unfit or [ok("the schema does not belong to roles")]
         return
     prefix = rows[0]["prefix"]
     again = command("taskd db roles" + ("" if prefix == "taskd" else f" --prefix {prefix}"))
@@ -134,9 +134,9 @@ def grants(facts: Facts) -> Iterator[Said]:
         for role in sorted({each[4] for each in roles}):
             those = {each for each in roles if each[4] == role}
             who = "everybody" if role == "public" else f"{prefix}_{role}"
-            more = "" if level is error else ", which it need not"
+            more = "" if level is error else ", which it does not need"
             yield level(f"{who} {word} {_rights(those)}{more}", again)
-    yield ok(f"the roles {prefix}_* have what they need and no more")
+    yield ok(f"the roles {prefix}_* have the rights that they need and no more")
 
 
 def _rights(rights: AbstractSet[Right]) -> str:
@@ -149,29 +149,29 @@ def _rights(rights: AbstractSet[Right]) -> str:
 
 
 def logins(facts: Facts) -> Iterator[Said]:
-    """As whom workers are connected."""
+    """Check the logins of workers."""
     prefix = next((row["prefix"] for row in facts["doctor_grants"]), None)
     role = f"{prefix}_worker" if prefix else "taskd_worker"
     own = only(facts, "place")["embedded"]
     for row in facts["doctor_logins"]:
         login = row["login"]
         if own:
-            continue  # the embedded server has one user, and nobody else can reach it
+            continue  # the embedded server has one user, and no other user can reach it
         if row["superuser"]:
             yield hint(
-                f"workers connect as {login}, a superuser: a handler may do anything",
+                f"workers connect as {login}, a superuser: a handler can do anything",
                 command("taskd db roles"),
                 sql("let_work", role=role, login=login),
                 sql("no_superuser", login=login),
             )
         elif not row["works"]:
             yield error(
-                f"workers connect as {login}, which may not work on taskd.job",
+                f"workers connect as {login}, which cannot write to taskd.job",
                 sql("let_work", role=role, login=login),
             )
         elif row["owner"] and prefix:
             yield hint(
-                f"workers connect as {login}, a member of {prefix}_owner: it may change the schema",
+                f"workers connect as {login}, a member of {prefix}_owner: it can change the schema",
                 sql("let_work", role=role, login=login),
                 sql("no_longer_owner", role=f"{prefix}_owner", login=login),
             )
@@ -180,7 +180,7 @@ def logins(facts: Facts) -> Iterator[Said]:
 
 
 def default_partition(facts: Facts) -> Iterator[Said]:
-    """Finished jobs for which there was no partition."""
+    """Find finished jobs without a partition."""
     rows = facts["doctor_default"]
     if rows:
         total, days = sum(row["rows"] for row in rows), len(rows)
@@ -194,7 +194,7 @@ def default_partition(facts: Facts) -> Iterator[Said]:
 
 
 def partitions_ahead(facts: Facts) -> Iterator[Said]:
-    """Whether jobs that end today and tomorrow have a partition."""
+    """Check that jobs which end today and tomorrow have a partition."""
     there = {row["in_days"] for row in facts["doctor_partitions"]}
     kept = [row["in_days"] for row in facts["doctor_retentions"]]
     today = [days for days in kept if days not in there]
@@ -207,9 +207,10 @@ def partitions_ahead(facts: Facts) -> Iterator[Said]:
         )
     elif tomorrow:
         yield warning(
-            f"from tomorrow on, finished jobs that are kept for {_days(tomorrow)} have none", make
+            f"from tomorrow on, finished jobs kept for {_days(tomorrow)} have no partition",
+            make,
         )
-    yield ok(f"{count(len(there), 'partition')}, also for tomorrow")
+    yield ok(f"{count(len(there), 'partition')}, including tomorrow's")
 
 
 def _days(days: list[int]) -> str:
@@ -217,12 +218,12 @@ def _days(days: list[int]) -> str:
 
 
 def expired_partitions(facts: Facts) -> Iterator[Said]:
-    """Partitions that should be gone."""
+    """Find partitions that should have been dropped."""
     old = [row for row in facts["doctor_partitions"] if row["in_days"] < -EXPIRED_DAYS]
     if old:
         yield warning(
-            f"{count(len(old), 'partition')} expired and still there, since {old[0]['day']}: "
-            "a worker drops them, unless somebody reads the history all the time",
+            f"{count(len(old), 'partition')} expired and still exist, since {old[0]['day']}: "
+            "a worker drops them, unless someone reads the history all the time",
             *(sql("drop_partition", leaf=row["leaf"]) for row in old),
         )
-    yield ok("what has expired is gone")
+    yield ok("expired partitions have been dropped")

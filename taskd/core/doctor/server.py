@@ -1,4 +1,4 @@
-"""The server and the way to it: version, settings, connections, clock, pooler."""
+"""The server and the connection to it: version, settings, connections, clock, pooler."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from taskd.core.doctor.finding import (
 )
 
 MAJOR_OLDEST = 15
-# As PostgreSQL's versioning policy has them.
+# From PostgreSQL's versioning policy.
 SUPPORTED_UNTIL = {
     15: date(2027, 11, 11),
     16: date(2028, 11, 9),
     17: date(2029, 11, 8),
     18: date(2030, 11, 14),
 }
-# Certificates and tokens break by minutes; by seconds only logs of two machines are hard to read.
+# Certificates and tokens tolerate seconds, not minutes; a difference of seconds only makes logs of
+# two machines hard to compare.
 SKEW_HINT_S, SKEW_WARNING_S = 5.0, 300.0
 FREE_SHARE_MIN = 0.1
-# The server begins to shut itself at 2,100,000,000; autovacuum fights from 200,000,000 on.
+# The server begins to refuse writes at 2,100,000,000; autovacuum acts from 200,000,000 on.
 XIDS_WARNING, XIDS_ERROR = 500_000_000, 1_500_000_000
 NOTIFY_WARNING, NOTIFY_ERROR = 0.1, 0.5
 
 
 def primary(facts: Facts) -> Iterator[Said]:
-    """Whether it takes writes at all."""
+    """Check that the server accepts writes."""
     server = only(facts, "doctor_server")
     if server["standby"]:
         yield error(
-            "this is a standby: it takes no writes",
+            "this is a standby: it accepts no writes",
             advice(
-                "Let the DSN name the primary, or all hosts: postgresql://host1,host2/database. "
-                "taskd then goes to the one that takes writes."
+                "Name the primary, or all hosts, in the DSN: postgresql://host1,host2/database. "
+                "taskd then uses the host that accepts writes."
             ),
         )
     else:
@@ -52,7 +53,7 @@ def primary(facts: Facts) -> Iterator[Said]:
 
 
 def version(facts: Facts) -> Iterator[Said]:
-    """Whether taskd and PostgreSQL's own people support it."""
+    """Check that taskd and the PostgreSQL project support the version."""
     server = only(facts, "doctor_server")
     major, told = server["major"], f"PostgreSQL {server['version'].split()[0]}"
     ends = SUPPORTED_UNTIL.get(major)
@@ -61,17 +62,17 @@ def version(facts: Facts) -> Iterator[Said]:
             f"{told}; taskd needs {MAJOR_OLDEST} or newer", advice("Upgrade it with pg_upgrade.")
         )
     elif ends is None:
-        yield hint(f"{told}: taskd was tried with {MAJOR_OLDEST} to {max(SUPPORTED_UNTIL)}")
+        yield hint(f"{told}: taskd was tested with {MAJOR_OLDEST} to {max(SUPPORTED_UNTIL)}")
     elif server["clock"].date() > ends:
         yield warning(
-            f"{told} gets no more fixes since {ends}", advice("Upgrade it with pg_upgrade.")
+            f"{told} has had no more fixes since {ends}", advice("Upgrade it with pg_upgrade.")
         )
     else:
         yield ok(f"{told}, supported until {ends}")
 
 
 def connections(facts: Facts) -> Iterator[Said]:
-    """Whether there is room for the workers, and for one more."""
+    """Check that there are connections for the workers, and for one more."""
     server = only(facts, "doctor_server")
     usable = server["allowed"] - server["reserved"]
     free = usable - server["used"]
@@ -79,8 +80,8 @@ def connections(facts: Facts) -> Iterator[Said]:
         f"{server['used']:,} of {usable:,} connections are in use, {server['ours']:,} by taskd"
     )
     more = advice(
-        "Raise max_connections (which needs a restart), run fewer processes, or let a pooler stand "
-        "between. A worker process takes 7 connections, and those for transaction=."
+        "Raise max_connections (which needs a restart), run fewer processes, or use a pooler. "
+        "A worker process takes 7 connections, and those for transaction=."
     )
     if free <= 0:
         yield error(f"{figures}: none is left", more)
@@ -96,7 +97,7 @@ def connections(facts: Facts) -> Iterator[Said]:
         yield from _bounded(
             server["login_allowed"],
             server["login_used"],
-            f"the login {server['login']} may have",
+            f"the login {server['login']} is allowed",
             sql("allow_connections_of_login", login=server["login"]),
         )
     yield ok(figures)
@@ -109,25 +110,25 @@ def _bounded(allowed: int, used: int, who: str, mend: Mend) -> Iterator[Said]:
 
 
 def wraparound(facts: Facts) -> Iterator[Said]:
-    """How far the oldest transaction id is behind."""
+    """Check the age of the oldest transaction id."""
     server = only(facts, "doctor_server")
     age = max(server["xid_age"], server["mxid_age"])
     text = f"the oldest transaction id of the database is {age:,} behind"
     if age >= XIDS_WARNING:
         level = error if age >= XIDS_ERROR else warning
-        yield level(f"{text}; the server takes no more writes at 2,100,000,000", sql("freeze"))
+        yield level(f"{text}; the server accepts no more writes at 2,100,000,000", sql("freeze"))
     else:
         yield ok(text)
 
 
 def notify_queue(facts: Facts) -> Iterator[Said]:
-    """Whether notifications pile up behind a listener that does not read."""
+    """Find a listener that does not read, so that notifications pile up."""
     used = only(facts, "doctor_server")["notify_usage"]
     if used < NOTIFY_WARNING:
-        yield ok(f"{used:.1%} of the queue of notifications is in use")
+        yield ok(f"{used:.1%} of the notification queue is in use")
         return
     level = error if used >= NOTIFY_ERROR else warning
-    said = f"{used:.2%} of the queue of notifications is in use: a listener is in a transaction"
+    said = f"{used:.2%} of the notification queue is in use: a listener is in a transaction"
     rows = facts["doctor_listeners"]
     if not rows:
         yield level(said, advice("End the session that listens and is idle in a transaction."))
@@ -140,45 +141,45 @@ def notify_queue(facts: Facts) -> Iterator[Said]:
 
 
 def clock(facts: Facts) -> Iterator[Said]:
-    """This machine's clock against the database's."""
+    """Compare this machine's clock with the database's."""
     ahead = only(facts, "place")["ahead_s"]
     off = abs(ahead)
     way = "ahead of" if ahead > 0 else "behind"
     text = f"this machine's clock is {off:.1f} s {way} the database's"
-    mend = advice("Let both machines keep time by NTP (timedatectl shows whether they do).")
+    mend = advice("Let both machines synchronise by NTP (timedatectl shows whether they do).")
     if off > SKEW_WARNING_S:
         yield warning(text, mend)
     elif off > SKEW_HINT_S:
         yield hint(text, mend)
     else:
-        yield ok("this machine and the database agree, within what an answer takes")
+        yield ok("the clocks of this machine and the database agree, within the time of an answer")
 
 
 def pooler(facts: Facts) -> Iterator[Said]:
-    """What stands between, and whether notifications are heard."""
+    """Find a pooler, and check whether notifications arrive."""
     place = only(facts, "place")
     listens, said = place["listen_dsn"], place["listen"]
     through = advice(
-        "Set TASKD_LISTEN_DSN to a DSN that leads to the server itself, for its one connection "
+        "Set TASKD_LISTEN_DSN to a DSN that leads to the server itself, for the one connection "
         "that listens."
     )
     if place["statement_pooling"]:
         yield error(
-            "the pooler lends a session for each statement, so no transaction can begin",
+            "the pooler lends a session per statement, so no transaction can begin",
             advice("Set pool_mode = transaction (or session) for this database in PgBouncer."),
         )
     elif listens and said == "pooled":
-        yield warning("listen_dsn leads to a pooler as well, so nothing is heard", through)
+        yield warning("listen_dsn leads to a pooler as well, so no notification arrives", through)
     elif listens and said == "other":
         yield error("listen_dsn leads to another database than the DSN", through)
     elif listens and said != "direct":
         yield warning(f"listen_dsn cannot be used: {said}", through)
     elif place["pooled"] and not listens:
         yield warning(
-            "a pooler stands between, so workers hear no notification and look every few seconds",
+            "a pooler is in front of the server, so workers get no notifications and only poll",
             through,
         )
     elif place["pooled"]:
-        yield ok("a pooler stands between; notifications come by listen_dsn")
+        yield ok("a pooler is in front of the server; notifications arrive over listen_dsn")
     else:
-        yield ok("no pooler stands between")
+        yield ok("there is no pooler")

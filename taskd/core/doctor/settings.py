@@ -1,4 +1,4 @@
-"""Settings of the server, of a database and of logins that hurt a queue."""
+"""Settings of the server, of a database and of logins that harm a queue."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from taskd.core.doctor.finding import (
     warning,
 )
 
-# A worker's statement may take five seconds, and a handler's transaction much longer.
+# A worker's statement takes up to five seconds, and a handler's transaction much longer.
 TRANSACTION_TIMEOUT_MIN_MS = 60_000
 SHORT_TIMEOUT_MS = 1000
-# A statement that reads all of the history locks each partition and its indexes.
+# A statement that reads the whole history locks each partition and its indexes.
 LOCKS_PER_PARTITION = 4
 
 
 def settings(facts: Facts) -> Iterator[Said]:
-    """Settings that hurt a queue; those that taskd sets for its own sessions do not count."""
+    """Find settings that harm a queue; taskd sets some itself for its own sessions."""
     rows = facts["doctor_settings"]
     server = only(facts, "doctor_server")
     database = server["database"]
@@ -41,11 +41,11 @@ def settings(facts: Facts) -> Iterator[Said]:
         if row["scope"] and row["name"] in OF_SESSIONS:
             yield from _of_sessions(row, database)
     yield from _locks(here, len(facts["doctor_partitions"]))
-    yield ok("none of the server's settings hurts")
+    yield ok("no setting of the server harms")
 
 
 def _ms(setting: str) -> float:
-    """Of a setting of time, as a role's is written: a bare number is milliseconds."""
+    """Return a time setting in seconds; a bare number is milliseconds, as in a role's setting."""
     text = setting.strip().lower()
     for unit, factor in (
         ("min", 60_000),
@@ -60,35 +60,35 @@ def _ms(setting: str) -> float:
     return float(text)
 
 
-# taskd's own sessions say these themselves: what was set for a login or a database counts for
-# sessions of handlers and producers.
+# taskd's own sessions set these themselves: a value for a login or a database applies to sessions
+# of handlers and producers.
 OF_SESSIONS = ("default_transaction_isolation", "statement_timeout", "lock_timeout")
 HURTS: tuple[tuple[str, Any, str, str], ...] = (
     ("fsync", lambda v: v == "off", "error",
      "a crash of the machine may destroy the whole database"),
     ("full_page_writes", lambda v: v == "off", "hint",
-     "unless the file system writes whole pages, a crash may leave halves of them"),
+     "unless the file system writes whole pages, a crash can leave torn pages"),
     ("synchronous_commit", lambda v: v == "off", "warning",
-     "jobs that a crash takes within half a second of their commit are lost"),
+     "jobs are lost if the server crashes within half a second of their commit"),
     ("synchronous_commit", lambda v: v == "local", "hint",
-     "jobs whose commit no standby has seen are lost in a failover"),
+     "jobs that no standby has received are lost in a failover"),
     ("default_transaction_read_only", lambda v: v == "on", "error",
-     "sessions begin read-only, so no job can be enqueued, claimed or ended"),
+     "sessions start read-only, so no job can be enqueued, claimed or ended"),
     ("autovacuum", lambda v: v == "off", "error",
-     "nothing removes what jobs leave behind"),
+     "dead rows of jobs are never removed"),
     ("track_counts", lambda v: v == "off", "error",
-     "autovacuum does not see what jobs leave behind"),
+     "autovacuum does not see the dead rows of jobs"),
     ("track_activities", lambda v: v == "off", "hint",
-     "nobody can see what sessions do, or which one is idle in a transaction"),
+     "no one can see what sessions do, or which one is idle in a transaction"),
     ("idle_session_timeout", lambda v: float(v) > 0, "warning",
-     "it ends the connection on which a worker listens, again and again"),
+     "it closes the LISTEN connection of workers again and again"),
     ("transaction_timeout", lambda v: 0 < float(v) < TRANSACTION_TIMEOUT_MIN_MS, "warning",
      "it ends transactions of handlers and of upkeep"),
 )  # fmt: skip
 
 
 def _mend(row: Row, rows: Sequence[Row], server: Row) -> Mend:
-    """Where it was set for this database or a login, it is reset there."""
+    """A value that was set for this database or a login is reset there."""
     database, login = server["database"], server["login"]
     for each in rows:
         if each["scope"] and each["name"] == row["name"] and each["login"] in (None, login):
@@ -125,13 +125,13 @@ def _of_sessions(row: Row, database: str) -> Iterator[Said]:
         "read uncommitted",
     ):
         yield hint(
-            f"{name} of {whose} is {value}: each enqueue of theirs rings, and keys conflict with "
-            "errors of serialization",
+            f"{name} of {whose} is {value}: each enqueue sends a NOTIFY, and keys conflict "
+            "with serialization errors",
             _reset(row, database),
         )
     elif name.endswith("_timeout") and 0 < _ms(value) < SHORT_TIMEOUT_MS:
         yield hint(
-            f"{name} of {whose} is {value}: an enqueue that waits for another is refused",
+            f"{name} of {whose} is {value}: an enqueue that waits for another one is refused",
             _reset(row, database),
         )
 
@@ -144,7 +144,7 @@ def _locks(here: dict[str, Row], partitions: int) -> Iterator[Said]:
     if partitions * LOCKS_PER_PARTITION * 10 > each * (sessions + prepared):
         yield hint(
             f"max_locks_per_transaction is {each}, and the history has {partitions:,} partitions: "
-            "ten reports at a time may find no room for their locks",
+            "ten concurrent reports may not get their locks",
             sql("set_server", setting="max_locks_per_transaction", value=str(each * 4)),
             advice("It takes effect with a restart."),
         )

@@ -1,4 +1,4 @@
-"""What can be said without a database: settings, the DSN, the embedded server."""
+"""Checks that need no database: settings, the DSN, the embedded server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from taskd.core.doctor.finding import Facts, Said, advice, error, ok, only, warn
 
 
 def settings(facts: Facts) -> Iterator[Said]:
-    """Whether all that is set can be read and is known."""
+    """Check that all settings can be read and are known."""
     setup = only(facts, "setup")
     if setup["refused"]:
         yield error(setup["refused"], advice("`taskd config` lists every setting."))
@@ -18,14 +18,14 @@ def settings(facts: Facts) -> Iterator[Said]:
             sentence, advice("Correct its name, or unset it. `taskd config` lists the settings.")
         )
     given = ", ".join(setup["given"]) or "nothing"
-    yield ok(f"{given} is set; the rest is as by default")
+    yield ok(f"{given} are set; the rest has its default")
 
 
 def dsn(facts: Facts) -> Iterator[Said]:
-    """Where the database is said to be."""
+    """Check where the database is."""
     setup = only(facts, "setup")
     if setup["refused"]:
-        yield error("it is not known, as the settings cannot be read")
+        yield error("unknown, as the settings cannot be read")
     elif setup["dsn"]:
         yield ok(f"{setup['dsn']}, from {setup['dsn_source']}")
     elif setup["embedded_off"]:
@@ -38,7 +38,7 @@ def dsn(facts: Facts) -> Iterator[Said]:
 
 
 def embedded(facts: Facts) -> Iterator[Said]:
-    """The embedded server: whether it is used, runs, and has room."""
+    """Check the embedded server: whether it is in use, runs, and has disk space."""
     setup = only(facts, "setup")
     if setup["dsn"] or setup["refused"] or setup["embedded_off"]:
         yield ok("not used")
@@ -50,11 +50,11 @@ def embedded(facts: Facts) -> Iterator[Said]:
         )
         return
     status, free = setup["embedded_status"], setup["embedded_free_bytes"]
-    state = "runs" if status["running"] else "does not run; whoever needs it starts it"
+    state = "runs" if status["running"] else "is not running; its first user starts it"
     if free is not None and free < FREE_BYTES_MIN:
         yield warning(
             f"its disk has {free // 2**20:,} MB left",
-            advice(f"Make room on the disk of {status['home']}."),
+            advice(f"Free space on the disk of {status['home']}."),
         )
     yield ok(f"in {status['home']}, {status['data_bytes'] // 2**20:,} MB; it {state}")
 
@@ -63,7 +63,7 @@ FREE_BYTES_MIN = 512 * 2**20
 
 
 def reach(facts: Facts) -> Iterator[Said]:
-    """Whether the database answers."""
+    """Check that the database answers."""
     row = only(facts, "reach")
     if row["error"] is not None:
         yield error(row["error"], advice(row["mend"]))

@@ -1,4 +1,4 @@
-"""What vacuum can remove, and what keeps it from it: snapshots, locks; dead tuples, indexes."""
+"""Vacuum, and what prevents it: snapshots, locks; dead tuples, indexes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from taskd.core.doctor.finding import (
 from taskd.core.doctor.objects import Object, expected
 
 HELD_WARNING_S, HELD_ERROR_S = 300.0, 3600.0
-# Where nobody tells since when: transactions that began since. A busy queue has a hundred a second.
+# Where the start is unknown: transactions since then. A busy queue has a hundred per second.
 HELD_WARNING_XIDS, HELD_ERROR_XIDS = 1_000_000, 20_000_000
 LOCK_S = 60.0
 DEAD_MIN = 100_000
-# Vacuum is late when so many times as many are dead as call for it.
+# Vacuum is late when this many times its threshold of dead rows exist.
 DEAD_TIMES = 10
-# A busy queue makes some 100,000 a minute, and autovacuum looks around once a minute.
+# A busy queue makes some 100,000 per minute, and autovacuum wakes once a minute.
 LATE_S, DEAD_MAX = 600.0, 2_000_000
 UNVACUUMED_S = 3600.0
 INDEX_BYTES_MIN = 64 * 1024 * 1024
@@ -41,7 +41,7 @@ INDEX_TIMES = 10
 
 
 def held_snapshots(facts: Facts) -> Iterator[Said]:
-    """Who keeps vacuum from removing what has ended since."""
+    """Find what keeps vacuum from removing recent dead rows."""
     rows = facts["doctor_snapshots"]
     hidden = only(facts, "doctor_server")["hidden"]
     for row in rows:
@@ -49,12 +49,12 @@ def held_snapshots(facts: Facts) -> Iterator[Said]:
     blind = [row for row in rows if row["kind"] == "session" and row["age_s"] is None]
     if hidden and blind:
         yield unknown(
-            f"{count(len(blind), 'session')} of other users hold a snapshot; since when is told "
-            "to members of pg_monitor alone",
+            f"{count(len(blind), 'session')} of other users hold a snapshot; only members of "
+            "pg_monitor can see since when",
             sql("let_look", login=only(facts, "doctor_server")["login"]),
         )
     ages = [row["age_s"] for row in rows if row["age_s"] is not None]
-    yield ok(f"the oldest is held for {span(max(ages))}" if ages else "none is held")
+    yield ok(f"the oldest snapshot is held for {span(max(ages))}" if ages else "none is held")
 
 
 def _held(row: Row) -> Iterator[Said]:
@@ -69,7 +69,7 @@ def _held(row: Row) -> Iterator[Said]:
         yield level(*_told(row, since))
     elif (row["catalog_xids"] or 0) >= HELD_ERROR_XIDS:
         yield warning(
-            f"the replication slot {row['name']} holds the catalogues as they were "
+            f"the replication slot {row['name']} holds the catalogues as of "
             f"{count(row['catalog_xids'], 'transaction')} ago",
             sql("drop_slot", slot=row["name"]),
         )
@@ -100,7 +100,7 @@ def _told(row: Row, since: str) -> tuple[str, Mend]:
 
 
 def table_locks(facts: Facts) -> Iterator[Said]:
-    """Who keeps others from taskd's tables."""
+    """Find sessions that lock taskd's tables."""
     rows = [row for row in facts["doctor_locks"] if (row["age_s"] or 0) >= LOCK_S or row["waiting"]]
     for row in rows:
         age_s = row["age_s"]
@@ -108,7 +108,7 @@ def table_locks(facts: Facts) -> Iterator[Said]:
         text = f"{who} holds {row['mode']} on taskd.{row['table']}" + (
             f" for {span(age_s)}" if age_s is not None else ""
         )
-        # What excludes writers stops claims and acks; the others only keep vacuum out.
+        # A lock that excludes writers stops claims and acks; others only keep vacuum out.
         if age_s is not None and age_s < LOCK_S:
             continue
         if row["mode"] == "ShareUpdateExclusiveLock" and not row["waiting"]:
@@ -116,31 +116,31 @@ def table_locks(facts: Facts) -> Iterator[Said]:
         level = error if row["waiting"] else warning
         waits = f", and {row['waiting']:,} wait" if row["waiting"] else ""
         yield level(text + waits, sql("end_session", pid=row["pid"]))
-    yield ok("nobody keeps others from taskd's tables")
+    yield ok("no session locks taskd's tables")
 
 
 @dataclass(frozen=True, slots=True)
 class _Dead:
-    """How a table stands with vacuum."""
+    """The vacuum state of a table."""
 
     row: Row
 
     @property
     def late(self) -> bool:
-        """Much is dead, and vacuum was not here of late; or so much that it cannot remove it."""
+        """Many rows are dead, and vacuum has not run recently; or too many for it to remove."""
         row = self.row
         much = row["dead"] >= max(DEAD_MIN, DEAD_TIMES * row["due_at"])
         return bool(much and ((row["idle_s"] or 0) >= LATE_S or row["dead"] >= DEAD_MAX))
 
     @property
     def left_alone(self) -> bool:
-        """Vacuum was due, and has not come for an hour."""
+        """Vacuum has been due for an hour."""
         row = self.row
         return bool(row["dead"] > 2 * row["due_at"] and (row["idle_s"] or 0) >= UNVACUUMED_S)
 
 
 def dead_tuples(facts: Facts) -> Iterator[Said]:
-    """Tables in which much is dead."""
+    """Find tables with many dead rows."""
     total = 0
     for row in facts["doctor_tables"]:
         total += row["dead"]
@@ -149,13 +149,13 @@ def dead_tuples(facts: Facts) -> Iterator[Said]:
                 f"taskd.{row['table']} has {count(row['dead'], 'dead tuple')} beside "
                 f"{count(row['live'], 'live one')}",
                 sql("vacuum", table=row["table"]),
-                advice("It removes nothing that a held snapshot may still see: end that first."),
+                advice("Vacuum removes no row that a held snapshot can see: end that first."),
             )
     yield ok(f"{count(total, 'dead tuple')} in taskd's tables")
 
 
 def autovacuum(facts: Facts) -> Iterator[Said]:
-    """Whether it comes, and what keeps it from coming."""
+    """Check that autovacuum runs, and what prevents it."""
     for row in facts["doctor_tables"]:
         if not row["enabled"]:
             yield error(
@@ -171,18 +171,18 @@ def autovacuum(facts: Facts) -> Iterator[Said]:
                 sql("vacuum", table=row["table"]),
                 *_kept_out(row, facts),
             )
-    yield ok("it comes when it is due")
+    yield ok("it runs when it is due")
 
 
 def _kept_out(row: Row, facts: Facts) -> Iterator[Mend]:
     for held in each_of(facts["doctor_locks"], table=row["table"]):
         yield advice(
-            f"pid {held['pid']} holds {held['mode']}, before which autovacuum gives way each time."
+            f"pid {held['pid']} holds {held['mode']}; autovacuum gives way to it each time."
         )
 
 
 def index_bloat(facts: Facts) -> Iterator[Said]:
-    """Indexes that are far larger than what they hold."""
+    """Find indexes that are far larger than their contents."""
     for row in facts["doctor_indexes"]:
         fair = INDEX_BYTES_PER_ROW * row["live"]
         if row["table"].startswith("job_history") or not row["valid"]:
@@ -198,7 +198,7 @@ def index_bloat(facts: Facts) -> Iterator[Said]:
 
 
 def invalid_indexes(facts: Facts) -> Iterator[Said]:
-    """Indexes that cost and serve nobody."""
+    """Find invalid indexes."""
     for row in facts["doctor_indexes"]:
         if row["valid"] or row["building"]:
             continue
@@ -210,11 +210,11 @@ def invalid_indexes(facts: Facts) -> Iterator[Said]:
             yield error(text, sql("reindex", index=name))
         else:
             yield warning(
-                f"{text}: a CREATE or REINDEX CONCURRENTLY that failed has left it",
+                f"{text}: left by a failed CREATE or REINDEX CONCURRENTLY",
                 sql("drop_index", index=name),
             )
     if any(row["building"] and not row["valid"] for row in facts["doctor_indexes"]):
-        yield hint("an index is being built just now")
+        yield hint("an index is being built now")
     yield ok(f"all {len(facts['doctor_indexes']):,} are valid")
 
 

@@ -23,8 +23,7 @@ class Server(msgspec.Struct, frozen=True):
 
     Attributes:
         state: `live`, `late` (its lease renewal is), `draining`, `silent` (its lease has expired)
-            or
-        `dead`.
+            or `dead`.
         knows: it knows the job's task.
         running: how many jobs it runs, of all queues.
         died_ago_s: seconds since it ended or was declared dead.
@@ -72,8 +71,7 @@ class Facts(msgspec.Struct, frozen=True):
         args_version: the version of its arguments.
         task_args_version: that of the published task; None: the task is not published.
         key_holder: of a failed or cancelled job, the id of the job that holds its unique key now,
-            by a
-        window of time or as a newer version.
+            by a window of time or as a newer version.
         task_paused_at: since when its task is paused, None if it is not; the others as for the
             queue.
         paused_at: since when its queue is paused, None if it is not.
@@ -89,13 +87,12 @@ class Facts(msgspec.Struct, frozen=True):
         queue_running: running jobs of its queue, while it is queued and the queue is limited.
         worker_state: of the worker that runs or ran it, as Server.state; None if unknown.
         worker_lease_s: how long its claims are valid after a lease renewal; `worker_lease_until`:
-            after
-        the last one.
+            after the last one.
         living: number of live workers of any queue.
         serving: number of those that serve the queue.
         knowing: number of those that also know the task.
         ahead: number of jobs of its queue before it, counted up to AHEAD_MAX + 1; of a suspect, of
-        suspects; None if it is not queued.
+            suspects; None if it is not queued.
         servers: some of the workers that serve the queue or did, live ones first.
         parents: some of the jobs that it waits for; `parents_left`: how many there are.
     """

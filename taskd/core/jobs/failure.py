@@ -39,7 +39,7 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
 
     Args:
         hide: removes secrets from a text. It runs before anything is cut: the remaining half of a
-        secret would not be found.
+            secret would not be found.
     """
     kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
     message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)

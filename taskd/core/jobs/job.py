@@ -123,8 +123,7 @@ def check_payload(task: str, args: str) -> str:
 
     Raises:
         InvalidArgs: it is not a text, is larger than 256 KiB, or has U+0000 or a lone surrogate,
-            which
-        PostgreSQL cannot store.
+            which PostgreSQL cannot store.
     """
     if not isinstance(args, str):
         raise InvalidArgs(
@@ -204,23 +203,18 @@ class NewJob:
         max_attempts: 1 to 1000; None: the option of the task that runs it.
         timeout_s: seconds of one attempt; None: the option of the task that runs it.
         checked: the arguments fit the task's signature, as those from `Task.job()` do; if not, they
-            are
-        checked against the published task when the job is enqueued.
+            are checked against the published task when the job is enqueued.
         unique: its unique key; None: it has none, or, if its arguments are not checked yet, that of
-            the
-        published task.
+            the published task.
         no_key: the job has no unique key, although its task has one.
         deadline: no attempt starts after this moment (with a time zone); a job that still waits
-            then
-        fails as `expired`. Excludes `deadline_s`.
+            then fails as `expired`. Excludes `deadline_s`.
         deadline_s: the same in seconds after the start of the enqueueing transaction.
         args_version: the version of its arguments (see the task's option); None: the first one, or,
-            if
-        its arguments are not checked yet, that of the published task.
+            if its arguments are not checked yet, that of the published task.
         limit: the limit that it counts for, and the values of its key.
         metadata: values that travel with the job beside its arguments, by name: tags, the context
-            of a
-        trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
+            of a trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 
     Raises:
         InvalidJob: an option is outside its limits.

@@ -124,8 +124,7 @@ class Filter:
         task: their task's name.
         states: any of these.
         error: part of their last error or reason, in any case; `*` matches any text, and so do `#`
-            and
-        `…`, which `taskd stats errors` writes.
+            and `…`, which `taskd stats errors` writes.
         older_than_s: enqueued or finished longer ago than this.
         since_s: enqueued or finished within this time.
         args: some of their arguments.

@@ -43,8 +43,7 @@ class Limit:
         rate: the most jobs per key that start within `per_s` seconds.
         per_s: the seconds of the rate, up to 30 days.
         burst: the most of them that can start at once after a pause, 1 to 10,000; by default those
-            that
-        the rate allows in one second, at least one.
+            that the rate allows in one second, at least one.
         name: by default the task's; tasks whose limits have the same name share it.
 
     Raises:

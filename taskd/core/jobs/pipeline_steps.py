@@ -34,8 +34,7 @@ class Next:
 
         Raises:
             InvalidArgs: the arguments have no JSON form, PostgreSQL cannot store them, or no stage
-                can have
-            this name.
+                can have this name.
         """
         # The one that checks arguments knows verdicts, and verdicts are decided upon with these.
         from taskd.core.jobs.arguments import encode_args

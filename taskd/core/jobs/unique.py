@@ -65,8 +65,7 @@ class Enqueued(int):
 
     Attributes:
         outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; for a
-            version
-        also `follows` (it runs when the holder has ended) or `ignored` (it is old).
+            version also `follows` (it runs when the holder has ended) or `ignored` (it is old).
         client: the client that enqueued it, and can wait for its result.
     """
 
@@ -128,15 +127,14 @@ class Unique:
     Attributes:
         key: 1 to 200 bytes of text.
         by: for a task's option, instead of a key: the arguments that make one. Their values are
-            written
-        as JSON, numbers by their value; a text of over 200 bytes is hashed.
+            written as JSON, numbers by their value; a text of over 200 bytes is hashed.
         scope: how long the job holds it; a value of KeyScope.
         for_s: hold it at least for this many seconds, whatever happens to the job; up to a year.
         on_conflict: what happens if another job holds it; a value of OnConflict.
         debounce_max_s: with `debounce`, the longest postponement in all.
         version: of the job's subject; a newer one wins, and no other rule can be given. A version
-            that
-        is not newer than the last one of its key is ignored, for 30 days after that was enqueued.
+            that is not newer than the last one of its key is ignored, for 30 days after that was
+            enqueued.
         version_by: for a task's option, the argument that is the version.
 
     Raises:

@@ -22,8 +22,7 @@ class Item(Generic[A]):
         args: its arguments.
         ctx: its attempt, as other handlers get it.
         cancel_asked: a cancellation of this job was requested while the batch ran: the handler can
-            skip
-        it. The other jobs of the batch go on.
+            skip it. The other jobs of the batch go on.
     """
 
     args: A

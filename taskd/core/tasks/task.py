@@ -59,8 +59,7 @@ class Task(Generic[P, R]):
 
     Args:
         handler: `async def`, or plain `def` (run in the worker's thread pool). A first parameter
-            named
-        `ctx` receives the attempt's context and is no argument of the job.
+            named `ctx` receives the attempt's context and is no argument of the job.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of its jobs.
         max_attempts: 1 to 1000.
@@ -73,18 +72,15 @@ class Task(Generic[P, R]):
         batch: the handler gets a list of up to this many jobs, each as an Item.
         max_wait_s: how long the first job of a batch waits for others, 0 to 3 seconds.
         transaction: the handler gets `ctx.conn`, whose transaction commits with the completion;
-            True, or
-        its isolation level: `repeatable_read` or `serializable`.
+            True, or its isolation level: `repeatable_read` or `serializable`.
         args_version: the present version of its arguments; 1 is the first.
         upgrade: for each older version that can still be in the database, a function that turns its
-        arguments (a dict, from JSON) into those of the next version.
+            arguments (a dict, from JSON) into those of the next version.
         aliases: its former names; jobs with such a name run, too.
         redact: arguments that the command line and errors show as `***`; with `upgrade` also
-            arguments
-        that only older versions have.
+            arguments that only older versions have.
         keep_logs: of which attempts the handler's log lines are kept with the job: `off`, `failed`
-            or
-        `all`; None: the worker's setting.
+            or `all`; None: the worker's setting.
 
     Attributes:
         around: in a worker, the middleware of its attempts; see with_middleware().
@@ -93,9 +89,9 @@ class Task(Generic[P, R]):
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
-        without a JSON form, a parameter named `conn`); the handler is no plain function, or does
-        not fit `process`, `batch` or `transaction`; `backoff` or `on_error` contain something else
-        than policies and verdicts.
+            without a JSON form, a parameter named `conn`); the handler is no plain function, or
+            does not fit `process`, `batch` or `transaction`; `backoff` or `on_error` contain
+            something else than policies and verdicts.
         InvalidJob: name or queue are outside their limits.
         ValueError: attempts, timeout, versions, batch, isolation or keep_logs are outside their
             limits.

@@ -34,7 +34,7 @@ class Queue(msgspec.Struct):
     workers: int
     paused: bool
     pause_reason: str | None
-    attended: bool
+    polled: bool
     max_running: int | None
     in_per_s: float | None = None
     out_per_s: float | None = None

@@ -44,7 +44,7 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
 
     Raises:
         InvalidWorkflow: there is no stage, or there are too many; two stages have one name; a stage
-        returns what the next one cannot take.
+            returns what the next one cannot take.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
         raise InvalidWorkflow(f"pipeline {name}: {len(stages)} stages; it has 1 to {STAGES_MAX}")

@@ -75,8 +75,7 @@ def plan(name: str, nodes: Sequence[Node]) -> Plan:
 
     Raises:
         InvalidWorkflow: it is empty or too large; a name is used twice or unknown; jobs wait for
-            each
-        other in a circle; a job has a unique key.
+            each other in a circle; a job has a unique key.
     """
     check_name(name)
     _check_size(name, nodes)

@@ -39,13 +39,12 @@ class Database:
     Args:
         connect_args: arguments of asyncpg.connect (a `dsn`, or host, user, database ...).
         statement_timeout_s: seconds that a statement may take on the server; the client gives up a
-        little later.
+            little later.
         revive: restarts the embedded server when it does not answer; blocks.
 
     Attributes:
         pooled: whether a pooler lends a session per transaction, so that taskd cannot rely on
-            session
-        state; None: not connected yet.
+            session state; None: not connected yet.
     """
 
     def __init__(
@@ -283,8 +282,7 @@ class Lane:
 
     Attributes:
         stride: by how much a claim over this lane increases fences: 1; after the connection broke,
-            a
-        random number. The next server can be another one, which does not know earlier claims.
+            a random number. The next server can be another one, which does not know earlier claims.
     """
 
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:
@@ -306,8 +304,7 @@ class Lane:
                 busy.
             ValueRefused: a value was refused; nothing was written.
             asyncio.CancelledError: the caller was cancelled, and the statement has ended; or the
-                lane
-            was closed.
+                lane was closed.
         """
         # Not a shielded task per statement: that makes a claim 5 % slower.
         return await to_its_end(self._fetch(name, args))

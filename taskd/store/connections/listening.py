@@ -32,8 +32,7 @@ class Listening:
 
     Args:
         channels: names, and functions that are called with the payload of each notification. A
-            NOTIFY
-        is a hint that any user can forge.
+            NOTIFY is a hint that any user can forge.
         lost: called once if the connection ends by itself.
     """
 

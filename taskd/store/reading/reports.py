@@ -27,8 +27,7 @@ class Errors(NamedTuple):
 
     Attributes:
         failed_back_s: age in seconds of the oldest failed job that was read, if there may be more;
-            None
-        if all were read.
+            None if all were read.
         all_scheduled: whether every scheduled job was read.
     """
 

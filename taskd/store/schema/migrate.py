@@ -86,8 +86,7 @@ class Runner:
 
         Raises:
             MigrationFailed: there are such workers, and this code needs the migration; or they have
-                not
-            ended in time.
+                not ended in time.
         """
         if migration.number == 1:
             return True

@@ -42,8 +42,7 @@ async def check(database: Database) -> int:
 
     Raises:
         SchemaMissing, SchemaOutdated, SchemaTooNew, SchemaEdited: it does not; the message says
-            what to
-        do.
+            what to do.
     """
     found = await entries(database)
     if not any(entry.is_applied for entry in found):

@@ -58,7 +58,7 @@ class Guard:
 
     Args:
         url: the URL of the dashboard for browsers, if a proxy is in front of it. IP addresses are
-        always accepted: DNS rebinding by another site needs a name.
+            always accepted: DNS rebinding by another site needs a name.
     """
 
     def __init__(self, app: ASGIApp, url: str | None = None) -> None:

@@ -174,7 +174,7 @@ class BusyMark:
             if await self._mark(now, gives_way=not full):
                 self.marked, self.must_poll = True, False
                 self._found, self._few_since = FEW_JOBS, now
-                events.queue_attended(self._queue)
+                events.queue_polled(self._queue)
                 self._on_change()
         if self.must_poll:
             await self._check_transactions()
@@ -251,7 +251,7 @@ class BusyMark:
         self.marked = False
         self._start_polling()
         await self._check_transactions()
-        events.queue_left(self._queue)
+        events.queue_unpolled(self._queue)
 
     async def _check_transactions(self) -> None:
         """Clear the mark, draw an xid, and check whether all transactions before it have ended."""

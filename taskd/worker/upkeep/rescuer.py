@@ -115,9 +115,9 @@ class Rescuer(Loop):
         )
         for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
             if ids:
-                buried = await workers.bury(self._lane, ids, proved=ids is gone)
-                if buried:
-                    events.workers_buried(buried, proof)
+                dead = await workers.bury(self._lane, ids, proved=ids is gone)
+                if dead:
+                    events.workers_declared_dead(dead, proof)
                     for consumer in self._consumers:
                         consumer.notifications_missed()
         return bool(gone or silent)

@@ -92,7 +92,9 @@ async def _failover(
     gate.touch()
     unclaimed = await _ran_without_a_claim(made, standby, promoted + UNSTARTED_S)
     made.figures["claims_lost_with_the_wal"] = len(unclaimed)
-    made.figures["buried"] = len(made.said("workers.buried")) + len(made.said("worker.buried"))
+    made.figures["buried"] = len(made.said("workers.declared_dead")) + len(
+        made.said("worker.declared_dead")
+    )
     made.figures["fenced"] = len(made.said("worker.fenced"))
     name = "failover_synchronous" if synchronous else "failover_asynchronous"
     # The ghosts of jobs that are lost run beside those that were given their ids.

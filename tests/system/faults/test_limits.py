@@ -80,7 +80,7 @@ async def _lose_connections(made: Scene, cluster: Cluster, away_s: float) -> Non
     made.figures["knocks_per_s"] = (_knocks(cluster) - knocked) / (time.monotonic() - began)
     await cluster.ask("ALTER ROLE app CONNECTION LIMIT -1")
     made.figures["first_claim_s"] = await made.first_claim_after(time.time())
-    made.figures["buried"] = len(made.said("workers.buried"))
+    made.figures["buried"] = len(made.said("workers.declared_dead"))
 
 
 def _knocks(cluster: Cluster) -> int:
@@ -110,7 +110,12 @@ async def lock(seconds: float = 5.0, before: int = 1500) -> Outcome:
         made.figures["first_claim_s"] = await made.first_claim_after(released)
         await made.ended(before // 2)
         made.figures["full_speed_s"] = await _full_speed_after(made, locked, released)
-        for event in ("workers.buried", "worker.buried", "worker.fenced", "service.crashed"):
+        for event in (
+            "workers.declared_dead",
+            "worker.declared_dead",
+            "worker.fenced",
+            "service.crashed",
+        ):
             made.figures[event] = len(made.said(event))
         outcome = await made.finish("lock")
         outcome.figures["repeated_runs"] = outcome.verdict.figures.repeated
@@ -194,7 +199,7 @@ async def test_a_locked_table_costs_time_and_nothing_else() -> None:
     outcome = await lock(seconds=3.0, before=300)
     print(outcome)
     outcome.verdict.require()
-    events = ("workers.buried", "worker.buried", "worker.fenced", "service.crashed")
+    events = ("workers.declared_dead", "worker.declared_dead", "worker.fenced", "service.crashed")
     assert [outcome.figures[event] for event in events] == [0] * 4
     assert outcome.figures["repeated_runs"] == 0
 

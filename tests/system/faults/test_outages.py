@@ -37,7 +37,7 @@ async def restarts(times: int = 20, jobs_between: int = 300) -> Outcome:
             await cluster.start()
             recovered_s.append(await made.first_claim_after(time.time()))
         made.figures |= {"restarts": times, "recovered_s": recovered_s}
-        made.figures["buried"] = len(made.said("workers.buried"))
+        made.figures["buried"] = len(made.said("workers.declared_dead"))
         return await made.finish("restarts")
 
 
@@ -65,7 +65,9 @@ async def outage(outage_s: float = 90.0, lease_s: float = 30.0) -> Outcome:
             ACKED_FIRST, held[0], datetime.fromtimestamp(back, UTC)
         )
         gates[1].touch()
-        made.figures["buried"] = len(made.said("workers.buried")) + len(made.said("worker.buried"))
+        made.figures["buried"] = len(made.said("workers.declared_dead")) + len(
+            made.said("worker.declared_dead")
+        )
         made.figures["fenced"] = len(made.said("worker.fenced"))
         outcome = await made.finish("outage")
         runs = [row[1] for row in made.records() if row[5] == "start"]

@@ -1,0 +1,172 @@
+"""Parse the values of settings: durations, numbers, addresses, DSNs."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
+HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
+DEFAULT_PORT = "5432"
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds of `30s`, `5m`, `1.5h`, `250ms`, `7d`, or of a bare number.
+
+    Raises:
+        ValueError: the text is none of these.
+    """
+    match = DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration such as 30s, 5m or 2h")
+    return float(match[1]) * SECONDS_PER_UNIT[match[2]]
+
+
+def seconds(low: float, high: float = 86400.0 * 365) -> Callable[[Any], float]:
+    """Return a parser of durations within these limits, in seconds."""
+
+    def parse(value: Any) -> float:
+        seconds = parse_duration_s(value) if isinstance(value, str) else float(value)
+        if not (math.isfinite(seconds) and low <= seconds <= high):
+            raise ValueError(f"{value!r} is not between {low:g} s and {high:g} s")
+        return seconds
+
+    return parse
+
+
+def whole_number(low: int, high: int) -> Callable[[Any], int]:
+    """Return a parser of whole numbers within these limits."""
+
+    def parse(value: Any) -> int:
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = low - 1
+        if not low <= number <= high:
+            raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
+        return number
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """Return a parser that accepts these words."""
+
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def address(value: Any) -> str:
+    """Return `host:port` or `off`; a port alone is on 127.0.0.1."""
+    text = str(value).strip()
+    if text == "off":
+        return text
+    match = re.fullmatch(r"(?:(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]@]*):)?(\d{1,5})", text)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError(f"{text!r} is neither off, a port such as 9090, nor host:port")
+    return f"{match[1] or '127.0.0.1'}:{int(match[2])}"
+
+
+def url(value: Any) -> str:
+    """Return `https://host` without a trailing slash."""
+    parts = urlsplit(str(value).strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise ValueError(f"{value!r} is not https://host, without a path")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """Return the names of a list, or of a text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def networks(value: Any) -> tuple[str, ...]:
+    """Return names that are IP networks."""
+    found = names(value)
+    for name in found:
+        ipaddress.ip_network(name, strict=False)
+    return found
+
+
+def table(value: Any) -> dict[str, Any]:
+    """Return a table by name, from a table or from the text of a JSON object."""
+    if isinstance(value, str):
+        import json
+
+        value = json.loads(value)
+    if not isinstance(value, dict):
+        raise ValueError("it must be a table by name, or in the environment a JSON object")  # noqa: TRY004
+    return value
+
+
+def dsn_text(value: Any) -> str:
+    """Return a checked DSN."""
+    return check_dsn(str(value))
+
+
+def check_dsn(dsn: str) -> str:
+    """Return the DSN as PostgreSQL's drivers take it: `postgresql+driver://` loses its driver.
+
+    Raises:
+        ValueError: another scheme. The message never contains the DSN itself.
+    """
+    scheme, separator, rest = dsn.strip().partition("://")
+    if not separator:
+        if "=" in dsn:
+            raise ValueError("write it as postgresql://user@host/database, not as key=value pairs")
+        raise ValueError("it has no scheme; write it as postgresql://user@host/database")
+    if not DSN_SCHEME.fullmatch(scheme):
+        raise ValueError(f"its scheme is {scheme!r}; taskd supports only postgresql://")
+    return f"postgresql://{_readable(rest)}"
+
+
+def _readable(rest: str) -> str:
+    # The driver's own message about an unescaped password quotes a part of it.
+    place = _place(rest)
+    user, at, hosts = place.rpartition("@")
+    matches = [m for m in map(HOST_AND_PORT.fullmatch, hosts.split(",")) if m]
+    unread = len(matches) < hosts.count(",") + 1 or any(int(m[2] or 0) > 65535 for m in matches)
+    if set("@[]") & set(user) or unread:
+        raise ValueError(
+            "its host or port cannot be read; in a password write @ / ? # [ as %40 %2F %3F ..."
+        )
+    if len(matches) == 1 or "[" not in hosts:
+        return rest
+    # Python's urlsplit(), which the driver uses too, refuses brackets that are not at the start of
+    # the host (since the fix of CVE-2025-0938). PostgreSQL also accepts a list of hosts as a
+    # parameter.
+    path, _, query = rest.removeprefix(place).partition("?")
+    told = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
+    if any(m[2] for m in matches):
+        told.append("port=" + ",".join(m[2] or DEFAULT_PORT for m in matches))
+    return f"{user}{at}{path or '/'}?{'&'.join([*told, *filter(None, [query])])}"
+
+
+def _place(rest: str) -> str:
+    # User, password and hosts: everything between the scheme and the database.
+    return re.split(r"[/?#]", rest, maxsplit=1)[0]
+
+
+def hide_password(dsn: str) -> str:
+    """Return the DSN with its password masked, for people and logs."""
+    # Up to the last @: a password can contain one, and masking too much is the safe mistake.
+    return re.sub(
+        r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", dsn)
+    )
+
+
+def has_password(dsn: str) -> bool:
+    """Return whether a DSN has a password, which `ps` would show."""
+    _, _, password = _place(dsn.partition("://")[2]).rpartition("@")[0].partition(":")
+    return bool(password) or "password=" in dsn

@@ -1,0 +1,211 @@
+"""Settings: each is declared once, with its default, unit and help.
+
+A declaration gives the key in `[tool.taskd]` of pyproject.toml or in taskd.toml, the variable
+`TASKD_<NAME>`, the row of `taskd config` and the row of the reference. Later sources win: defaults
+< files < environment < flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from taskd.config.parsing import (
+    address,
+    dsn_text,
+    names,
+    networks,
+    one_of,
+    seconds,
+    table,
+    url,
+    whole_number,
+)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+PG_MAJOR_OLDEST = 15
+
+
+def setting(
+    default: Any,
+    help_text: str,
+    parse: Callable[[Any], Any],
+    *,
+    secret: bool = False,
+) -> Any:
+    """Declare a setting: its default, its help, its parser, and whether it is secret."""
+    return field(default=default, metadata={"help": help_text, "parse": parse, "secret": secret})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings. Durations are in seconds and end in `_s`."""
+
+    dsn: str | None = setting(
+        None,
+        "The PostgreSQL to use: postgresql://user@host/database. Without it, taskd starts its own.",
+        dsn_text,
+        secret=True,
+    )
+    dsn_file: Path | None = setting(None, "A file that contains only the DSN.", Path)
+    listen_dsn: str | None = setting(
+        None, "A direct DSN for LISTEN when the DSN leads to a pooler.", dsn_text, secret=True
+    )
+    embedded: str = setting(
+        "auto",
+        "auto: without a DSN, start the embedded PostgreSQL. off: fail instead.",
+        one_of("auto", "off"),
+    )
+    data_dir: Path | None = setting(
+        None,
+        "Directory of the embedded PostgreSQL's data; by default in the user's data directory.",
+        Path,
+    )
+    pg_bin: Path | None = setting(
+        None,
+        "The bin directory of the embedded PostgreSQL's programs; searched by default.",
+        Path,
+    )
+    pg_major: int | None = setting(
+        None,
+        "Major version of the embedded PostgreSQL; by default that of its data, or the newest.",
+        whole_number(PG_MAJOR_OLDEST, 99),
+    )
+    app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
+    queues: tuple[str, ...] = setting(
+        (),
+        "Queues to serve, `name` or `name:concurrency`; all queues of the app by default.",
+        names,
+    )
+    concurrency: int = setting(
+        100, "Concurrent attempts, per queue and process.", whole_number(1, 10_000)
+    )
+    processes: int = setting(
+        1, "Worker processes, 64 at most; more than one run under a parent.", whole_number(1, 64)
+    )
+    threads: int = setting(
+        16, "Threads for plain `def` handlers, per process.", whole_number(1, 1000)
+    )
+    process_slots: int | None = setting(
+        None,
+        "Processes for handlers with process=True, per worker process; one per core by default.",
+        whole_number(1, 256),
+    )
+    process_jobs_max: int = setting(
+        1000,
+        "Attempts that such a process runs before a new one replaces it.",
+        whole_number(1, 10**9),
+    )
+    transaction_connections: int = setting(
+        4, "Connections for handlers with transaction=, per process.", whole_number(1, 100)
+    )
+    drain_s: float = setting(
+        25.0, "How long a drain waits for running attempts.", seconds(0.0, 86400.0)
+    )
+    cancel_s: float = setting(
+        5.0,
+        "How long a stop waits for cancelled attempts before it abandons them.",
+        seconds(0.0, 3600.0),
+    )
+    lease_s: float = setting(
+        30.0,
+        "How long the claims of a worker stay valid without a lease renewal.",
+        seconds(1.0, 3600.0),
+    )
+    poll_s: float = setting(
+        5.0,
+        "Longest interval between polls of an idle queue without notifications.",
+        seconds(0.1, 60.0),
+    )
+    statement_timeout_s: float = setting(
+        5.0, "Timeout of one statement of the worker.", seconds(0.5, 60.0)
+    )
+    job_lines_per_s: int = setting(
+        10,
+        "Most successes logged individually per second; one line counts the others.",
+        whole_number(0, 100_000),
+    )
+    keep_logs: str = setting(
+        "off",
+        "Of which attempts the handlers' log lines are kept with the job: off, failed or all; "
+        "a task can override it.",
+        one_of("off", "failed", "all"),
+    )
+    log_level: str = setting("info", "debug, info, warning or error.", one_of(*LOG_LEVELS))
+    log_format: str = setting(
+        "auto",
+        "auto: readable on a terminal, JSON otherwise; or console, or json.",
+        one_of("auto", "console", "json"),
+    )
+    http: str = setting(
+        "off",
+        "Address of a worker's /livez, /readyz, /metrics and dashboard: `host:port`, or a port "
+        "of 127.0.0.1.",
+        address,
+    )
+    web_listen: str = setting(
+        "127.0.0.1:8080",
+        "Address of `taskd web`: `host:port`, or a port of 127.0.0.1.",
+        address,
+    )
+    web_url: str | None = setting(
+        None,
+        "URL of the dashboard for browsers, if a proxy is in front of it: https://jobs.example.org.",
+        url,
+    )
+    web_proxies: tuple[str, ...] = setting(
+        (),
+        "Addresses or networks of the proxies in front of the dashboard, whose X-Forwarded-For "
+        "headers it trusts to limit failed logins per client.",
+        networks,
+    )
+    web_password: str | None = setting(
+        None,
+        "Password of the dashboard, or its hash from `taskd web --hash-password`; "
+        "without one the dashboard is read-only.",
+        str,
+        secret=True,
+    )
+    web_password_file: Path | None = setting(
+        None, "A file with the password, or with a line `name:scrypt:...` per user.", Path
+    )
+    smtp_host: str | None = setting(None, "The mail server; enables the task send_email.", str)
+    smtp_port: int | None = setting(
+        None,
+        "Its port; by default 25, or 587 with starttls, or 465 with tls.",
+        whole_number(1, 65535),
+    )
+    smtp_tls: str = setting(
+        "auto",
+        "auto: STARTTLS if the server offers it; or starttls (required), tls, off.",
+        one_of("auto", "starttls", "tls", "off"),
+    )
+    smtp_user: str | None = setting(None, "User name at the mail server.", str)
+    smtp_password: str | None = setting(None, "Password of that user.", str, secret=True)
+    smtp_sender: str | None = setting(
+        None, "The From address of mails; taskd@<host name> by default.", str
+    )
+    commands: dict[str, Any] | None = setting(
+        None,
+        "Commands that run_command can run: tables by name, with argv; enables the task. "
+        "In the environment: JSON.",
+        table,
+    )
+    http_hosts: tuple[str, ...] = setting(
+        (),
+        "Hosts of http_request: `hooks.example.org`, `*.example.org:8443`, `*`; enables the task.",
+        names,
+    )
+    http_networks: tuple[str, ...] = setting(
+        (),
+        "Private networks that http_request can reach: `10.1.0.0/16`.",
+        names,
+    )
+    http_secrets: dict[str, Any] | None = setting(
+        None,
+        "Secrets that sign requests, by name: `whsec_` and base64. In the environment: JSON.",
+        table,
+        secret=True,
+    )

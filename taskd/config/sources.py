@@ -1,0 +1,178 @@
+"""Read the settings from files, the environment and flags."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from taskd.config.parsing import check_dsn, dsn_text
+from taskd.config.settings import Settings
+from taskd.errors import ConfigError
+
+# Other variables that begin with TASKD_: from a parent to its children, for the tests, from
+# run_command to its commands, and those that Kubernetes sets for a service named taskd.
+NO_SETTINGS = re.compile(
+    r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?"
+    r"|JOB_ID|ATTEMPT|MAX_ATTEMPTS|IDEMPOTENCY_KEY)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and the source of each value, by name.
+
+    Attributes:
+        ignored: a sentence for each variable that looks like a setting and is none.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Loaded:
+    """Read the settings from all sources.
+
+    Args:
+        flags: values from the command line; None counts as not given.
+        environ: the environment, by default the process's.
+        directory: where taskd.toml and pyproject.toml are searched, by default the current one.
+
+    Raises:
+        ConfigError: a value or a key is wrong; the message names it and its source.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    known = {each.name: each for each in fields(Settings)}
+    for source, given in (
+        *_files(directory or Path.cwd()),
+        ("environment", _environment(environ)),
+        ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
+    ):
+        for name, raw in given.items():
+            if name not in known:
+                raise ConfigError(f"{source}: there is no setting {name!r}; see `taskd config`")
+            values[name] = _parsed(name, raw, known[name].metadata["parse"], source)
+            sources[name] = _source_name(source, name)
+            # A DSN and a file with a DSN are the same setting: the later source wins.
+            if name == "dsn":
+                values.pop("dsn_file", None)
+            if name == "dsn_file":
+                values.pop("dsn", None)
+    if "dsn" not in values:
+        values.update(_dsn_elsewhere(values.get("dsn_file"), environ, sources))
+    return Loaded(
+        Settings(**values),
+        {name: sources.get(name, "default") for name in known},
+        tuple(_ignored(environ)),
+    )
+
+
+def _parsed(name: str, raw: Any, parse: Callable[[Any], Any], source: str) -> Any:
+    try:
+        return parse(raw)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{_source_name(source, name)}: {error}") from None
+
+
+def _source_name(source: str, name: str) -> str:
+    if source == "environment":
+        return f"TASKD_{name.upper()}"
+    if source == "flag":
+        return "--" + name.replace("_", "-")
+    return f"{source} ({name})"
+
+
+def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name in ("pyproject.toml", "taskd.toml"):
+        path = directory / name
+        try:
+            written = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+            continue
+        try:
+            content = tomllib.loads(written.decode())
+        except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits
+            # Errors in a project's pyproject.toml are not ours to report, unless they concern
+            # taskd.
+            if name == "taskd.toml" or b"tool.taskd" in written:
+                raise ConfigError(f"{path}: {error}") from None
+            continue
+        if name == "pyproject.toml":
+            tool = content.get("tool")
+            content = tool.get("taskd", {}) if isinstance(tool, dict) else {}
+            if not isinstance(content, dict):
+                raise ConfigError(f"{path}: tool.taskd is not a table of settings")
+        found.append((name, content))
+    return found
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    # An empty variable counts as not set, as in many compose files and units.
+    return {name: environ[each] for each, name in _variables().items() if environ.get(each)}
+
+
+def _variables() -> dict[str, str]:
+    """Return the settings' names, by the variables that set them."""
+    return {f"TASKD_{each.name.upper()}": each.name for each in fields(Settings)}
+
+
+def _ignored(environ: Mapping[str, str]) -> Iterator[str]:
+    # Not refused, unlike a key in a file: other programs share the environment.
+    known = _variables()
+    for name in sorted(environ):
+        if not name.startswith("TASKD_") or name in known or NO_SETTINGS.fullmatch(name):
+            continue
+        import difflib
+
+        word = name.removeprefix("TASKD_").lower()
+        near = difflib.get_close_matches(word, known.values(), n=1)
+        meant = f" Did you mean TASKD_{near[0].upper()}?" if near else ""
+        yield f"{name} is not a setting, and is ignored.{meant}"
+
+
+def _dsn_elsewhere(
+    dsn_file: Path | None, environ: Mapping[str, str], sources: dict[str, str]
+) -> dict[str, Any]:
+    """Return the DSN from a file, a systemd credential, DATABASE_URL or libpq's variables."""
+    credential = Path(environ.get("CREDENTIALS_DIRECTORY", "")) / "dsn"
+    if dsn_file is None and environ.get("CREDENTIALS_DIRECTORY") and _may_be_file(credential):
+        dsn_file = credential
+        sources["dsn_file"] = "CREDENTIALS_DIRECTORY"
+    if dsn_file is not None:
+        source = f"{sources.get('dsn_file', 'dsn_file')} {dsn_file}"
+        try:
+            text = dsn_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: it cannot be read: {error}") from None
+        sources["dsn"] = source
+        return {"dsn": _parsed("dsn", text, dsn_text, source), "dsn_file": dsn_file}
+    if environ.get("DATABASE_URL"):
+        sources["dsn"] = "DATABASE_URL"
+        try:
+            return {"dsn": check_dsn(environ["DATABASE_URL"])}
+        except ValueError as error:
+            raise ConfigError(f"DATABASE_URL: {error}") from None
+    if any(environ.get(name) for name in ("PGHOST", "PGDATABASE", "PGSERVICE")):
+        sources["dsn"] = "PG* variables"
+        return {"dsn": "postgresql://"}
+    return {}
+
+
+def _may_be_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return True  # reading it will say why it cannot be read

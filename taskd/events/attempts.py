@@ -1,0 +1,138 @@
+"""Events of attempts and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from taskd.core.jobs.job import Job
+from taskd.core.outcomes.ack import Ack
+from taskd.events import stream
+from taskd.events.stream import emit, job_fields
+
+
+def job_started(job: Job) -> None:
+    """An attempt with a handler that waits has started; other attempts log only their end."""
+    if stream.is_subscribed("debug"):
+        emit("job.started", "debug", **job_fields(job))
+
+
+def job_retried(job: Job, ack: Ack, duration_s: float) -> None:
+    """An attempt failed and will be retried."""
+    emit(
+        "job.retried",
+        "warning",
+        **job_fields(job, duration_s),
+        delay_s=round(ack.delay_s, 1),
+        error=_error(ack),
+    )
+
+
+def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
+    """A job failed for good."""
+    emit("job.failed", "error", **job_fields(job, duration_s), reason=ack.reason, error=_error(ack))
+
+
+def job_cancelled(job: Job, ack: Ack, duration_s: float) -> None:
+    """A running job was cancelled, by its handler or on request."""
+    emit("job.cancelled", "info", **job_fields(job, duration_s), reason=ack.reason)
+
+
+def job_snoozed(job: Job, ack: Ack, duration_s: float) -> None:
+    """A handler snoozed its job: it runs again later, and the attempt does not count."""
+    emit("job.snoozed", "info", **job_fields(job, duration_s), delay_s=round(ack.delay_s, 1))
+
+
+def job_released(job: Job) -> None:
+    """A claimed job that had not started was released; the attempt does not count."""
+    emit("job.released", "info", **job_fields(job))
+
+
+def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
+    """An attempt was cut short because its worker stops (`stop`) or lost its lease (`fence`)."""
+    emit(
+        "job.interrupted",
+        "warning",
+        **job_fields(job, duration_s),
+        why=why,
+        delay_s=round(ack.delay_s, 1),
+    )
+
+
+def job_abandoned(job: Job, why: str, stack: str) -> None:
+    """An attempt ignored its cancellation and was abandoned; its slot is free again."""
+    emit("job.abandoned", "error", **job_fields(job), why=why, stack=stack)
+
+
+def process_killed(job: Job, why: str, pid: int) -> None:
+    """A process ignored the end of its attempt and was killed; a new process replaces it."""
+    emit("process.killed", "warning", **job_fields(job), why=why, pid=pid)
+
+
+def job_lost(job_id: int, fence: int) -> None:
+    """An outcome was not written: another worker owns the job now."""
+    emit("job.lost", "warning", job_id=job_id, fence=fence)
+
+
+def job_outcome_refused(job_id: int, error: str) -> None:
+    """PostgreSQL refused one job's outcome; a storable one was written instead."""
+    emit("job.outcome_refused", "error", job_id=job_id, error=error)
+
+
+def task_unknown(task: str, queue: str, count: int) -> None:
+    """Claimed jobs have a task that this worker does not know; they were released."""
+    emit("task.unknown", "warning", task=task, queue=queue, count=count)
+
+
+def task_outdated(task: str, queue: str, args_version: int) -> None:
+    """Claimed jobs have arguments of a newer version than this code knows; they were released."""
+    emit("task.outdated", "warning", task=task, queue=queue, args_version=args_version)
+
+
+def tasks_paused(tasks: Sequence[str]) -> None:
+    """The set of paused tasks has changed to `tasks`; workers run no jobs of these tasks."""
+    emit("tasks.paused", "info", tasks=list(tasks))
+
+
+def jobs_parked(task: str, queue: str, count: int) -> None:
+    """Claimed jobs of a paused task were released and parked; their attempts do not count."""
+    if stream.is_watched("debug"):
+        emit("jobs.parked", "debug", task=task, queue=queue, count=count)
+
+
+def jobs_unparked(queues: Mapping[str, int]) -> None:
+    """Jobs of resumed tasks came back to their queues."""
+    emit("jobs.unparked", "info", queues=dict(queues))
+
+
+def jobs_expired(tasks: Mapping[str, int]) -> None:
+    """Waiting jobs failed as `expired`, because their deadlines had passed."""
+    emit("jobs.expired", "error", count=sum(tasks.values()), tasks=dict(tasks))
+
+
+def logs_dropped(count: int, error: str) -> None:
+    """The log lines of `count` attempts could not be stored; their outcomes were."""
+    emit("logs.dropped", "warning", count=count, error=error)
+
+
+def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
+    """Asyncio tasks of a handler outlive its attempt; `stack` is where one of them waits."""
+    emit(
+        "task.leaks",
+        "warning",
+        task=job.task,
+        queue=job.queue,
+        job_id=job.id,
+        count=count,
+        cancelled=cancelled,
+        stack=stack,
+    )
+
+
+def _error(ack: Ack) -> str | None:
+    """Return `Type: message` of the ack's error; the traceback stays in the job's row."""
+    if ack.error is None:
+        return None
+    import msgspec
+
+    described = msgspec.json.decode(ack.error)
+    return f"{described['type']}: {described['message']}"

@@ -1,0 +1,216 @@
+"""Events of the database: connections, claims, acks, schedules, upkeep and migrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from taskd.events import stream
+from taskd.events.stream import emit
+
+
+def store_back(outage_s: float) -> None:
+    """PostgreSQL answers again."""
+    emit("store.back", "info", outage_s=round(outage_s, 1))
+
+
+def store_pooled() -> None:
+    """A pooler is in front of PostgreSQL: each statement sends its settings along."""
+    emit("store.pooled", "info")
+
+
+def listeners_none() -> None:
+    """Notifications do not pass the pooler, so queues are only polled. Set TASKD_LISTEN_DSN."""
+    emit("listeners.none", "warning")
+
+
+def listener_pooled(channels: int) -> None:
+    """TASKD_LISTEN_DSN leads to a pooler that notifications do not pass; queues are polled."""
+    emit("listener.pooled", "warning", channels=channels)
+
+
+def listener_connected(channels: int) -> None:
+    """The worker listens on the channels of all queues."""
+    emit("listener.connected", "debug", channels=channels)
+
+
+def listener_lost(channels: int, error: str, delay_s: float) -> None:
+    """The LISTEN connection broke; polling goes on, and the connection is opened again."""
+    emit("listener.lost", "warning", channels=channels, error=error, delay_s=round(delay_s, 2))
+
+
+def queue_resized(queue: str, concurrency: int) -> None:
+    """The concurrency of a queue has changed, as an operator has set or unset it."""
+    emit("queue.resized", "info", queue=queue, concurrency=concurrency)
+
+
+def queue_polled(queue: str) -> None:
+    """A queue is polled continuously; producers send no NOTIFY until further notice."""
+    emit("queue.polled", "debug", queue=queue)
+
+
+def queue_unpolled(queue: str) -> None:
+    """A queue is no longer polled continuously; producers notify again."""
+    emit("queue.unpolled", "debug", queue=queue)
+
+
+def queue_woken(queue: str, source: str) -> None:
+    """Claiming from a sleeping queue resumed: by NOTIFY (`ring`), idle poll (`scout`) or `time`."""
+    if stream.is_watched("debug"):
+        emit("queue.woken", "debug", queue=queue, source=source)
+
+
+def acks_written(count: int, ack_s: float) -> None:
+    """A batch of outcomes was written."""
+    if stream.is_watched("debug"):
+        emit("acks.written", "debug", count=count, ack_ms=round(ack_s * 1000, 2))
+
+
+def claims_delayed(queue: str, error: str) -> None:
+    """A queue cannot be claimed from now; logged once, and retried until it can."""
+    emit("claims.delayed", "warning", queue=queue, error=error)
+
+
+def acks_delayed(buffered: int, error: str) -> None:
+    """Outcomes cannot be written now; they are kept and retried."""
+    emit("acks.delayed", "warning", buffered=buffered, error=error)
+
+
+def jobs_rescued(states: Mapping[int, str]) -> None:
+    """Jobs of dead workers were rescued."""
+    counts: dict[str, int] = {}
+    for state in states.values():
+        counts[str(state)] = counts.get(str(state), 0) + 1
+    emit("jobs.rescued", "warning", count=len(states), states=counts, job_ids=list(states)[:20])
+
+
+def connections_short(needed: int, free: int) -> None:
+    """The server has fewer free connections than this worker may need; the worker goes on."""
+    emit("connections.short", "warning", needed=needed, free=free)
+
+
+def connections_none(error: str, delay_s: float) -> None:
+    """The server has no free connection; the worker waits for one before it starts."""
+    emit("connections.none", "warning", error=error, delay_s=round(delay_s, 2))
+
+
+def resources_not_closed(error: BaseException) -> None:
+    """A resource of the app failed, or took too long, when it was closed."""
+    emit("resources.not_closed", "error", error=f"{type(error).__name__}: {error}")
+
+
+def jobs_reconciled(job_ids: Sequence[int]) -> None:
+    """The database says that this worker runs jobs which it never received; they were released."""
+    emit("jobs.reconciled", "warning", count=len(job_ids), job_ids=list(job_ids)[:20])
+
+
+def jobs_promoted(queues: Mapping[str, int]) -> None:
+    """Scheduled jobs became due."""
+    if stream.is_watched("debug"):
+        emit("jobs.promoted", "debug", queues=dict(queues))
+
+
+def schedule_fired(schedule: str, tick: datetime, jobs: int, late_s: float) -> None:
+    """A tick of a schedule was fired; `jobs` jobs were made for it and for ticks it made up for."""
+    if stream.is_watched("debug"):
+        emit(
+            "schedule.fired",
+            "debug",
+            schedule=schedule,
+            tick=tick.isoformat(),
+            jobs=jobs,
+            late_s=round(late_s, 3),
+        )
+
+
+def schedule_skipped(schedule: str, tick: datetime) -> None:
+    """A tick made no job, because an earlier job of its schedule is live and overlap is `skip`."""
+    emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
+
+
+def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
+    """No worker fired ticks in time; ticks that catch_up leaves out are not made up for."""
+    told = since and since.isoformat()
+    emit("schedule.missed", "warning", schedule=schedule, since=told, caught_up=caught_up)
+
+
+def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
+    """A tick made no job, because its query or the query's result is wrong; later ticks go on."""
+    emit("schedule.failed", "error", schedule=schedule, tick=tick.isoformat(), error=error)
+
+
+def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
+    """A tick could not be fired now, because a lock was held too long; it stays due."""
+    since = tick.isoformat() if tick else None
+    emit("schedule.delayed", "warning", schedule=schedule, tick=since, error=error)
+
+
+def schedule_stalled(schedule: str, error: str) -> None:
+    """The next tick of a schedule cannot be computed; the schedule was paused."""
+    emit("schedule.stalled", "error", schedule=schedule, error=error)
+
+
+def jobs_admitted(queues: Mapping[str, int]) -> None:
+    """Limits admitted blocked jobs."""
+    if stream.is_watched("debug"):
+        emit("jobs.admitted", "debug", queues=dict(queues))
+
+
+def partitions_made(count: int) -> None:
+    """History partitions for the next days were made."""
+    emit("partitions.made", "debug", count=count)
+
+
+def partition_dropped(name: str) -> None:
+    """An expired history partition was dropped."""
+    emit("partition.dropped", "info", partition=name)
+
+
+def upkeep_postponed(what: str, error: str) -> None:
+    """A step of history upkeep failed, because the history is in use or a right is missing."""
+    emit("upkeep.postponed", "info", what=what, error=error)
+
+
+def migration_applied(number: int, name: str) -> None:
+    """A migration was applied."""
+    emit("migration.applied", "info", number=number, name=name)
+
+
+def migration_delayed(
+    number: int, name: str, error: str, delay_s: float, held_by: Sequence[str]
+) -> None:
+    """A migration got no lock, or met a deadlock; nothing was changed, and it is retried."""
+    emit(
+        "migration.delayed",
+        "warning",
+        number=number,
+        name=name,
+        error=error,
+        delay_s=round(delay_s, 2),
+        held_by=list(held_by),
+    )
+
+
+def migration_announced(number: int, name: str, workers: Sequence[str]) -> None:
+    """A migration is about to be applied: workers that are too old for it should drain."""
+    emit("migration.announced", "warning", number=number, name=name, workers=list(workers))
+
+
+def migration_postponed(number: int, name: str, workers: Sequence[str]) -> None:
+    """A migration was not applied, because live workers are too old for it."""
+    emit("migration.postponed", "warning", number=number, name=name, workers=list(workers))
+
+
+def migration_waits() -> None:
+    """Another process is migrating this database; this one waits for its end."""
+    emit("migration.waits", "info")
+
+
+def worker_outgrown(knows: int, works_with: int) -> None:
+    """The schema works only with newer code, or is about to: this worker drains."""
+    emit("worker.outgrown", "error", knows=knows, works_with=works_with)
+
+
+def embedded_started(home: str, major: int) -> None:
+    """The embedded PostgreSQL was started, because no DSN is configured."""
+    emit("embedded.started", "info", postgresql=major, data=home)

@@ -1,0 +1,139 @@
+"""Events of workers, their processes and their HTTP endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taskd.core.jobs.job import Job
+from taskd.events.stream import emit, job_fields
+
+
+def worker_started(worker_id: int, queues: Mapping[str, int], **facts: Any) -> None:
+    """A worker registered itself."""
+    emit("worker.started", "info", worker_id=str(worker_id), queues=dict(queues), **facts)
+
+
+def worker_ready(queues: Sequence[str]) -> None:
+    """The worker listens and claims."""
+    emit("worker.ready", "info", queues=list(queues))
+
+
+def worker_draining(why: str, running: int, released: int) -> None:
+    """The worker drains: it claims no more jobs and lets running attempts finish."""
+    emit("worker.draining", "info", why=why, running=running, released=released)
+
+
+def worker_stopped(**report: Any) -> None:
+    """The worker has stopped; the fields are its drain report."""
+    emit("worker.stopped", "info", **report)
+
+
+def worker_crashed(process: int, pid: int, code: int, delay_s: float) -> None:
+    """A worker process ended unexpectedly; a new one starts after `delay_s`, if that is set."""
+    ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    emit("worker.crashed", "error", process=process, pid=pid, ended=ended, delay_s=delay_s)
+
+
+def worker_not_started(process: int, error: OSError, delay_s: float) -> None:
+    """A worker process could not be started; it is retried if other processes run."""
+    said = f"{type(error).__name__}: {error}"
+    emit("worker.not_started", "error", process=process, error=said, delay_s=delay_s)
+
+
+def worker_quiet(quiet: bool) -> None:
+    """A signal has paused or resumed claiming."""
+    emit("worker.quiet", "info", quiet=quiet)
+
+
+def worker_reloaded(limits: Mapping[str, int]) -> None:
+    """SIGHUP: the settings were read again."""
+    emit("worker.reloaded", "info", queues=dict(limits))
+
+
+def worker_declared_dead(worker_id: int) -> None:
+    """Another worker declared this one dead while it lived; it drops its jobs and restarts."""
+    emit("worker.declared_dead", "error", worker_id=str(worker_id))
+
+
+def worker_fenced(silent_s: float) -> None:
+    """PostgreSQL has not answered for too long: attempts are cancelled before others run them."""
+    emit("worker.fenced", "error", silent_s=round(silent_s, 1))
+
+
+def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
+    """Dead workers were found; their jobs are being rescued."""
+    emit("workers.declared_dead", "warning", workers=list(workers), proof=proof)
+
+
+def loop_blocked(blocked_s: float, job: Job | None, stack: str, untold: int) -> None:
+    """The event loop is blocked, by a handler if a job is named; `untold`: unlogged times."""
+    emit(
+        "loop.blocked",
+        "warning",
+        blocked_s=round(blocked_s, 2),
+        **job_fields(job),
+        untold=untold,
+        stack=stack,
+    )
+
+
+def loop_unblocked(blocked_s: float, job: Job | None) -> None:
+    """The event loop, which was reported as blocked, runs again."""
+    emit("loop.unblocked", "info", blocked_s=round(blocked_s, 2), **job_fields(job))
+
+
+def worker_stuck(job: Job | None, running: int, released: int, stack: str) -> None:
+    """A stop has exceeded its time and the event loop does not answer: the process exits now."""
+    emit(
+        "worker.stuck", "error", **job_fields(job), running=running, released=released, stack=stack
+    )
+
+
+def service_crashed(service: str, error: BaseException, crashes: int, delay_s: float) -> None:
+    """A service of the worker raised an error; it is restarted."""
+    emit(
+        "service.crashed",
+        "error",
+        service=service,
+        crashes=crashes,
+        delay_s=round(delay_s, 2),
+        error=f"{type(error).__name__}: {error}",
+    )
+
+
+def http_listening(address: str) -> None:
+    """HTTP requests are served at this address."""
+    emit("http.listening", "info", address=address)
+
+
+def request_failed(method: str, path: str, error: BaseException) -> None:
+    """An HTTP request failed because of a bug in taskd; the answer was 500."""
+    said = f"{type(error).__name__}: {error}"
+    emit("request.failed", "error", method=method, path=path[:200], error=said)
+
+
+def figures_delayed(error: str) -> None:
+    """A scrape got no values from the database; logged once, until the database answers again."""
+    emit("figures.delayed", "warning", error=error)
+
+
+def login_accepted(who: str, address: str) -> None:
+    """A user logged in to the dashboard."""
+    emit("login.accepted", "info", who=who, address=address)
+
+
+def login_refused(who: str, address: str, why: str, times: int) -> None:
+    """A login to the dashboard was refused; `times` above 1 counts earlier ones without a line."""
+    emit("login.refused", "warning", who=who[:100], address=address[:100], why=why, times=times)
+
+
+def action_taken(action: str, who: str, target: str, jobs: int, job_ids: Sequence[int]) -> None:
+    """A dashboard user ran `action` on `jobs` jobs."""
+    ids = list(job_ids)[:20]
+    emit("action.taken", "info", action=action, who=who, target=target, jobs=jobs, job_ids=ids)
+
+
+def task_replaced(name: str, by: str) -> None:
+    """A task of the app replaces a built-in one of the same name."""
+    emit("task.replaced", "info", task=name, by=by)
