@@ -93,5 +93,5 @@ def test_a_success_waits_for_milliseconds_to_be_written() -> None:
     assert acker.WRITE_EVERY_S <= 0.02
 
 
-def test_a_flood_of_rings_brings_at_most_50_claims_a_second() -> None:
+def test_a_flood_of_notifications_causes_at_most_50_claims_a_second() -> None:
     assert consumer.EMPTY_PAUSE_S_MAX * 50 >= 1

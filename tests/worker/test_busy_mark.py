@@ -53,7 +53,7 @@ async def all_before_have_ended(desk: Any) -> None:
     await until(lambda: desk.sql.fetchval(ended, xid))
 
 
-async def test_a_busy_queue_is_attended_and_not_rung_for(
+async def test_a_busy_queue_is_polled_and_not_notified(
     desk: Any, rings: Ears, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task()
@@ -112,7 +112,7 @@ async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_mor
     await until(lambda: not_marked(desk))
 
 
-async def test_producers_that_wait_for_each_other_need_not_ring(
+async def test_producers_that_wait_for_each_other_need_not_notify(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task()
@@ -131,7 +131,7 @@ async def test_producers_that_wait_for_each_other_need_not_ring(
         await desk.settled(job_id)
 
 
-async def test_a_load_that_paused_is_attended_again_at_once_but_not_twice_within_a_second(
+async def test_a_load_that_paused_is_polled_again_at_once_but_not_twice_within_a_second(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task()
@@ -161,7 +161,7 @@ async def test_a_load_that_paused_is_attended_again_at_once_but_not_twice_within
     assert len(desk.heard.of("queue.polled")) == 2
 
 
-async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
+async def test_where_another_polls_a_worker_that_keeps_up_gives_way(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Awake all the time, and it renews its mark before each claim.
@@ -226,7 +226,7 @@ async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
-async def test_a_transaction_of_any_level_rings_only_where_nobody_attends_the_queue(
+async def test_a_transaction_of_any_level_notifies_only_queues_that_are_not_polled(
     desk: Any, rings: Ears, isolation: str
 ) -> None:
     await desk.sql.execute(MARK, "default", 50.0, 1)
@@ -237,7 +237,7 @@ async def test_a_transaction_of_any_level_rings_only_where_nobody_attends_the_qu
         await desk.sql.execute(UNMARK, "default")
 
 
-async def test_what_is_due_later_than_in_a_minute_does_not_ring(desk: Any, rings: Ears) -> None:
+async def test_jobs_due_later_than_in_a_minute_are_not_notified(desk: Any, rings: Ears) -> None:
     for delay_s in (3600, 61, 59):
         await desk.sql.execute(
             f"SELECT taskd.enqueue('work', queue => 'default', delay_s => {delay_s})"
@@ -247,7 +247,7 @@ async def test_what_is_due_later_than_in_a_minute_does_not_ring(desk: Any, rings
     assert len(rings.heard) == 1
 
 
-async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
+async def test_a_polling_worker_that_is_full_of_slow_jobs_notifies_the_others(
     desk: Any, rings: Ears
 ) -> None:
     go = asyncio.Event()

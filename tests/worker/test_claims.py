@@ -219,7 +219,7 @@ async def test_an_enqueued_job_wakes_an_idle_worker(desk: Desk) -> None:
     assert sorted(took)[2] < 0.3
 
 
-async def test_without_any_ring_jobs_are_found_by_polling(desk: Desk) -> None:
+async def test_without_notifications_jobs_are_found_by_polling(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 

@@ -57,7 +57,7 @@ async def asleep(started: Started, *names: str) -> None:
         await until(lambda queue=queue: queue in parts.poller._sleepers)
 
 
-async def test_one_look_is_for_all_queues_and_only_who_has_jobs_claims(
+async def test_one_poll_is_for_all_queues_and_only_queues_with_jobs_are_claimed(
     desk: Desk, quick: Any
 ) -> None:
     started = await desk.start(queues=QUEUES, poll_s=0.3)
@@ -115,7 +115,7 @@ async def test_jobs_that_others_have_locked_are_claimed_in_vain_ever_later(
     await desk.settled(job)
 
 
-async def test_while_the_scout_cannot_look_each_queue_looks_by_itself(
+async def test_while_the_idle_poller_cannot_poll_each_consumer_claims_for_itself(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def cannot(*_: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_while_the_scout_cannot_look_each_queue_looks_by_itself(
     assert seen.of("poll_queues")
 
 
-async def test_an_attending_consumer_is_not_looked_for(
+async def test_a_polling_consumer_needs_no_idle_poller(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy_mark, "FEW_FOR_S", 60.0)
@@ -153,7 +153,7 @@ async def test_an_attending_consumer_is_not_looked_for(
     assert [queues for (queues,) in seen.of("poll_queues")][-1] == ["two"]
 
 
-async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
+async def test_not_each_notification_with_a_job_causes_a_check_for_due_ones(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "CHECK_AT_MOST_EVERY_S", 600.0)
@@ -173,7 +173,7 @@ async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
     assert seen.of("promote_jobs")
 
 
-async def test_the_first_ring_of_a_worker_is_followed_at_once(
+async def test_the_first_notification_of_a_worker_is_followed_at_once(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It has checked twice by then, and the first check followed no notification.

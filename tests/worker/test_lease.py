@@ -34,7 +34,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
+async def test_a_live_worker_that_was_declared_dead_registers_again(desk: Desk) -> None:
     runs: list[tuple[int, int]] = []
     ended = []
 
@@ -78,7 +78,7 @@ async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
     assert not await desk.sql.fetchval("SELECT count(*) FROM taskd.worker WHERE died_at IS NULL")
 
 
-async def test_a_beat_that_is_cancelled_begins_again(desk: Desk) -> None:
+async def test_a_lease_renewal_that_is_cancelled_begins_again(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 
@@ -205,7 +205,7 @@ async def test_nothing_begins_after_a_standstill_that_outlived_the_lease(
     assert began == [(2, True)]
 
 
-async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Desk) -> None:
+async def test_a_neighbour_that_died_is_declared_dead_at_once_and_its_job_run(desk: Desk) -> None:
     @desk.task()
     async def quick(ctx: Any) -> None: ...
 
@@ -226,7 +226,7 @@ async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Des
     assert [row[0] for row in alive] == [43, 44]
 
 
-async def test_a_silent_stranger_is_buried_by_who_has_been_steady(desk: Desk) -> None:
+async def test_a_silent_remote_worker_is_declared_dead_by_a_steady_one(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 

@@ -176,7 +176,7 @@ async def test_orphans_are_rescued_by_the_next_sweep(desk: Desk) -> None:
     assert "rescue_jobs" not in ran
 
 
-async def test_what_is_due_without_a_ring_is_seen_by_the_next_sweep(desk: Desk) -> None:
+async def test_due_jobs_without_a_notification_are_seen_by_the_next_check(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 

@@ -106,7 +106,7 @@ async def test_every_outcome_can_be_written(office: Desk, producer: Client, logi
     well(office)
 
 
-async def test_a_dead_workers_jobs_are_rescued_and_run_in_the_slow_lane(
+async def test_a_dead_workers_jobs_are_rescued_and_run_in_quarantine(
     office: Desk, producer: Client
 ) -> None:
     @office.task()

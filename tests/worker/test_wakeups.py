@@ -249,7 +249,7 @@ async def test_a_worker_waits_for_who_reads_the_mark_while_it_is_about_to_take_i
         await scene.is_found(job)
 
 
-async def test_who_reads_the_mark_at_the_moment_when_it_is_taken_back_is_waited_for_or_rings(
+async def test_a_producer_that_reads_the_mark_while_it_is_cleared_is_waited_for_or_notifies(
     scene: Scene, producer: Any, other: Any
 ) -> None:
     """Both stand before it, and go on together."""
@@ -521,7 +521,7 @@ async def door(request: pytest.FixtureRequest, lane: Lane) -> str:
     return name
 
 
-async def test_a_queue_is_rung_for_that_is_served_and_not_attended(
+async def test_a_queue_that_is_served_and_not_polled_is_notified(
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
     """Above READ COMMITTED producers do not check for workers: the snapshot may be too old."""
