@@ -1,4 +1,4 @@
-"""Wait: the loops, signals and asyncio tasks of a worker.
+"""The worker: its event loops, signals and asyncio tasks.
 
 Imports the store, core and events; the command line and taskd.testing import it.
 """

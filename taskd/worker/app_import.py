@@ -23,12 +23,12 @@ from taskd.worker.running.process_pool import process_slots
 
 
 def load_app(name: str) -> Registry:
-    """Import the app and everything below it; return the filled default registry.
+    """Import the app and its submodules; return the default registry with their tasks.
 
     The current directory is importable, as with other workers.
 
     Raises:
-        AppError: it cannot be imported, or registers no task.
+        AppError: the app cannot be imported, or registers no task.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -36,7 +36,7 @@ def load_app(name: str) -> Registry:
     module = _import(name)
     for path in getattr(module, "__path__", ()):
         for found in pkgutil.walk_packages([path], prefix=f"{name}."):
-            # A package's __main__ is a program, and registers no tasks.
+            # The __main__ of a package is a program, and registers no tasks.
             if not found.name.endswith(".__main__"):
                 _import(found.name)
     if not len(registries.DEFAULT):
@@ -48,7 +48,7 @@ def load_app(name: str) -> Registry:
 
 
 def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> Registry:
-    """Return the registry with the enabled built-in tasks whose names it does not define itself."""
+    """Return the registry with the built-in tasks whose names the app does not define."""
     for task in built_ins:
         own = registry.get(task.name)
         if own is None:
@@ -59,10 +59,10 @@ def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> R
 
 
 def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
-    """Return queue names with their concurrency: `--queue email --queue reports:4`.
+    """Return the concurrency of each queue by name: `--queue email --queue reports:4`.
 
     Raises:
-        ConfigError: a name or a number is wrong, or there is nothing to serve.
+        ConfigError: a name or a number is wrong, or there is no task to run.
     """
     if not len(registry):
         raise ConfigError(
@@ -88,7 +88,7 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
             limits[check_queue(name)] = limit
         except InvalidJob as error:
             raise ConfigError(str(error)) from None
-        # A job that waits here for a thread could run in another worker's.
+        # Jobs that wait here for a thread, process or connection could run in another worker.
         kinds = {task.kind for task in registry if task.queue == name}
         if kinds and kinds <= rooms.keys():
             limits[name] = min(limit, sum(rooms[kind] for kind in kinds))

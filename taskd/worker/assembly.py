@@ -45,10 +45,9 @@ from taskd.worker.upkeep.rescuer import Rescuer
 from taskd.worker.upkeep.schedule_runner import ScheduleRunner
 from taskd.worker.upkeep.timer import Timer
 
-# Each statement of a worker goes by ids or along one index, so the planner gets no choice: a
-# generic plan that flips to a scan is slow for every batch, and a bitmap scan locks rows in another
-# order than that of ids, which can deadlock. Plans are not made anew either: PostgreSQL would
-# replan each batch, as it thinks that a plan for the given array is cheaper.
+# Every statement of a worker uses ids or one index, so the planner has no choice to make. Without
+# these settings stale statistics cause scans, bitmap scans lock rows in another order than ids,
+# which can deadlock, and each batch of acks is planned again.
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_hashjoin": "off",
@@ -59,12 +58,13 @@ PLANS = {
 
 
 class Assembly:
-    """All parts of one worker; made once, on the loop that runs them.
+    """All parts of one worker. Created once, on the loop that runs them.
 
     Args:
-        limits: queue names, with their concurrency.
-        me: this process's row in the table of workers, as it is now.
-        notify: reports the worker's state to a supervisor, if there is one.
+        limits: the concurrency of each queue, by name.
+        me: returns the present identity of this worker.
+        register_again: registers the worker under a new id.
+        notify: the supervisor to notify, if any.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Assembly:
         if len(limits) > 1:
             self.backlog_claims = Lane(database, "claim", **PLANS)
             claiming.append(self.backlog_claims)
-        self._deafen: Callable[[], None] = lambda: None
+        self._end_log_writer: Callable[[], None] = lambda: None
         self.acks = Lane(database, "ack", **PLANS)
         self.upkeep = Lane(database, "upkeep", **PLANS)
         self.lanes = (*claiming, self.acks, self.upkeep)
@@ -94,9 +94,9 @@ class Assembly:
         keep = KeepLogs(settings.keep_logs)
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
         told = (self.upkeep, registry, keep, self._runs, pulse.together)
-        self.keeper = LogWriter(*told) if keeps else None
-        self.lines = LogCapture(self._works_for, self.keeper, self._hides, pulse.together)
-        self.processes = JobProcesses(settings, settings.app, self.keeper)
+        self.log_writer = LogWriter(*told) if keeps else None
+        self.lines = LogCapture(self._works_for, self.log_writer, self._hides, pulse.together)
+        self.processes = JobProcesses(settings, settings.app, self.log_writer)
         self.transactions = Transactions(database, settings.transaction_connections)
         self._pulse, self._loop = pulse, asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -120,20 +120,22 @@ class Assembly:
         self.handler_tasks = HandlerTasks(pulse, self._runs)
         self.progress = ProgressWriter(self.upkeep, self._runs)
         self.shared.progress = self.progress.tell
-        self.leaving = EmergencyStop(database, lease, self.acker, self.runners, LoopMonitor(pulse))
+        self.emergency_stop = EmergencyStop(
+            database, lease, self.acker, self.runners, LoopMonitor(pulse)
+        )
         self.reconciler = Reconciler(
             claiming, lease, self.acker, self.runners, settings.statement_timeout_s
         )
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
-        self.firers = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
+        self.schedule_runners = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
         self.rescuer = Rescuer(
             self.upkeep,
             lease,
             me,
             self.counts,
             self.promoter.expect,
-            [firer.expect for firer in self.firers],
+            [each.expect for each in self.schedule_runners],
             self.consumers.values(),
             self.controls,
         )
@@ -142,61 +144,61 @@ class Assembly:
             lease, self.runners, self.consumers.values(), self.quarantine, register_again, stops
         )
         beside: list[Service] = [Timer(self.runners, self.lease_lost, pulse, self.handler_tasks)]
-        self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.scout)
+        self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.poller)
         if notify.active:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
         self.supervisor = Supervisor(self._tiers(beside, Pruner(database)))
 
-    def _tiers(self, beside: list[Service], pruner: Pruner) -> list[list[Service]]:
-        """Return the services in the order of their start; they stop in the reverse order."""
+    def _tiers(self, beside: list[Service], historian: Pruner) -> list[list[Service]]:
+        """Return the services in the order in which they start; they stop in the reverse order."""
         upkeep: list[Service] = [
             self.rescuer,
             self.promoter,
-            *self.firers,
+            *self.schedule_runners,
             self.reconciler,
-            self.scout,
+            self.poller,
             self.progress,
-            *([self.keeper] if self.keeper else []),
-            pruner,
+            *([self.log_writer] if self.log_writer else []),
+            historian,
         ]
         return [
             beside,
             [self.acker],  # outlives every attempt
             [*upkeep, *([self.listener] if self.listener else [])],
-            [*self.consumers.values(), self.quarantine],  # stopping it only stops claims
+            [*self.consumers.values(), self.quarantine],  # stopping them ends all claims
         ]
 
     def _runs(self, job: Job) -> bool:
-        """Return whether an attempt of exactly this claim waits for something here."""
+        """Return whether an attempt of this very claim is running here."""
         return any(runner.runs(job) for runner in self.runners)
 
     def _works_for(self) -> Job | None:
-        """Return the job for which the main loop runs now; called in the loop's thread."""
+        """Return the job whose handler the main loop runs; None in other threads."""
         here = threading.get_ident() == self._thread
         return self._pulse.running(self._loop) if here else None
 
     def _hides(self, job: Job) -> Callable[[str], str] | None:
-        """Return the function that hides redacted arguments of a job, if its task has any."""
+        """Return what redacts the arguments of the job in texts, if its task asks for that."""
         task = self.shared.registry.get(job.task)
         if task is None or not task.redact:
             return None
         return hider(self._pulse.together.get(job.id, [job]), task)
 
     def begin_lines(self) -> None:
-        """Add the job to the log lines of handlers, and keep these lines where that is wanted."""
+        """Add the job to log lines of handlers, and store the lines where that is configured."""
         own_threads(self._loop, self._works_for)
         self.lines.install()
-        if self.keeper is not None:
-            self._deafen = self.keeper.begin(self._loop.call_soon_threadsafe)
+        if self.log_writer is not None:
+            self._end_log_writer = self.log_writer.begin(self._loop.call_soon_threadsafe)
 
     def end_lines(self) -> None:
-        """Undo it."""
+        """Undo begin_lines()."""
         self.lines.remove()
-        self._deafen()
+        self._end_log_writer()
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
-        """Make what brings jobs to the runners: consumers, idle poller, timer, quarantine."""
-        self.scout = IdlePoller(self.upkeep, settings.poll_s)
+        """Create what brings jobs to the runners: consumers, idle poller, promoter, quarantine."""
+        self.poller = IdlePoller(self.upkeep, settings.poll_s)
         self.quarantine = Quarantine(
             self.claims,
             lease,
@@ -204,7 +206,7 @@ class Assembly:
             {runner.queue: runner for runner in self.runners},
             registry.names(),
             lambda: self.shared.paused,
-            self.reconciler.doubt,
+            self.reconciler.claim_lost,
         )
         self.shared.suspect_ended = self.quarantine.wakeup.set
         self.acker.on_written.append(self.quarantine.written)
@@ -217,22 +219,24 @@ class Assembly:
                 self.backlog_claims,
                 self.acker,
                 self.shared,
-                scout=self.scout,
-                on_doubt=self.reconciler.doubt,
-                on_vain_ring=self.promoter.wakeup.set,
+                poller=self.poller,
+                on_claim_lost=self.reconciler.claim_lost,
+                on_empty_claim=self.promoter.wakeup.set,
                 on_change=self.promoter.wakeup.set,
             )
             self.acker.on_written.append(self.consumers[runner.queue].written)
 
     def _add_listening(self, settings: Settings, database: Database) -> None:
-        """Return what wakes them: one listener for all queues."""
+        """Create the listener of all queues."""
         listening = database
         if settings.listen_dsn is not None:
             listening = Database(
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
         self.listener: Listener | None = None
-        # Notifications do not pass a pooler, so only polling remains.
+        # A pooler passes no notifications on, so the worker only polls.
         if not listening.pooled:
             calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
-            self.listener = Listener(listening, self.consumers, self.promoter.hear, calls.hear)
+            self.listener = Listener(
+                listening, self.consumers, self.promoter.notified, calls.receive
+            )

@@ -1,4 +1,4 @@
-"""The `ctx` of handlers."""
+"""The context that a handler receives as `ctx`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskd.store.connections.statements import Fetches
 
 
 class Reads:
-    """Reads from the database for handlers, also for those in threads."""
+    """Gives handlers, also those in threads, a connection to read from."""
 
     def __init__(self, lane: Fetches) -> None:
         self.lane = lane
@@ -28,7 +28,7 @@ class Reads:
 
 
 class AttemptContext:
-    """The `ctx` of a handler; taskd.Context documents it.
+    """The context that a handler receives as `ctx`; taskd.Context documents it.
 
     Attributes:
         completed: the completion was written in a transaction.
@@ -72,7 +72,7 @@ class AttemptContext:
 
     @property
     def job(self) -> Job:
-        """Return the claimed job; for taskd itself."""
+        """The claimed job; for use by taskd itself."""
         return self._job
 
     @property
@@ -97,7 +97,7 @@ class AttemptContext:
 
     @property
     def fence(self) -> int:
-        """This attempt's token: it grows with every claim of the job."""
+        """The fencing token of this attempt: it grows with every claim of the job."""
         return self._job.fence
 
     def remaining_s(self) -> float | None:
@@ -108,7 +108,7 @@ class AttemptContext:
         """Return the results of the jobs that this one waited for, by the names of their nodes.
 
         Raises:
-            ResultsTooLarge: they take over 8 MiB.
+            ResultsTooLarge: they exceed 8 MiB.
             StoreUnavailable: the database does not answer.
         """
         read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
@@ -128,17 +128,17 @@ class AttemptContext:
         return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Report how far this attempt is.
+        """Report the progress of this attempt.
 
         Raises:
-            TypeError, ValueError: done or total is not a finite number.
+            TypeError, ValueError: done or total is not a number, or not finite.
         """
         self._progress(self._job, done, total, note)
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job inside the transaction that is open on `conn`.
 
-        Its effects and the completion then commit together, or neither does.
+        The changes of the handler and the completion then commit together, or neither does.
 
         Raises:
             LeaseLost: another worker owns the job; leave the transaction with an exception, so that

@@ -1,8 +1,8 @@
-"""Whether a worker makes progress, for probes; an outage of the database does not count.
+"""Whether a worker makes progress, for probes; the state of the database does not count.
 
-A worker that waits for its database must not be killed for it: outcomes that it could not write
-would be lost, and their jobs would run again. So the probes check that the loop runs, and that
-consumers and the acker run with it; in an outage they do, as they retry.
+A worker that waits for its database must not be killed: its unwritten outcomes would be lost and
+the jobs would run again. So the probes check that the loop runs, and that the consumers and the
+acker run with it. In an outage they do, as they retry.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 
-# The loop runs at least four times a second.
+# The loop ticks four times a second at least.
 BLOCKED_S = 5.0
-# Each service runs again within the time of its statements: connecting to several hosts in turn, an
-# answer, a wait before the next try.
+# Each service starts a new round within the time that its statements can take: connecting to each
+# host, a reply, and the delay before the next try.
 STUCK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The condition of a worker, in a line for each of two probes.
+    """The condition of a worker, as two texts for two probes.
 
     Attributes:
-        stuck: why it should be restarted; empty: it makes progress.
-        unready: why it does not claim; empty: it claims.
+        stuck: why the worker should be restarted; empty: it makes progress.
+        unready: why the worker claims nothing; empty: it claims.
     """
 
     stuck: str = ""
@@ -41,8 +41,8 @@ class Health:
     """Checks the services of one process.
 
     Attributes:
-        begun: it has been ready once.
-        quiet: a signal has paused claiming.
+        begun: the worker was ready once.
+        quiet: a signal has switched claiming off.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Health:
         lease: Lease,
         consumers: Collection[Consumer],
         acker: Acker,
-        scout: IdlePoller,
+        poller: IdlePoller,
     ) -> None:
         self._pulse, self._lease, self._consumers = pulse, lease, consumers
-        self._acker, self._scout = acker, scout
-        # The last try of the acker, when it was first seen, and that time.
+        self._acker, self._poller = acker, poller
+        # The time of the acker's last try, and when it was first seen.
         self._seen = (-1.0, 0.0)
         self.begun = self.quiet = False
 
-    def look(self) -> Condition:
+    def check(self) -> Condition:
         """Return the present condition."""
         return Condition(self._stuck(time.monotonic()), self._unready())
 
@@ -71,17 +71,18 @@ class Health:
         if self._writes_nothing(now):
             return f"{self._acker.backlog} outcomes wait, and the acker does not try to write them"
         if self._lease.draining:
-            return ""  # the consumers have been stopped
+            return ""  # consumers have ended
         for consumer in self._consumers:
             if consumer.turned_at is not None and now - consumer.turned_at > STUCK_S:
                 for_s = now - consumer.turned_at
-                return f"the consumer of {consumer.runner.queue} has not run for {for_s:.0f} s"
-        if now - self._scout.turned_at > self._scout.every_s + STUCK_S:
-            return f"the idle poller has not run for {now - self._scout.turned_at:.0f} s"
+                queue = consumer.runner.queue
+                return f"the consumer of {queue} has made no progress for {for_s:.0f} s"
+        if now - self._poller.turned_at > self._poller.every_s + STUCK_S:
+            return f"the queues have not been polled for {now - self._poller.turned_at:.0f} s"
         return ""
 
     def _writes_nothing(self, now: float) -> bool:
-        """Return whether outcomes wait, and the acker has not tried to write them for a while."""
+        """Return whether outcomes wait while the acker has not tried again for a while."""
         tried_at, since = self._seen
         if not self._acker.backlog or tried_at != self._acker.tried_at:
             self._seen = (self._acker.tried_at, now)
@@ -94,8 +95,8 @@ class Health:
         if self._lease.draining:
             return "it stops"
         if self.quiet:
-            return "a signal has paused claiming; SIGCONT resumes it"
-        if self._lease.buried or not self._lease.trusted or self._lease.outage:
+            return "claiming is switched off by a signal; SIGCONT switches it on"
+        if self._lease.declared_dead or not self._lease.trusted or self._lease.outage:
             return "its lease cannot be renewed: the database does not answer"
         delayed = [each.runner.queue for each in self._consumers if each.delayed]
         return f"{', '.join(delayed[:5])}: the last claim failed" if delayed else ""

@@ -1,9 +1,9 @@
 """The lease of this process, and the thread that renews it.
 
 The thread has an event loop and a connection of its own, so that a handler which blocks the main
-loop does not cost the lease. It renews the lease only if the main loop has run within `STALL_S`: a
-process that hangs does lose its lease. It also watches the main loop and names the job that blocks
-it.
+loop does not cost the lease. It renews the lease only while the main loop has ticked within
+`STALL_S`, so a process that hangs loses its lease. It also monitors the main loop and names the job
+that blocks it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ UNREADABLE = -1
 
 
 def boottime_s() -> float:
-    """Return seconds since boot, suspend included: CLOCK_MONOTONIC stops during suspend."""
+    """Return the seconds since boot, with suspended time, which CLOCK_MONOTONIC leaves out."""
     return clock_gettime(CLOCK_BOOTTIME)
 
 
 def new_incarnation(app: str) -> workers.Incarnation:
-    """Return the facts of this process under a new random id of 63 bits."""
+    """Return the identity of this process under a new random id of 63 bits."""
     pid = os.getpid()
     return workers.Incarnation(
         id=random.SystemRandom().randrange(1, 2**63),
@@ -63,7 +63,7 @@ def _version() -> str:
 
 
 def _fact(read: Callable[[], str]) -> str:
-    """Return a fact of this machine; empty if it is not known, which proves nothing."""
+    """Return a fact about this machine; empty if unreadable, which proves nothing."""
     try:
         return read().strip()
     except OSError:
@@ -71,19 +71,19 @@ def _fact(read: Callable[[], str]) -> str:
 
 
 def process_started(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None: no such process.
+    """Return when a process started, in clock ticks since boot; None: there is no such process.
 
-    UNREADABLE: it exists, but cannot be read. A zombie counts as ended, as it runs nothing.
+    UNREADABLE: the process exists, but cannot be inspected. A zombie counts as gone: it runs
+    nothing.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        # Mounted with hidepid, /proc hides processes of other users.
+        # Mounted with hidepid, /proc hides the processes of other users.
         return UNREADABLE if _exists(pid) else None
     except OSError:
         return UNREADABLE
-    # The command's name can contain spaces and parentheses; the fields after the last one are
-    # fixed.
+    # The name of the command can hold spaces and parentheses; the rest is regular.
     state, *rest = fields.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
 
@@ -99,7 +99,7 @@ def _exists(pid: int) -> bool:
 
 
 def is_gone(other: workers.Other) -> bool:
-    """Return whether another worker's process has provably ended: its pid is free, or reused."""
+    """Return whether the other worker's process, on this host, has provably ended."""
     started = process_started(other.pid)
     return started is None or (
         started >= 0 and other.pid_started > 0 and started != other.pid_started
@@ -107,14 +107,14 @@ def is_gone(other: workers.Other) -> bool:
 
 
 class Lease:
-    """What the lease thread knows and the main loop reads; single attributes need no lock.
+    """The state of the lease: the lease thread writes it, the main loop reads it, without a lock.
 
     Attributes:
-        trusted_until: until this moment (seconds since boot) no other worker can run our jobs: two
-            thirds of the lease after the last successful renewal was *sent*.
-        steady_since: renewals have had no gap since then; None: there was one just now.
-        outage: the server refuses connections or is gone, which is no reason to cancel attempts.
-        buried: this worker was declared dead; it owns none of its jobs any more.
+        trusted_until: until then (seconds since boot) no other worker can run our jobs: two thirds
+            of the lease after the last accepted renewal was *sent*.
+        steady_since: renewals have had no gap since then; None before the first one.
+        outage: the database server is down, so no other worker can take jobs over.
+        declared_dead: this worker was declared dead; its jobs belong to others.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -123,17 +123,17 @@ class Lease:
         self.trusted_until = 0.0
         self.steady_since: float | None = None
         self.outage = False
-        self.buried = False
+        self.declared_dead = False
         self.draining = False
 
     def begin(self, worker_id: int, sent: float) -> None:
-        """A new worker was registered by a statement sent at `sent`."""
+        """Record that a worker was registered by a statement sent at `sent`."""
         self.worker_id = worker_id
-        self.buried = False
+        self.declared_dead = False
         self.renewed(sent)
 
     def renewed(self, sent: float) -> None:
-        """A renewal that was sent at `sent` has been accepted."""
+        """Record that the renewal sent at `sent` was accepted."""
         if self.steady_since is None or sent > self.trusted_until:
             self.steady_since = sent
         self.trusted_until = sent + self.lease_s * 2 / 3
@@ -141,15 +141,15 @@ class Lease:
 
     @property
     def trusted(self) -> bool:
-        """Return whether new work can be started."""
-        return clock_gettime(CLOCK_BOOTTIME) < self.trusted_until and not self.buried
+        """Whether new jobs can be started."""
+        return clock_gettime(CLOCK_BOOTTIME) < self.trusted_until and not self.declared_dead
 
     @property
     def silent_s(self) -> float:
         """Return seconds since the lease was last safe; negative while it is."""
         return boottime_s() - self.trusted_until
 
-    def may_bury(self) -> bool:
+    def may_declare_dead(self) -> bool:
         """Return whether our own renewals have succeeded for the length of a lease."""
         return (
             self.trusted
@@ -159,11 +159,11 @@ class Lease:
 
 
 class LeaseThread:
-    """Renews the lease and watches the loop until it is stopped.
+    """Renews the lease and monitors the main loop until stopped.
 
     Args:
-        buried: called on the main loop with the id of the worker that was declared dead.
-        works_with: called there with each new value of the oldest code that the schema works with.
+        declared_dead: called on the main loop with the id of the worker that was declared dead.
+        works_with: called on the main loop when the oldest code that works with the schema changes.
     """
 
     def __init__(
@@ -171,24 +171,24 @@ class LeaseThread:
         database: Database,
         lease: Lease,
         pulse: Pulse,
-        buried: Callable[[int], None],
+        declared_dead: Callable[[int], None],
         works_with: Callable[[int], None],
     ) -> None:
         self._database = database
         self._lease = lease
         self._pulse = pulse
         self._watch = LoopMonitor(pulse)
-        self._buried = buried
+        self._declared_dead = declared_dead
         self._works_with = works_with
         self._floor = 0
         self._main_loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="taskd-beat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="taskd-lease", daemon=True)
         self._own_loop: asyncio.AbstractEventLoop | None = None
         self._look_now = Wakeup()
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
-        # After an outage other workers wait for one lease: a worker that retries later than that is
-        # declared dead while it lives.
+        # After an outage others wait for one lease; a worker that retries later would be declared
+        # dead.
         self._backoff = Backoff(cap_s=min(RETRY_S_MAX, lease.lease_s / 6))
         pulse.on_wake.append(self._wake)
 
@@ -197,13 +197,13 @@ class LeaseThread:
         self._thread.start()
 
     def _wake(self) -> None:
-        """Called on the main loop: check now, and from now on with the pulse."""
+        """On the main loop: monitor now, and from now on at the present interval."""
         if self._own_loop is not None:
             with suppress(RuntimeError):  # the thread has ended
                 self._own_loop.call_soon_threadsafe(self._look_now.set)
 
     async def stop(self) -> None:
-        """Ask the thread to end and wait for it, for at most two seconds."""
+        """Request the end of the thread, and wait for it for two seconds at most."""
         self._stopping.set()
         self._wake()
         with suppress(TimeoutError):
@@ -211,63 +211,62 @@ class LeaseThread:
                 await self._ended.wait()
 
     def _run(self) -> None:
-        # A plain asyncio loop: this thread must not depend on the main one.
+        # A loop of its own: this thread must not depend on the main loop.
         try:
             with asyncio.Runner() as runner:
-                runner.run(self._beat_and_watch())
+                runner.run(self._renew_and_watch())
         finally:
-            with suppress(RuntimeError):  # the main loop was closed before
+            with suppress(RuntimeError):  # the main loop was already closed
                 self._main_loop.call_soon_threadsafe(self._ended.set)
 
-    async def _beat_and_watch(self) -> None:
+    async def _renew_and_watch(self) -> None:
         self._own_loop = asyncio.get_running_loop()
-        lane = Lane(self._database, "beat")
-        beating = self._begin_to_beat(lane)
+        lane = Lane(self._database, "lease")
+        renewing = self._start_renewing(lane)
         try:
             while not self._stopping.is_set():
                 self._look_now.clear()
-                if beating.done():
-                    # Cancelled by a handler: start again, as a worker without renewals loses its
-                    # jobs.
-                    beating = self._begin_to_beat(lane)
-                with suppress(Exception):  # a failing log must not cost the lease
+                if renewing.done():
+                    # It was cancelled; without renewals the worker would lose its jobs to others.
+                    renewing = self._start_renewing(lane)
+                with suppress(Exception):  # the lease must be renewed even if logging fails
                     self._watch.look()
                 every_s = REST_LOOK_EVERY_S if self._pulse.resting else LOOK_EVERY_S
                 await self._look_now.wait(every_s)
         finally:
-            beating.cancel()
+            renewing.cancel()
             await lane.close()
-            await asyncio.wait({beating})
+            await asyncio.wait({renewing})
 
-    def _begin_to_beat(self, lane: Lane) -> asyncio.Task[None]:
-        return asyncio.create_task(self._beat_for_ever(lane), name="beat")
+    def _start_renewing(self, lane: Lane) -> asyncio.Task[None]:
+        return asyncio.create_task(self._renew_forever(lane), name="lease")
 
-    async def _beat_for_ever(self, lane: Lane) -> None:
+    async def _renew_forever(self, lane: Lane) -> None:
         while True:
             delay_s = jittered_s(self._lease.lease_s / 6)
             stalled = time.monotonic() - self._pulse.ticked >= STALL_S
-            if not stalled and not self._lease.buried:
-                delay_s = await self._beat(lane) or delay_s
+            if not stalled and not self._lease.declared_dead:
+                delay_s = await self._renew(lane) or delay_s
             await asyncio.sleep(delay_s)
 
-    async def _beat(self, lane: Lane) -> float | None:
-        """Renew the lease once; return how soon to try again if that failed."""
+    async def _renew(self, lane: Lane) -> float | None:
+        """Renew the lease; return the delay until the next try if it failed."""
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:
             floor = await workers.renew_lease(
                 lane, worker_id, self._lease.lease_s, draining=self._lease.draining
             )
         except StoreUnavailable as error:
-            # A server that is down is an outage: no worker can take our jobs. Any other failure
-            # (silence, name resolution, no free connection) may concern only us, while others can.
+            # While the server is down no worker can take jobs over. Other failures (no reply, an
+            # unknown host name, no free connection) may concern this worker only.
             self._lease.outage = isinstance(error, Down)
             return self._backoff.next_s()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next beat must come
-            events.service_crashed("beat", error, crashes=1, delay_s=1.0)
+            events.service_crashed("lease", error, crashes=1, delay_s=1.0)
             return 1.0
         self._backoff.reset()
         if floor is None:
-            self._main_loop.call_soon_threadsafe(self._buried, worker_id)
+            self._main_loop.call_soon_threadsafe(self._declared_dead, worker_id)
             return None
         self._lease.renewed(sent)
         if floor != self._floor:

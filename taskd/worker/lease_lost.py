@@ -47,7 +47,7 @@ class LeaseLost:
 
         In an outage of the server nobody can take the jobs over, so they go on.
         """
-        if self._lease.trusted or self._lease.outage or self._lease.buried:
+        if self._lease.trusted or self._lease.outage or self._lease.declared_dead:
             self._fenced = False
         elif not self._fenced:
             self._fenced = True
@@ -56,9 +56,9 @@ class LeaseLost:
 
     def declared_dead(self, worker_id: int) -> None:
         """Drop all jobs of the worker `worker_id`, and register under a new id."""
-        if worker_id != self._lease.worker_id or self._lease.buried:
+        if worker_id != self._lease.worker_id or self._lease.declared_dead:
             return
-        self._lease.buried = True
+        self._lease.declared_dead = True
         events.worker_declared_dead(worker_id)
         self._drop_jobs()
         if not self._stops.requested.is_set():
@@ -87,5 +87,5 @@ class LeaseLost:
                 # Claims under the dead id found nothing, and producers did not notify this worker.
                 self._quarantine.wakeup.set()
                 for consumer in self._consumers:
-                    consumer.doubt()
+                    consumer.notifications_missed()
                 return

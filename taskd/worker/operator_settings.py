@@ -1,8 +1,8 @@
 """Settings by operators: paused tasks and the concurrency of queues, as this worker knows them.
 
-The database has the truth. A worker reads it before its first claim and then every five seconds,
-together with other upkeep data; a notification on the channel of all workers makes it read at once.
-So a pause takes effect after a round trip, or, without notifications, within five seconds.
+The database holds these settings. A worker reads them before its first claim and then every five
+seconds (upkeep/rescuer.py); a call on the channel of all workers makes it read them at once. So a
+pause takes effect after a round trip or, without notifications, within five seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from taskd.worker.lease import Lease
 from taskd.worker.running.runner import Runner, Shared
 from taskd.worker.service import Wakeup
 
-# Any user who can connect can send such notifications, without end.
-LOOK_FOR_CALLS_EVERY_S = 0.2
+# Any user who can connect can call without end.
+ACT_AT_MOST_EVERY_S = 0.2
 
 
 class Controls:
     """Applies what operators have set.
 
     Args:
-        runners: their size is the worker's own setting, unless an operator has set another one.
+        runners: each has its configured concurrency until an operator sets another one.
         shared: where consumers read which tasks are paused.
     """
 
@@ -34,12 +34,12 @@ class Controls:
         self._set: Mapping[str, int] = {}
 
     def configure(self, limits: Mapping[str, int]) -> None:
-        """Note that the worker's settings were read again."""
+        """Apply concurrencies that were read from the settings again."""
         self._configured.update(limits)
         self._resize()
 
-    def heed(self, paused: frozenset[str], limits: Mapping[str, int]) -> None:
-        """Apply what was read: the paused tasks, and the queues with a set concurrency."""
+    def apply(self, paused: frozenset[str], limits: Mapping[str, int]) -> None:
+        """Apply the paused tasks, and the queues whose concurrency is set."""
         if paused != self._shared.paused:
             self._shared.paused = paused
             events.tasks_paused(sorted(paused))
@@ -49,7 +49,7 @@ class Controls:
                 events.queue_resized(runner.queue, runner.limit)
 
     def _resize(self) -> list[Runner]:
-        """Set the size of each runner; return those that have changed."""
+        """Set the concurrency of each runner; return the runners that have changed."""
         changed = []
         for runner in self._runners:
             limit = self._set.get(runner.queue, self._configured[runner.queue])
@@ -60,39 +60,39 @@ class Controls:
 
 
 class Calls:
-    """Receives notifications on the channel of all workers.
+    """Receives the calls on the channel of all workers.
 
-    A notification without a payload concerns all workers: an operator has set something. One with a
-    worker's id concerns that worker: the cancellation of one of its jobs was requested.
+    A call without a payload is for all workers: an operator has set something. A call with a
+    worker's id is for that worker: the cancellation of one of its jobs was requested.
 
     Args:
-        look: makes the worker read what operators have set.
-        reconcile: makes it read which of its jobs to cancel.
+        look: wakes the service that reads the settings.
+        reconcile: wakes the service that reads requested cancellations.
     """
 
     def __init__(self, lease: Lease, look: Wakeup, reconcile: Wakeup) -> None:
         self._lease = lease
-        self._look, self._reconcile = Seldom(look), Seldom(reconcile)
+        self._look, self._reconcile = RateLimited(look), RateLimited(reconcile)
 
-    def hear(self, payload: str) -> None:
-        """Handle a notification."""
+    def receive(self, payload: str) -> None:
+        """Handle one call."""
         if not payload:
             self._look.set()
         elif payload == str(self._lease.worker_id):
             self._reconcile.set()
 
 
-class Seldom:
-    """Sets a wake-up, at once or after a minimum interval since the last time."""
+class RateLimited:
+    """Sets a wake-up, but not more often than every ACT_AT_MOST_EVERY_S."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
         self._at = 0.0
 
     def set(self) -> None:
-        """Set it."""
+        """Set the wake-up now or as soon as it is allowed."""
         now = time.monotonic()
         if self._at > now:
-            return  # it is scheduled already
-        self._at = max(now, self._at + LOOK_FOR_CALLS_EVERY_S)
+            return  # already planned
+        self._at = max(now, self._at + ACT_AT_MOST_EVERY_S)
         asyncio.get_running_loop().call_later(self._at - now, self._wakeup.set)

@@ -1,4 +1,4 @@
-"""The app's resources: made before the first claim, closed after the last attempt."""
+"""The app's resources: opened before the first claim, closed after the last attempt."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CLOSE_S_MAX = 5.0
 
 
 class Resources:
-    """Opened and closed by one asyncio task, as task groups and cancel scopes in them require.
+    """Opens and closes in one asyncio task, as task groups and cancel scopes in resources require.
 
     Attributes:
-        made: the yielded objects, by name; handlers see them as `ctx.resources`.
+        made: the resources by name; handlers see them as `ctx.resources`.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -28,10 +28,10 @@ class Resources:
         self.made: dict[str, Any] = {}
 
     async def open(self) -> None:
-        """Make them in the order of their registration.
+        """Open the resources in the order of their registration.
 
         Raises:
-            ResourceError: one could not be made; close() closes those before it.
+            ResourceError: one could not be opened; close() closes the ones before it.
         """
         for name, maker in self._makers.items():
             limit = asyncio.timeout(OPEN_S_MAX)
@@ -48,7 +48,7 @@ class Resources:
                 raise ResourceError(f"resource {name!r} could not be made: {why}") from error
 
     async def close(self) -> None:
-        """Close them, the last one first; an error is logged and harms no job."""
+        """Close the resources in reverse order; an error is logged and harms no job."""
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
                 await self._stack.aclose()

@@ -1,7 +1,7 @@
-"""Report the state of a worker to its supervisor, by the protocol of sd_notify(3).
+"""Notify the supervisor with the protocol of sd_notify(3): a few lines in a datagram.
 
 The supervisor is systemd, or the parent of several processes (parent.py), which uses the same
-protocol. The protocol is small and stable, so no library is needed.
+protocol for its children.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
 STATUS_EVERY_S = 1.0
-# Sent once a second during the drain, so that a long stop is not taken for a hanging one. It also
-# covers the time after the last message: flush, close, exit.
+# Sent every second during the drain, so that a long stop is not mistaken for a hang. It also covers
+# what follows the last one: flushing, closing, ending.
 EXTEND_BY_S = 15.0
 QUEUES_NAMED = 5
 REPORT_TRIES = 20
 REPORT_TRY_EVERY_S = 0.05
-# systemd drops a datagram of more than 4096 bytes; reports to a parent are far smaller.
+# systemd drops datagrams of more than 4096 bytes; messages to a parent are far smaller.
 DATAGRAM_BYTES_MAX = 65536
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(slots=True)
 class Status:
-    """The state of a worker, or of all its processes.
+    """The status of a worker, or of all its processes.
 
     Attributes:
         jobs: attempts by how they ended.
@@ -60,7 +60,7 @@ class Status:
 
     @classmethod
     def total(cls, parts: Sequence[Status]) -> Status:
-        """Return the state of all of them together."""
+        """Return the sum of all of them."""
         made = cls()
         for part in parts:
             made.queues = part.queues or made.queues
@@ -72,15 +72,15 @@ class Status:
 
 
 class Notify:
-    """Sends messages; it never waits and never raises, and does nothing without a listener.
+    """Sends to the supervisor. Never waits or raises; does nothing without a supervisor.
 
     Args:
-        address: a path, or an abstract name that begins with @; empty: no listener.
-        watchdog_s: the supervisor expects a sign that the loop runs within this time.
-        to_parent: the listener is the parent of several processes, which also accepts reports.
+        address: a path, or an abstract name that begins with @; empty: no supervisor.
+        watchdog_s: the supervisor expects a sign of life within this many seconds.
+        to_parent: the supervisor is the parent of several processes, which also takes reports.
 
     Attributes:
-        every_s: how often to call tick().
+        every_s: how often tick() must be called.
     """
 
     def __init__(
@@ -88,8 +88,7 @@ class Notify:
     ) -> None:
         self.watchdog_s = watchdog_s
         self.to_parent = to_parent
-        # A parent receives from its children and then sends itself: two quarters make half the
-        # time.
+        # A quarter for the child and a quarter for its parent make a half in all.
         self.every_s = min(STATUS_EVERY_S, STATUS_EVERY_S if watchdog_s is None else watchdog_s / 4)
         self._address: str | bytes = address
         if address.startswith("@"):
@@ -108,8 +107,8 @@ class Notify:
     ) -> Notify:
         """Return the supervisor that NOTIFY_SOCKET names.
 
-        Its variables are removed from the environment, so that no program of a handler can report
-        for this process.
+        The variables are removed from the environment, so that no program started by a handler can
+        speak for this process.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         usec = environ.pop("WATCHDOG_USEC", "")
@@ -124,35 +123,35 @@ class Notify:
         return self._socket is not None
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Close the socket; nothing more is sent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def starting(self) -> None:
-        """The signal handlers are installed; a parent can forward signals from now on."""
+        """Tell that signal handlers are in place: a parent can forward signals from now on."""
         self._say(STATUS="starting")
 
     def ready(self) -> None:
-        """The worker listens and claims; or it has read its settings again."""
+        """Tell that the worker listens and claims, or that it has read its settings again."""
         self._owed.pop("RELOADING", None)
         self._say(READY=1)
 
     def reloading(self) -> None:
-        """The worker reads its settings again; ready() follows."""
+        """Tell that the worker reads its settings again; ready() follows."""
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._say(RELOADING=1, MONOTONIC_USEC=now_usec)
 
     def stopping(self) -> None:
-        """The drain begins."""
+        """Tell that the drain begins."""
         self._say(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
 
     def tick(self, status: Status, *, ticking: bool = True, draining: bool = False) -> None:
-        """Send the present state; called every `every_s`.
+        """Send what is due; call it every `every_s`.
 
         Args:
-            ticking: whether the loop runs, the only thing that the watchdog learns: if an outage of
-                the database counted, it would restart every worker.
+            ticking: the loop runs. Only that counts for the watchdog: if the database counted, an
+                outage would restart every worker.
         """
         said: dict[str, object] = {}
         if ticking and self.watchdog_s is not None:
@@ -170,7 +169,7 @@ class Notify:
             self._say(**said)
 
     async def report(self, report: Mapping[str, Any]) -> bool:
-        """Send the drain report to the parent; False: there is none, or it does not accept it."""
+        """Send the drain report to the parent; return False without a parent that accepts it."""
         for _ in range(REPORT_TRIES if self.to_parent else 0):
             if self._say(X_TASKD_REPORT=json.dumps(report)):
                 return True
@@ -185,7 +184,7 @@ class Notify:
         lines = [f"{name}={value}\n" for name, value in self._owed.items()]
         try:
             self._socket.sendto("".join(lines).encode(errors="replace"), self._address)
-        except OSError:  # the listener's queue is full (10 datagrams by default), or it is gone
+        except OSError:  # the queue of the listener is full (10 datagrams are usual), or it is gone
             return False
         self._owed.clear()
         return True
@@ -209,7 +208,7 @@ class Notifier(Loop):
         self._health = health
 
     async def tick(self) -> float:
-        """Report the present state."""
+        """Send the status."""
         self._notify.tick(self._status(), draining=self._lease.draining)
         return self.every_s
 
@@ -223,15 +222,15 @@ class Notifier(Loop):
         if not self._lease.outage and silent_s < self._lease.lease_s / 3:
             silent_s = 0.0
         running = sum(runner.running for runner in self._runners)
-        # systemd acts only on the ticks.
-        how = self._health.look() if self._notify.to_parent else Condition()
+        # Only a parent evaluates the condition; other supervisors only watch the ticks.
+        how = self._health.check() if self._notify.to_parent else Condition()
         return Status(queues, running, dict(self._jobs), int(silent_s), how.stuck, how.unready)
 
 
-class Ear:
-    """A parent's socket; its abstract address leaves nothing behind, whatever process is killed.
+class NotifySocket:
+    """The parent's end: a socket with an abstract address, which leaves no file behind.
 
-    As with systemd's socket, any process can send to it; the kernel provides the sender's pid.
+    Any process can send to it, as with systemd's; the kernel reports the sender.
     """
 
     def __init__(self) -> None:
@@ -242,7 +241,7 @@ class Ear:
         self.address = "@" + self.socket.getsockname()[1:].decode()
 
     def heard(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Return what has arrived: the sender's pid and the message."""
+        """Yield what has arrived: the sender's pid and the variables it sent."""
         with suppress(BlockingIOError):
             while True:
                 data, extra, _, _ = self.socket.recvmsg(

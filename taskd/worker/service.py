@@ -1,4 +1,4 @@
-"""Services: what a worker runs for as long as it lives."""
+"""Services: what a worker runs during its whole life."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Protocol
 
 
 class Service(Protocol):
-    """Something that a worker runs. An exception is a crash: the supervisor restarts it."""
+    """Something that a worker runs. If it raises, the supervisor restarts it."""
 
     name: str
 
     async def run(self) -> None:
-        """Run until stopped."""
+        """Work until stopped."""
 
     def stop(self) -> None:
-        """Ask it to stop. Returns at once; can be called twice, or before run()."""
+        """Request the end. Returns at once; can be called twice, or before run()."""
 
 
 class Wakeup:
-    """A coalescing wake-up: set from anywhere, awaited by one service.
+    """A coalescing event: set from anywhere, awaited by one service.
 
-    It is an asyncio.Event whose wait has a timeout of its own, which takes half the time of
-    asyncio.timeout around an event; most waits of a worker end by their timeout.
+    An asyncio.Event whose wait has a timeout. asyncio.timeout would make such a wait twice as slow,
+    and most waits of a worker end by their timeout.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Wakeup:
             _release(waiter)
 
     def clear(self) -> None:
-        """Clear it; done before the service looks for work, so that a later wake-up is not lost."""
+        """Clear the event; call it before checking for work, so that no wake-up is lost."""
         self._is_set = False
 
     def is_set(self) -> bool:
@@ -70,7 +70,7 @@ def _release(waiter: asyncio.Future[None]) -> None:
 
 
 class Loop:
-    """A service that does one thing regularly: subclasses define tick().
+    """A service that does one thing periodically: subclasses write tick().
 
     Attributes:
         wakeup: set it for a tick at once.
@@ -86,7 +86,7 @@ class Loop:
         self.turned_at = time.monotonic()
 
     async def tick(self) -> float | None:
-        """Do it once; return seconds until the next time, None: `every_s`, with jitter."""
+        """Do it once; return the seconds until the next tick, None: `every_s`, jittered."""
         raise NotImplementedError
 
     async def run(self) -> None:
@@ -99,33 +99,33 @@ class Loop:
                 await self.wakeup.wait(jittered_s(self.every_s) if wait_s is None else wait_s)
 
     def stop(self) -> None:
-        """Ask it to stop."""
+        """Request the end of the service."""
         self.stopping = True
         self.wakeup.set()
 
 
 def jittered_s(delay_s: float) -> float:
-    """Return the delay plus or minus a fifth, so that services do not stay synchronised."""
+    """Return the delay with a jitter of a fifth, so that processes do not act in step."""
     return delay_s * random.uniform(0.8, 1.2)
 
 
-# After an outage, this wait, a connection and the first statements together take up to 5 s.
+# With a new connection and a poll or two, a worker has recovered within 5 s of an outage.
 RETRY_S_MAX = 4.5
 
 
 class Backoff:
-    """Full-jitter backoff for reconnects: random between zero and a bound that doubles."""
+    """Full-jitter backoff for reconnecting: random, up to a bound that doubles."""
 
     def __init__(self, base_s: float = 0.1, cap_s: float = RETRY_S_MAX) -> None:
         self._base_s, self._cap_s = base_s, cap_s
         self._tries = 0
 
     def next_s(self) -> float:
-        """Return how long to wait before the next try."""
+        """Return the delay before the next try, in seconds."""
         bound_s: float = min(self._cap_s, self._base_s * 2.0 ** min(self._tries, 16))
         self._tries += 1
         return random.uniform(0.2, 1.0) * bound_s
 
     def reset(self) -> None:
-        """Note a success."""
+        """Start again with short delays."""
         self._tries = 0

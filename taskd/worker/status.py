@@ -1,4 +1,4 @@
-"""The status of a worker process: its counters and its present state."""
+"""The status that a worker process reports on request: counters and present state."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class WorkerStatus(msgspec.Struct):
-    """One process at one moment.
+    """The status of one process.
 
     Attributes:
-        process: its number among several; 1: it is alone.
+        process: the index of the process; 1 if it is alone.
         running, waiting, limits: by queue: running attempts, claimed jobs that have not started,
-            and concurrency.
+            and the concurrency.
         unwritten: outcomes that are not written yet.
-        trusted_s: how long its claims stay valid without a further lease renewal.
+        trusted_s: how long its claims stay valid without another renewal of the lease.
         lags, lag_s: as in loop_monitor.Pulse.
         up_s: seconds since it started.
     """
@@ -46,7 +46,7 @@ _started = time.monotonic()
 def take(
     process: int, condition: Condition, counted: Counted, parts: Assembly | None
 ) -> WorkerStatus:
-    """Return the present status; before its parts are made, there is little to report."""
+    """Return the status of the process; `parts` is None until the worker has created its parts."""
     made = WorkerStatus(process, time.monotonic() - _started, condition, counted)
     if parts is not None:
         made.running = {runner.queue: runner.running for runner in parts.runners}

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from taskd import events
 from taskd.worker.service import Backoff, Service
 
-# A service that crashes this often in a row will not recover by itself.
+# A service that crashes this often in a row will not recover.
 CRASHES_MAX = 20
 STEADY_S = 60.0
 
 
 class Supervisor:
-    """Owns the asyncio task of every service; the only place that handles their crashes."""
+    """Owns the task of every service, and handles their crashes."""
 
     def __init__(self, tiers: Sequence[Sequence[Service]]) -> None:
         self._tiers = [list(tier) for tier in tiers]
@@ -31,7 +31,7 @@ class Supervisor:
             )
 
     async def stop_tier(self, within_s: float) -> None:
-        """Stop the last tier that still runs; its services have this time to end by themselves."""
+        """Stop the last tier that still runs; its services have `within_s` seconds to end."""
         tier, tasks = self._tiers.pop(), self._tasks.pop()
         for service in tier:
             service.stop()
@@ -39,11 +39,11 @@ class Supervisor:
         self._late.extend(late)
 
     def closing(self) -> None:
-        """From now on a cancelled service is not restarted."""
+        """Let services end when they are cancelled, from now on."""
         self._closing = True
 
     def kill(self) -> list[asyncio.Task[None]]:
-        """Cancel what still runs; return the tasks to wait for."""
+        """Cancel all remaining services; return their tasks."""
         self.closing()
         left = [*self._late, *(task for tasks in self._tasks for task in tasks)]
         for task in left:
@@ -51,7 +51,7 @@ class Supervisor:
         return left
 
     async def _keep(self, service: Service) -> None:
-        """Run a service to its end; after a crash, log it, wait, and run it again."""
+        """Run a service to its end; when it crashes, log that, wait, and run it again."""
         loop = asyncio.get_running_loop()
         backoff, crashes, delay_s = Backoff(), 0, 0.0
         while True:
@@ -60,7 +60,7 @@ class Supervisor:
                 await asyncio.sleep(delay_s)
                 return await service.run()
             except asyncio.CancelledError as error:
-                # A handler can cancel any task that it finds in asyncio.all_tasks().
+                # A handler may cancel any task in asyncio.all_tasks().
                 if self._closing:
                     raise
                 _uncancel()

@@ -11,7 +11,7 @@ from taskd.worker.assembly import Assembly
 
 CHECK_EVERY_S = 0.2
 CHECK_AT_LEAST_EVERY_S = 2.0
-# Jobs that can stay; the last line of `taskd run` lists them.
+# Jobs that may stay; the last line of `taskd run` counts them.
 STAYS = ("future", "paused", "unknown", "blocked", "later_retries")
 
 
@@ -19,7 +19,7 @@ async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[
     """Wait until no job is runnable, running anywhere, or due for a retry soon.
 
     Returns:
-        Non-zero counts of the jobs that stay, by reason.
+        The number of jobs that stay, by reason, without zeros.
     """
     delay_s = CHECK_EVERY_S
     while True:
@@ -27,8 +27,7 @@ async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[
         if parts.acker.backlog or not all(runner.idle for runner in parts.runners):
             delay_s = CHECK_EVERY_S
             continue
-        # It reads every row of the queues, future ones included: less often while other workers run
-        # jobs.
+        # It reads every row of the queues, so it runs less often while others work.
         delay_s = min(delay_s * 2, CHECK_AT_LEAST_EVERY_S)
         try:
             left = await workers.left(parts.upkeep, queues, tasks)

@@ -1,6 +1,6 @@
-"""The worker: how it starts, runs and stops.
+"""The worker: how it starts, what it does on signals, and how it stops.
 
-assembly.py has its parts; `_drain` below is its end.
+assembly.py lists its parts; stopping/drain.py has the phases of a stop.
 """
 
 from __future__ import annotations
@@ -51,20 +51,19 @@ class Worker:
 
     Args:
         settings: see taskd.config.
-        registry: the tasks that it runs.
-        database: where the jobs are.
-        app: the app of these tasks.
-        until_empty: end when the queues hold no job that this worker could run soon.
-        reload: called on SIGHUP; returns the present settings.
-        on_close: awaited at the very end, for example to close connections of built-in tasks.
-        notify: the supervisor to report to: systemd, or the parent of several processes.
-        place: the number of this process among several.
-        last: the process ends with this worker; from then on it ignores signals that ask it to
-            stop.
+        registry: the tasks it runs.
+        database: the database with the jobs.
+        app: the name of the app that defines the tasks.
+        until_empty: stop when the queues hold no job that this worker could run soon.
+        reload: called on SIGHUP; returns the current settings.
+        on_close: awaited at the very end, such as closing connections of built-in tasks.
+        notify: the supervisor to notify: systemd, or the parent of several processes.
+        place: the index of this process among several.
+        last: the process ends with this worker; later stop signals are ignored.
 
     Attributes:
-        beside: services that run from before the start until after the drain, such as probes.
-        counting: counts events, if begin_counting() was called.
+        beside: services that run from before the start to after the drain, such as probes.
+        counters: event counters, once begin_counting() was called.
     """
 
     def __init__(
@@ -102,32 +101,30 @@ class Worker:
         self._resources = Resources(registry)
         self._traces: traces.Traces | None = None
         self.beside: list[Service] = []
-        self.counting: Counters | None = None
+        self.counters: Counters | None = None
 
     def begin_counting(self) -> None:
         """Count events from now on, for metrics."""
-        self.counting = Counters(self.limits)
-        events.measure(self.counting)
+        self.counters = Counters(self.limits)
+        events.measure(self.counters)
 
     def condition(self) -> Condition:
-        """Return its condition, for probes."""
+        """Return the condition of the worker, for probes."""
         parts: Assembly | None = getattr(self, "parts", None)
-        return Condition(unready="it starts") if parts is None else parts.health.look()
+        return Condition(unready="it starts") if parts is None else parts.health.check()
 
     def snapshot(self) -> WorkerStatus:
-        """Return all counters, and the present state."""
-        counted = Counters(self.limits) if self.counting is None else self.counting
+        """Return all counts and the present state."""
+        counted = Counters(self.limits) if self.counters is None else self.counters
         parts: Assembly | None = getattr(self, "parts", None)
         return take(self._place.number, self.condition(), counted.copy(), parts)
 
-    # Start and run.
-
     async def run(self) -> int:
-        """Run until stopped; return the exit code.
+        """Work until stopped; return the exit code.
 
         Raises:
             SchemaError, AppError, ConfigError, ResourceError, StoreUnavailable, PermissionDenied:
-                it cannot start.
+                the worker cannot start.
         """
         self._beside = Supervisor([self.beside])
         self._beside.start()
@@ -159,7 +156,7 @@ class Worker:
             self._quiet,
             self._reload_settings,
             patience_s=lambda phase: phase.patience_s(self.settings),
-            leave=self.parts.leaving,
+            leave=self.parts.emergency_stop,
             last=self._last,
         )
         signals.install()
@@ -169,7 +166,7 @@ class Worker:
             await self._stops.requested.wait()
             await self._drain()
         finally:
-            # A signal that arrives now must not cut the end off.
+            # A signal that arrives now must not interrupt the end.
             try:
                 await self._close()
             finally:
@@ -209,8 +206,8 @@ class Worker:
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         if self._last:
-            # Existing objects stay until the end. Without this, each full garbage collection would
-            # scan them and delay all handlers by some 30 ms.
+            # Objects that exist now stay until the end. Searching them for garbage would block all
+            # handlers for up to 30 ms at a time.
             gc.collect()
             gc.freeze()
         self._traces = traces.begin()
@@ -218,7 +215,9 @@ class Worker:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
         await self._register()
-        await self.parts.rescuer.look()  # before the first claim: paused tasks must not run
+        await (
+            self.parts.rescuer.check()
+        )  # before the first claim, so that paused tasks do not start
         self._lease_thread = LeaseThread(
             self.database,
             self._lease,
@@ -226,7 +225,7 @@ class Worker:
             self.parts.lease_lost.declared_dead,
             self._works_with,
         )
-        self._pulse.ticked = time.monotonic()  # no other worker has promoted jobs until now
+        self._pulse.ticked = time.monotonic()  # the first tick is yet to come
         self._lease_thread.start()
         self.parts.supervisor.start()
         self._watchers = [
@@ -235,7 +234,7 @@ class Worker:
         ]
         if self._until_empty:
             self._watchers.append(asyncio.create_task(self._watch_empty(), name="watch-empty"))
-        # Without LISTEN it works by polling, so the start does not wait for it for long.
+        # Do not wait for LISTEN for long: without it the worker polls.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 if self.parts.listener is not None:
@@ -271,10 +270,8 @@ class Worker:
         self._me = new_incarnation(self._app)
         await self._register()
 
-    # Events while it runs.
-
     def _works_with(self, oldest: int) -> None:
-        """Handle the oldest code that works with the schema now, or with an announced migration."""
+        """Stop if the schema, or an announced change of it, needs newer code than this."""
         if oldest > self._me.schema.newest and not self.report.outgrown:
             events.worker_outgrown(self._me.schema.newest, oldest)
             self.report.outgrown = True
@@ -285,7 +282,7 @@ class Worker:
                 )
 
     def _quiet(self, quiet: bool) -> None:
-        """SIGTSTP and SIGCONT: pause claims; resume claims."""
+        """SIGTSTP and SIGCONT: stop claiming; claim again."""
         # systemd sends a SIGCONT after its SIGTERM, and so does `timeout`.
         if quiet == self.parts.quarantine.quiet or self._stops.requested.is_set():
             return
@@ -296,7 +293,7 @@ class Worker:
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
-        """SIGHUP: concurrency, log level, drain times; everything else needs a restart."""
+        """SIGHUP: apply limits, log level and drain times; other settings need a restart."""
         if self._reload is None:
             return
         ready = self.ready.is_set()
@@ -330,8 +327,6 @@ class Worker:
     async def _watch_empty(self) -> None:
         self.report.left = await emptied(self.parts, list(self.limits), self.registry.names())
         self.stop("empty")
-
-    # Stop.
 
     async def _drain(self) -> None:
         began = time.monotonic()
@@ -387,7 +382,7 @@ class Worker:
             await asyncio.wait(left, timeout=1.0)
         self.parts.threads.shutdown(wait=False, cancel_futures=True)
         events.turn_second()
-        # A parent reports for all of its children.
+        # The parent of several processes logs this for all of them.
         if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
             events.worker_stopped(**self.report.told())
 
@@ -396,5 +391,5 @@ class Worker:
             await self._beside.stop_tier(BESIDE_S)
             if left := self._beside.kill():
                 await asyncio.wait(left, timeout=1.0)
-        if self.counting is not None:
+        if self.counters is not None:
             events.measure(None)

@@ -94,7 +94,7 @@ async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:
 
     started = await desk.start()
     await desk.settled(*await desk.enqueue(fine.job()))
-    assert started.worker.counting is None
+    assert started.worker.counters is None
     assert started.worker.snapshot().counted.tasks == []
 
 
@@ -318,7 +318,7 @@ async def test_every_metric_is_written_with_its_labels(desk: Desk, serve: Serve,
 
     async with serve() as served:
         await desk.settled(*await desk.enqueue(fine.job()))
-        served.worker.counting.counted.crashes["acker"] = 1
+        served.worker.counters.counted.crashes["acker"] = 1
         _, text = await served.get("/metrics")
     told = families(text)
     labels = {

@@ -117,7 +117,10 @@ async def test_a_consumer_that_stands_still_is_not_alive(
         [consumer] = served.worker.parts.consumers.values()
         stands_still(monkeypatch, consumer, health.STUCK_S + 1)
         status, why = await served.get("/livez")
-    assert (status, why.startswith("the consumer of default has stood still for ")) == (503, True)
+    assert (status, why.startswith("the consumer of default has made no progress for ")) == (
+        503,
+        True,
+    )
 
 
 async def test_one_that_sleeps_until_it_is_called_is_alive(serve: Serve) -> None:
@@ -131,9 +134,9 @@ async def test_nobody_who_looks_for_jobs_is_not_alive(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve() as served:
-        stands_still(monkeypatch, served.worker.parts.scout, 3600)
+        stands_still(monkeypatch, served.worker.parts.poller, 3600)
         status, why = await served.get("/livez")
-    assert (status, why.startswith("nobody has looked for jobs for ")) == (503, True)
+    assert (status, why.startswith("the queues have not been polled for ")) == (503, True)
 
 
 async def test_outcomes_that_nobody_tries_to_write_are_not_alive(
@@ -147,7 +150,7 @@ async def test_outcomes_that_nobody_tries_to_write_are_not_alive(
         looks._seen = (acker.tried_at, time.monotonic() - health.STUCK_S - 1)
         assert await served.get("/livez") == (
             503,
-            "7 outcomes wait, and nobody tries to write them",
+            "7 outcomes wait, and the acker does not try to write them",
         )
         acker.tried_at = time.monotonic()
         assert (await served.get("/livez"))[0] == 200

@@ -1,4 +1,4 @@
-"""Workers in this process, on a real database; and what they say, as it happens."""
+"""Workers in this process, on a real database, and the events that they emit."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from taskd.worker.lease import new_incarnation
 from tests.canary import assert_unseen
 
 WITHIN_S = 60.0
-# What one statement, or a connection, may take where a test is about neither.
+# Timeouts of statements and connections for tests that are about neither.
 PATIENT_S = 60.0
 ENDED = {"job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed"}
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Any]:
-    """The loop that `taskd run` uses; for what a handler can do to a loop, asyncio's as well."""
+    """The event loop that `taskd run` uses; tests of blocked loops use asyncio's as well."""
     loops: dict[str, Any] = {"uvloop": uvloop.new_event_loop}
     both = item.path.name in {"test_hostile.py", "test_hazards.py", "test_own_task.py"}
     if both and "100_000" not in item.name:
@@ -40,7 +40,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Any]:
 
 
 async def until(true: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
-    """Wait for a condition, awaited if it is a coroutine; what it returned."""
+    """Wait for a condition, awaited if it is a coroutine; return its value."""
     deadline = time.monotonic() + within_s
     while True:
         found = true()
@@ -77,7 +77,7 @@ class Heard:
     async def wait(
         self, name: str, count: int = 1, /, within_s: float = WITHIN_S, **fields: Any
     ) -> list[dict[str, Any]]:
-        """Wait until an event was heard so often; all of its fields, each time."""
+        """Wait until an event was emitted that many times; return the fields of each."""
         async with asyncio.timeout(within_s):
             while len(found := self.of(name, **fields)) < count:
                 self._changed.clear()
@@ -112,7 +112,7 @@ class Started:
 
 
 class Desk:
-    """Makes tasks, workers and jobs, and looks at rows."""
+    """Creates tasks, workers and jobs, and reads rows."""
 
     def __init__(self, dsn: str, sql: Any, heard: Heard) -> None:
         self.dsn, self.sql, self.heard = dsn, sql, heard
@@ -205,7 +205,7 @@ async def heard() -> AsyncIterator[Heard]:
 
 @pytest.fixture
 async def silent_loop() -> AsyncIterator[list[Any]]:
-    """What asyncio complained about: nothing, by the end of the test."""
+    """Collect asyncio's complaints; a test must end without any."""
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     yield complaints

@@ -1,4 +1,4 @@
-"""The acker alone: who must wait for whom when an outcome cannot be written."""
+"""The acker alone: which outcomes must wait when another one cannot be written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ME = 42
 
 
 class Line:
-    """A lane whose database says what the test wants."""
+    """A lane whose database answers as the test says."""
 
     def __init__(self) -> None:
         self.sent: list[list[int]] = []
@@ -78,7 +78,7 @@ async def test_a_database_that_refuses_has_answered(desk: Desk) -> None:
 
     lane.refuse = refuse
     async with running(lane) as acker:
-        acker.settled(said(1, "odd"))
+        acker.outcome(said(1, "odd"))
         await until(lambda: lane.written == [1])
         assert acker.has_room()
     assert desk.heard.of("store.back")
@@ -97,7 +97,7 @@ async def test_what_is_set_aside_is_tried_again_while_more_is_set_aside(
     lane.refuse = refuse
     async with running(lane) as acker:
         for job_id in range(1, 11):
-            acker.settled(said(job_id, "bad"))
+            acker.outcome(said(job_id, "bad"))
             await asyncio.sleep(0.05)
         assert 1 in lane.written
 
@@ -114,7 +114,7 @@ async def test_a_batch_that_silence_swallows_twice_is_sent_in_halves(
     lane.refuse = refuse
     async with running(lane) as acker:
         for job_id in range(8):
-            acker.settled(said(job_id, "x" * 100))
+            acker.outcome(said(job_id, "x" * 100))
         await until(lambda: sorted(lane.written) == list(range(8)))
     assert [len(ids) for ids in lane.sent[:3]] == [8, 8, 4]
 
@@ -127,8 +127,8 @@ async def test_of_two_outcomes_of_a_job_the_one_of_the_claim_that_holds_counts(d
         ME,
     )
     async with running(desk.lane) as acker:
-        acker.settled(said(job, "1", fence=2))
-        acker.settled(Ack(job, ME, 1, JobState.QUEUED, refund=True))
+        acker.outcome(said(job, "1", fence=2))
+        acker.outcome(Ack(job, ME, 1, JobState.QUEUED, refund=True))
         await until(lambda: not acker.backlog)
     assert (await desk.row(job))["state"] == "done"
     assert [had["fence"] for had in desk.heard.of("job.lost")] == [1]

@@ -15,6 +15,7 @@ from taskd.errors import LeaseLost
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.error_translation import HeldUp, Silence, translate
 from taskd.store.jobs import jobs
+from taskd.worker.upkeep import reconciler as reconciler_module
 from tests.worker.conftest import Desk, until
 from tests.worker.test_claims import TERMINATE, idle
 
@@ -179,7 +180,7 @@ async def test_an_ack_after_the_job_was_taken_over_changes_nothing(desk: Desk) -
     ids = await desk.enqueue(waits.job(), done.job())
     worker = await desk.start()
     await until(lambda: worker.worker.parts.runners[0].running == 2)
-    # Somebody else has rescued and claimed them.
+    # Another worker has rescued and claimed them.
     await desk.other_worker(42)
     await desk.sql.execute("UPDATE taskd.job SET worker_id = 42, fence = fence + 1")
     go.set()
@@ -235,7 +236,7 @@ async def test_what_cannot_be_written_is_reported_at_the_end(
     await desk.heard.wait("job.done", job_id=job)
     assert await worker.stop() == 75
     assert worker.worker.report.unwritten == 1
-    await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() in {"acker", "ticker"}])
+    await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() in {"acker", "timer"}])
 
 
 async def test_rows_of_a_lost_claim_come_back_unharmed(
@@ -266,7 +267,7 @@ async def test_nobody_looks_for_lost_claims_while_one_is_under_way(desk: Desk) -
     worker = await desk.start(queues=("one", "two"))
     parts = worker.worker.parts
     async with parts.backlog_claims.at_rest():
-        parts.reconciler.doubt()
+        parts.reconciler.claim_lost()
         looking = asyncio.create_task(parts.reconciler.tick())
         for _ in range(3):
             await parts.claims.fetch("turn_enqueue_checks_off")
@@ -275,7 +276,7 @@ async def test_nobody_looks_for_lost_claims_while_one_is_under_way(desk: Desk) -
 
 
 def once_cancelled() -> Any:
-    """Cancels whoever waits for the first rows: the statement has run, and nobody has them."""
+    """Cancel the task that waits for the first rows: the statement ran, its rows are lost."""
     lost = []
 
     async def lose(rows: Any) -> Any:
@@ -302,8 +303,8 @@ async def test_rows_of_a_claim_whose_service_was_cancelled_come_back_as_soon(
     reconciler.every_s = 0.1
     reconciler._grace_s = 1.0
     await idle(desk)
-    # Nobody looks because it is time to: only whoever lost the claim can have said so.
-    monkeypatch.setattr(reconciler, "IDLE_LOOK_EVERY_S", 3600.0)
+    # No periodic check within the test: only the lost claim can have caused this one.
+    monkeypatch.setattr(reconciler_module, "IDLE_CHECK_EVERY_S", 3600.0)
     meddle(worker.worker.parts.claims, name, once_cancelled())
     suspect = "UPDATE taskd.job SET state = 'scheduled', crashes = 1"
     async with desk.sql.transaction():
@@ -347,7 +348,7 @@ async def test_effects_and_completion_commit_together(desk: Desk, dsn: str) -> N
     assert json.loads(committed["result"]) == {"how": "commits"}
     assert json.loads(forgot["errors"])[0]["type"] == "NotCommitted"
     await desk.heard.wait("job.done", 3)
-    # It is said what came of it, not what the handler believed.
+    # The log has the actual outcome, not what the handler assumed.
     assert [desk.heard.ends(job) for job in ids] == [
         ["job.done"],
         ["job.retried", "job.done"],

@@ -1,4 +1,4 @@
-"""What has ended is written before anything new is claimed."""
+"""Outcomes are written before new jobs are claimed."""
 
 from __future__ import annotations
 

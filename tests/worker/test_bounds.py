@@ -1,8 +1,4 @@
-"""What is promised within so many seconds adds up: the longest way there, by the default settings.
-
-What a step really takes depends on the machine, and is measured by commands (tests/README.md).
-Here stands what the waits, limits and distances of the product allow at their worst.
-"""
+"""Promised times add up: the longest way to each promise, with the default settings."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ def test_a_worker_that_is_cut_off_has_stopped_its_handlers_before_others_may_run
 
 
 def test_work_goes_on_within_5_s_after_a_restart_of_the_server() -> None:
-    # Beats, acks and claims wait beside each other; a claim asks now and then whether it may.
+    # Lease renewals, acks and claims use separate connections; consumers check the lease regularly.
     assert longest_retry_s() + ASKS_ROOM_EVERY_S + STEPS_S <= 5
 
 
@@ -98,5 +94,5 @@ def test_a_success_waits_for_milliseconds_to_be_written() -> None:
     assert acker.WRITE_EVERY_S <= 0.02
 
 
-def test_a_flood_of_rings_brings_at_most_50_claims_a_second() -> None:
-    assert consumer.VAIN_PAUSE_S_MAX * 50 >= 1
+def test_a_flood_of_notifications_causes_at_most_50_claims_a_second() -> None:
+    assert consumer.EMPTY_PAUSE_S_MAX * 50 >= 1

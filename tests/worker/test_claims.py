@@ -1,4 +1,4 @@
-"""Claiming: how much, in which order, how soon, and what is not claimed."""
+"""Claims: how many jobs, in which order, how soon, and which jobs are not claimed."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ async def test_an_enqueued_job_wakes_an_idle_worker(desk: Desk) -> None:
     assert sorted(took)[2] < 0.3
 
 
-async def test_without_any_ring_jobs_are_found_by_polling(desk: Desk) -> None:
+async def test_without_notifications_jobs_are_found_by_polling(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 
@@ -250,7 +250,7 @@ async def test_a_lost_listener_is_made_again_and_nothing_is_missed(desk: Desk) -
     await desk.start(poll_s=60)
     await idle(desk)
     assert await desk.sql.fetchval(TERMINATE, "taskd listen") == 1
-    # Without a ring: the new listener looks by itself.
+    # Without a notification: the new listener makes the consumer poll.
     job = await desk.sql.fetchval(
         "INSERT INTO taskd.job (queue, task) VALUES ('default', 'quick') RETURNING id"
     )
@@ -322,7 +322,7 @@ async def test_jobs_that_come_fast_share_claims_and_acks(
     for name, seconds in distance.items():
         monkeypatch.setattr(consumer, name, seconds)
     monkeypatch.setattr(acker, "WRITE_EVERY_S", 0.2)
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 600.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 600.0)
     await desk.start()
     began = time.monotonic()
     ids = [
@@ -331,7 +331,7 @@ async def test_jobs_that_come_fast_share_claims_and_acks(
     ]
     await desk.settled(*ids)
     most = 3 + (time.monotonic() - began) / 0.2
-    # At its start it looks more often, and finds nothing.
+    # At its start the consumer polls more often, and finds nothing.
     assert sum(claim["count"] > 0 for claim in desk.heard.of("queue.claimed")) <= most
     assert len(desk.heard.of("acks.written")) <= most
 

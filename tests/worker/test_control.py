@@ -1,4 +1,4 @@
-"""What operators say to running workers: pauses, concurrency, cancels, deadlines."""
+"""Operators and running workers: pauses, concurrency, cancellations, deadlines."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_queue_grows_and_shrinks_while_it_runs(desk: Desk) -> None:
     await until(lambda: runner.running == 5)
     await limits.limit_queue(desk.lane, "default", concurrency=1)
     await desk.heard.wait("queue.resized", queue="default", concurrency=1)
-    assert runner.running == 5  # what runs goes on
+    assert runner.running == 5  # running attempts go on
     end.set()
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
@@ -224,23 +224,23 @@ async def test_a_call_for_another_worker_is_not_heeded(desk: Desk) -> None:
     sleeper(desk)
     started = await desk.start()
     reconciler, rescuer = started.worker.parts.reconciler, started.worker.parts.rescuer
-    calls = Calls(started.worker.parts.shared.lease, rescuer.wakeup, reconciler.wakeup).hear
+    calls = Calls(started.worker.parts.shared.lease, rescuer.wakeup, reconciler.wakeup).receive
     reconciler.wakeup.clear()
     calls("12")
     calls("not even a number")
     await asyncio.sleep(0)
     assert not reconciler.wakeup.is_set()
-    for _ in range(1000):  # a flood of them is one look, and one more
+    for _ in range(1000):  # a flood of calls causes two checks
         calls("")
     looks = 0
-    look = rescuer.look
+    look = rescuer.check
 
     async def counted() -> Any:
         nonlocal looks
         looks += 1
         return await look()
 
-    rescuer.look = counted
+    rescuer.check = counted
     await asyncio.sleep(0.5)
     assert looks <= 2
 

@@ -17,7 +17,7 @@ from tests.worker.conftest import WITHIN_S, Desk, until
 
 NEWEST = all_migrations()[-1].number
 ADD = "INSERT INTO taskd.migration VALUES ($1, 'later', '', $2, $3)"
-# `Within one beat`: a sixth of the lease, and a fifth more.
+# `Within one lease renewal`: a sixth of the lease, and a fifth more.
 LEASE_S = 3.0
 
 
@@ -47,7 +47,7 @@ async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started
     worker = await desk.start(lease_s=LEASE_S, drain_s=WITHIN_S)
     [running] = await desk.enqueue(slow.job())
     await begun.wait()
-    # An expand leaves it alone: it beats on.
+    # An expand does not stop the worker: it renews its lease.
     await desk.sql.execute(ADD, NEWEST + 1, NEWEST, None)
     beat = await desk.sql.fetchval("SELECT beat_at FROM taskd.worker")
     await until(lambda: _beaten_since(desk, beat))

@@ -1,4 +1,4 @@
-"""Attempts that their worker cuts short are told once, with why, and are repeated."""
+"""Attempts that their worker interrupts are logged once, with the reason, and are repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases: who is dead, who is only cut off, and what becomes of the jobs."""
+"""Leases: which workers are dead, which are only cut off, and what happens to their jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
+async def test_a_live_worker_that_was_declared_dead_registers_again(desk: Desk) -> None:
     runs: list[tuple[int, int]] = []
     ended = []
 
@@ -78,7 +78,7 @@ async def test_a_worker_that_was_buried_alive_starts_anew(desk: Desk) -> None:
     assert not await desk.sql.fetchval("SELECT count(*) FROM taskd.worker WHERE died_at IS NULL")
 
 
-async def test_a_beat_that_is_cancelled_begins_again(desk: Desk) -> None:
+async def test_a_lease_renewal_that_is_cancelled_begins_again(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 
@@ -88,7 +88,7 @@ async def test_a_beat_that_is_cancelled_begins_again(desk: Desk) -> None:
     assert loop is not None
 
     def cancel() -> None:
-        [beat] = [task for task in asyncio.all_tasks(loop) if task.get_name() == "beat"]
+        [beat] = [task for task in asyncio.all_tasks(loop) if task.get_name() == "lease"]
         beat.cancel()
         cancelled.set()
 
@@ -151,7 +151,8 @@ async def test_only_silence_fences(
     await until(lambda: not worker.worker._lease.trusted)
     if silent:
         await desk.heard.wait("worker.fenced")
-        # Given back before anybody could bury it, and the attempt does not count.
+        # Released before another worker could declare this one dead, and the attempt does not
+        # count.
         row = await desk.state(job, "queued")
         assert (row["attempt"], row["interrupts"], row["worker_id"]) == (0, 1, None)
     else:
@@ -204,7 +205,7 @@ async def test_nothing_begins_after_a_standstill_that_outlived_the_lease(
     assert began == [(2, True)]
 
 
-async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Desk) -> None:
+async def test_a_neighbour_that_died_is_declared_dead_at_once_and_its_job_run(desk: Desk) -> None:
     @desk.task()
     async def quick(ctx: Any) -> None: ...
 
@@ -218,14 +219,14 @@ async def test_a_neighbour_that_died_is_buried_at_once_and_its_job_run(desk: Des
     assert (row["state"], row["crashes"], row["attempt"], row["fence"]) == ("done", 1, 2, 2)
     (buried,) = desk.heard.of("workers.declared_dead")
     assert buried["proof"] == "its process has ended"
-    # A neighbour that lives, and a stranger before we ourselves have been steady for a lease.
+    # A neighbour that lives, and a silent remote worker before our own lease was steady.
     alive = await desk.sql.fetch(
         "SELECT id FROM taskd.worker WHERE died_at IS NULL AND id < 100 ORDER BY id"
     )
     assert [row[0] for row in alive] == [43, 44]
 
 
-async def test_a_silent_stranger_is_buried_by_who_has_been_steady(desk: Desk) -> None:
+async def test_a_silent_remote_worker_is_declared_dead_by_a_steady_one(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 

@@ -10,7 +10,7 @@ from taskd.limits import Limit
 from taskd.store.jobs import limits
 from tests.worker.conftest import Desk, until
 
-# The most that ran at the same time, by limit and key: who was running when another one began.
+# The maximum number of concurrent attempts, by limit and key.
 MOST = """
 WITH ran AS (
     SELECT limit_key, id, started_at AS since, finished_at AS until FROM taskd.job_history
@@ -117,7 +117,7 @@ async def test_a_rate_holds_over_a_window(desk: Desk) -> None:
         await desk.start()
     rows = await desk.settled(*await desk.enqueue(*[work.job()] * 40))
     began = sorted(row["started_at"].timestamp() for row in rows)
-    # A burst that was saved, one that was admitted and had not begun, and what the rate gives.
+    # A saved burst, one admitted job that had not started, and what the rate allows.
     for first, start in enumerate(began):
         within = [each for each in began[first:] if each < start + 0.25]
         assert len(within) <= 5 + 5 + 40 * 0.25

@@ -20,7 +20,7 @@ BURIED = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
 
 @pytest.fixture
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rests so long that whatever must not wait for their end would fail its test."""
+    """Make rests so long that anything that must not wait for their end fails its test."""
     monkeypatch.setattr(timer, "REST_AFTER_S", 0.1)
     monkeypatch.setattr(timer, "REST_TICK_S", 60.0)
     monkeypatch.setattr(loop_monitor, "REST_TICK_S", 60.0)
@@ -28,7 +28,7 @@ def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def resting(worker: Started) -> None:
-    """Wait until nothing ticks and nobody looks any more."""
+    """Wait until the timer and the loop monitor rest."""
     looking = worker.worker._lease_thread._watch
     await until(lambda: worker.worker._pulse.resting)
     await until(lambda: time.monotonic() - looking._looked > 0.3)
@@ -59,7 +59,7 @@ async def test_an_idle_ticker_still_names_a_blocked_loop(desk: Desk) -> None:
     await desk.settled(job)
     (named,) = desk.heard.of("loop.blocked")
     assert named["job_id"] == job
-    # Half a second, give or take what a busy machine adds.
+    # Half a second, and a margin for a busy machine.
     assert named["blocked_s"] < 1.0
 
 
@@ -161,7 +161,7 @@ async def test_orphans_are_rescued_by_the_next_sweep(desk: Desk) -> None:
     ran = statements(worker)
     await until(lambda: ran.count("check_upkeep") >= 3)
     assert "rescue_jobs" not in ran
-    # A claim that commits after its worker's burial: there is nobody left to be buried.
+    # A claim that commits after its worker was declared dead; no other worker is left to rescue it.
     await desk.other_worker(42)
     await desk.sql.execute(BURIED, 42)
     job = await desk.sql.fetchval(
@@ -176,7 +176,7 @@ async def test_orphans_are_rescued_by_the_next_sweep(desk: Desk) -> None:
     assert "rescue_jobs" not in ran
 
 
-async def test_what_is_due_without_a_ring_is_seen_by_the_next_sweep(desk: Desk) -> None:
+async def test_due_jobs_without_a_notification_are_seen_by_the_next_check(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 
@@ -196,7 +196,7 @@ async def test_what_is_due_without_a_ring_is_seen_by_the_next_sweep(desk: Desk) 
     began = time.monotonic()
     await desk.settled(job)
     assert time.monotonic() - began < promoter.TIMER_S_MAX / 3
-    # What the timer is set for already does not wake the promoter at every sweep.
+    # A due time that the timer is already set for does not wake the promoter at every check.
     await scheduled("20 s")
     await until(lambda: ran[-1] == "next_due")
     ran.clear()

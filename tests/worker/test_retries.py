@@ -30,6 +30,6 @@ def test_a_hundred_lost_connections_knock_less_than_a_hundred_times_a_second(
     monkeypatch.setattr(service, "random", random.Random(37))
     all_of_them = [knocks(Backoff()) for _ in range(PROCESSES * CONNECTIONS_EACH)]
     seconds = Counter(int(each) for one in all_of_them for each in one)
-    # It begins with short waits, as most outages are short; then nobody keeps step with others.
+    # Short waits first, as most outages are short; then no two workers retry in step.
     assert max(seconds[n] for n in range(SETTLED_AFTER_S, OUTAGE_S)) <= 100
     assert min(seconds[n] for n in range(SETTLED_AFTER_S, OUTAGE_S)) > 0

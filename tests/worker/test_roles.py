@@ -19,7 +19,7 @@ from tests.worker.conftest import Desk, until
 
 @pytest.fixture
 async def office(desk: Desk, logins: Logins) -> Desk:
-    """A desk whose workers log in as a member of taskd_worker; it looks on as before."""
+    """A desk whose workers log in as a member of taskd_worker; its own connection is unchanged."""
     desk.dsn = logins.dsn("worker")
     return desk
 
@@ -93,7 +93,7 @@ async def test_every_outcome_can_be_written(office: Desk, producer: Client, logi
     ids = await producer.enqueue_many([*(ends.job(how=how) for how in kinds), snoozes.job()])
     rows = await office.settled(*ids)
     assert [row["state"] for row in rows] == ["done", "done", "done", "failed", "cancelled", "done"]
-    # What somebody else cancels while it runs; and what is given back at the end.
+    # A job that is cancelled while it runs, and jobs that are released at the end.
     cancelled, released = await producer.enqueue_many([waits.job(), waits.job()])
     await office.state(cancelled, "running")
     await office.state(released, "running")
@@ -106,7 +106,7 @@ async def test_every_outcome_can_be_written(office: Desk, producer: Client, logi
     well(office)
 
 
-async def test_a_dead_workers_jobs_are_rescued_and_run_in_the_slow_lane(
+async def test_a_dead_workers_jobs_are_rescued_and_run_in_quarantine(
     office: Desk, producer: Client
 ) -> None:
     @office.task()

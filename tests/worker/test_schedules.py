@@ -1,4 +1,4 @@
-"""Workers and schedules: declared at the start, fired by whoever lives, with whose rights."""
+"""Workers and schedules: declared at the start, fired by any worker, with that worker's rights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskd.store.connections.database import Database, Lane
 from tests.logins import Logins
 from tests.worker.conftest import Desk, until
 
-# A sixth of its lease is how often a worker looks around.
+# A worker checks every sixth of its lease.
 BRISK: dict[str, Any] = {"lease_s": 3.0}
 
 
@@ -191,7 +191,7 @@ async def test_a_query_runs_with_the_rights_of_who_has_set_it_and_no_others(
     with pytest.raises(PermissionDenied, match="may not fire schedules"):
         await schedules.set_(admin, [with_query("s", "open")])
     await schedules.set_(admin, [Schedule("plain", job, every("1h"))])
-    # A worker reads what it may read anyway.
+    # A worker reads what it is allowed to.
     await schedules.publish(worker, "app", [with_query("mine", "open"), with_query("no", "secret")])
     # The owner's query is not for workers: they do not even see that it is due.
     await schedules.set_(desk.lane, [with_query("owners", "secret")])

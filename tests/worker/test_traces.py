@@ -233,7 +233,7 @@ async def test_a_schedule_begins_a_trace(desk: Desk, spans: InMemorySpanExporter
     schedule("often", ticks, every(3600), catch_up="all", registry=desk.registry)
     started = await desk.start()
     await desk.sql.execute("UPDATE taskd.schedule SET next_at = now() - interval '1 s'")
-    for firer in started.worker.parts.firers:
+    for firer in started.worker.parts.schedule_runners:
         firer.wakeup.set()
     await until(lambda: len(runs(spans)) == 2)
     await started.stop()

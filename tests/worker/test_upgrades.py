@@ -1,7 +1,4 @@
-"""Migrations are applied while jobs run: nobody gets an error, and the longest stall is printed.
-
-`pytest -n0 -rP tests/worker/test_upgrades.py` shows it.
-"""
+"""Migrations are applied while jobs run without an error; the longest stall is printed."""
 
 from __future__ import annotations
 
@@ -95,8 +92,8 @@ class Load:
         return longest
 
 
-# What a worker does, in words that every version of the schema knows: there was no code before
-# that of today which could have been left behind.
+# A worker's statements, in a form that every version of the schema accepts, as no older code
+# exists.
 ENQUEUE = "INSERT INTO taskd.job (queue, task, args) VALUES ('q', 't', '{}')"
 CLAIM = """
 UPDATE taskd.job

@@ -1,8 +1,4 @@
-"""Nothing is overlooked when a worker that attended its queue falls asleep: by script.
-
-The random trials are a command: python -m tests.system.wakeups. Here, too, polls and timers that
-would find a job by themselves come every half minute only.
-"""
+"""No job is missed when a worker that polled its queue falls asleep: scripted interleavings."""
 
 from __future__ import annotations
 
@@ -32,17 +28,17 @@ from tests.store.helpers import MARK, MARKED, UNMARK, Ears, Transaction, waits_f
 from tests.worker.conftest import Desk, Started, until
 
 RARELY_S = 30.0
-# Far below that; the looks of a worker that falls asleep are a second apart at most.
+# Far below that; the polls of a worker that falls asleep are at most a second apart.
 SOON_S = 5.0
 OTHER_ID = 7
 SLEEPER_CONCURRENCY = 7
-# So much is always queued that the worker never sleeps: with 300 ahead it was awake for long enough
-# to attend by chance only, after 20 to 50 s and up to a million jobs on a machine at rest.
+# Keep so many jobs queued that the worker never sleeps. With 300 it polled continuously only by
+# chance.
 STREAM_JOBS, STREAM_AHEAD = 300, 1500
 
-# Until this transaction ends, who reads or writes the mark waits.
+# Until this transaction ends, statements that read or write the mark wait.
 HOLD_MARK = "ALTER SEQUENCE taskd.mark_{} NO CYCLE"
-# As where a worker lives: else nobody looks for a mark.
+# As if a worker lived: otherwise producers do not check for a mark.
 NEEDED = "SELECT setval('taskd.needs', 1)"
 WAITS_FOR = "SELECT relation = $2::text::regclass FROM pg_locks WHERE pid = $1 AND NOT granted"
 WITHDRAWS = """
@@ -56,11 +52,11 @@ XID = "SELECT pg_current_xact_id()::xid::text::bigint"
 
 @pytest.fixture(autouse=True)
 def _rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not found at once stays unfound; attending begins soon, and marks last."""
+    """Jobs that are not found at once stay unfound; polling begins soon, and marks last."""
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", RARELY_S)
     monkeypatch.setattr(promoter, "TIMER_S_MAX", RARELY_S)
     monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", RARELY_S)
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 0.02)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 0.02)
     monkeypatch.setattr(busy_mark, "MARK_S", 60.0)
     monkeypatch.setattr(busy_mark, "RENEW_EVERY_S", 30.0)
     monkeypatch.setattr(busy_mark, "END_S", 6.0)
@@ -99,11 +95,11 @@ class Scene:
     async def start_asleep(self, **settings: Any) -> Started:
         """A worker that has found nothing, and trusts that it hears of everything."""
         worker = await self.start(concurrency=SLEEPER_CONCURRENCY, **settings)
-        mine = worker.worker.parts.consumers["default"].attendance
-        # Whatever it finds, it does not attend the queue itself.
+        mine = worker.worker.parts.consumers["default"].busy_mark
+        # Whatever it finds, it does not set the mark itself.
         mine._not_before = math.inf
         await self.desk.heard.wait("queue.claimed", batch=SLEEPER_CONCURRENCY)
-        await until(lambda: not (mine.attending or mine.doubtful))
+        await until(lambda: not (mine.marked or mine.must_poll))
         return worker
 
     @asynccontextmanager
@@ -158,7 +154,7 @@ class Scene:
         return marked
 
     async def falls_asleep(self, looks: int = 0) -> None:
-        """Wait until the mark is gone, and the worker has looked so many times since."""
+        """Wait until the mark is gone and the worker has polled that many times since."""
 
         async def unmarked() -> bool:
             return not await self.marked()
@@ -168,12 +164,12 @@ class Scene:
         await self.desk.heard.wait("queue.claimed", empty + looks, count=0)
 
     async def awakes(self, sleeper: Started) -> None:
-        """It may claim again, looks once, and sleeps on."""
+        """It may claim again, polls once, and sleeps on."""
         mine = sleeper.worker.parts.consumers["default"]
-        before = mine.attendance._claimed_at
+        before = mine.busy_mark._claimed_at
         sleeper.worker._quiet(False)
         mine.wakeup.set()
-        await until(lambda: mine.attendance._claimed_at > before)
+        await until(lambda: mine.busy_mark._claimed_at > before)
 
     async def is_found(self, job_id: int) -> None:
         """Wait until a job is done, for far less time than until the next poll."""
@@ -253,7 +249,7 @@ async def test_a_worker_waits_for_who_reads_the_mark_while_it_is_about_to_take_i
         await scene.is_found(job)
 
 
-async def test_who_reads_the_mark_at_the_moment_when_it_is_taken_back_is_waited_for_or_rings(
+async def test_a_producer_that_reads_the_mark_while_it_is_cleared_is_waited_for_or_notifies(
     scene: Scene, producer: Any, other: Any
 ) -> None:
     """Both stand before it, and go on together."""
@@ -383,7 +379,7 @@ async def test_what_moves_in_a_transaction_across_the_nap_is_found(
         async with scene.streaming(), scene.attended():
             job = await act(scene, producer, job)
             assert await producer.fetchval(MARKED, "default")
-        # The waits between looks grow from 2 ms on.
+        # The waits between polls grow from 2 ms on.
         await scene.falls_asleep(looks=6)
         await held.commit()
         await scene.is_found(job)
@@ -394,7 +390,7 @@ async def test_what_is_scheduled_is_found_although_somebody_elses_transaction_st
 ) -> None:
     await scene.start()
     async with Transaction(other):
-        # Older than the bound: as long as it is open, the worker cannot trust rings alone.
+        # Older than the bound: while it is open, the worker must poll.
         await other.fetchval(XID)
         async with Transaction(producer) as held:
             async with scene.streaming(), scene.attended():
@@ -418,7 +414,7 @@ async def test_what_becomes_due_around_the_nap_is_found_in_time(scene: Scene) ->
     assert await scene.desk.sql.fetchval(late, due)
 
 
-# Who stops claiming has the others look.
+# A worker that stops claiming makes the others poll.
 
 
 async def _gets_full(scene: Scene, _worker: Started) -> None:
@@ -455,7 +451,7 @@ async def test_who_ceases_to_claim_calls_the_others(
                 (job,) = await jobs.enqueue(fetches(producer), [scene.found.job()])
                 assert await producer.fetchval(MARKED, "default")
             await ceases(scene, worker)
-        # What is left of the stream would keep the other awake.
+        # The rest of the stream would keep the other worker awake.
         await scene.desk.sql.execute(
             "DELETE FROM taskd.job WHERE task = 'busy' AND state = 'queued'"
         )
@@ -497,7 +493,7 @@ async def test_what_came_while_a_dead_workers_mark_was_out_is_found_by_a_poll(
     await scene.is_found(job)
 
 
-# What whoever enqueues reads.
+# What producers read.
 
 DOORS = ["SQL, published", "SQL, unpublished", "client", "client, several"]
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
@@ -525,10 +521,10 @@ async def door(request: pytest.FixtureRequest, lane: Lane) -> str:
     return name
 
 
-async def test_a_queue_is_rung_for_that_is_served_and_not_attended(
+async def test_a_queue_that_is_served_and_not_polled_is_notified(
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
-    """Above READ COMMITTED nobody looks who serves it: the snapshot may be too old."""
+    """Above READ COMMITTED producers do not check for workers: the snapshot may be too old."""
     ears = Ears(other)
     await sql.execute(MARK, "attended", 60.0, 1)
     await sql.execute(MARK, "lapsed", -0.001, 1)
@@ -569,7 +565,7 @@ async def test_marks_are_read_as_they_are_when_the_job_is_written(
 async def test_who_reads_the_mark_has_an_xid_before(
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
-    """Held where it reads the mark, which waits for whoever alters the sequence."""
+    """Held where it reads the mark, which waits for a transaction that alters the sequence."""
     await sql.execute(NEEDED)
     await sql.execute(MARK, "q", 60.0, 1)
     async with Transaction(other) as held:

@@ -182,9 +182,9 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "ticker": Timer, "sweeper": Rescuer, "promoter": promoter.Promoter,
-    "reconciler": Reconciler, "historian": Pruner,
-    "slow-lane": Quarantine,
+    "timer": timer.Timer, "rescuer": rescuer.Rescuer, "promoter": promoter.Promoter,
+    "reconciler": reconciler.Reconciler, "pruner": pruner.Pruner,
+    "quarantine": Quarantine,
 }  # fmt: skip
 
 
@@ -553,7 +553,7 @@ async def test_a_claim_after_a_failover_takes_no_fence_of_before_it(desk: Desk) 
     runner = worker.worker.parts.runners[0]
     await until(lambda: runner.running == 1)
     before = await desk.row(job)
-    # The connections break, and who answers next has given the job's id to one that nobody claimed.
+    # The connections break, and the next server has given the job's id to an unclaimed job.
     await desk.sql.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE application_name = 'taskd claim' AND datname = current_database()"

@@ -1,35 +1,32 @@
-"""Busy marks: while workers poll a queue continuously, producers need not notify.
+"""The busy mark: while a worker polls a queue continuously, producers skip the NOTIFY.
 
-A transaction that notifies holds a lock of the whole database cluster until its commit is flushed:
-with 16 clients that notify for every job, the rate fell to 0.27. So a busy worker marks its queue,
-and producers read the mark and skip the NOTIFY. A queue has three states:
+A transaction that notifies holds a lock of the whole database cluster until its commit is flushed,
+so a NOTIFY for every job slows all producers down. A busy worker therefore marks its queue, and a
+producer that reads the mark does not notify. A consumer is in one of three states:
 
-- quiet: there is no mark, every enqueue notifies, and the consumer sleeps until a notification. It
-  changes to polled when the consumer no longer sleeps, or when producers wait for each other.
-- polled: a mark is set and renewed every second; the consumer claims every few milliseconds.
-- handing over: the mark is cleared, but transactions that have read it may be open, and will not
-  notify. The consumer polls until they have ended, polls once more, and is quiet.
+- quiet: there is no mark, every job is notified, and the consumer sleeps until a notification.
+- marked: the mark is set and renewed every second, and the consumer claims every few milliseconds.
+  This state begins when the consumer no longer sleeps, or when notifying producers wait for each
+  other.
+- must poll: the mark was cleared, but open transactions may have read it and will not notify. The
+  consumer polls until they have ended, claims once more, and is quiet.
 
-Which transactions may have read the mark? Their xid was assigned by the insert of a job, before
-they read the mark, and they read its value at that moment (a sequence has no snapshots). So their
-xids are lower than one that is drawn after the mark was cleared. When the snapshots of the database
-begin above that xid, these transactions have ended, and a claim that starts then sees their jobs.
+A transaction draws its xid when it inserts a job, before it reads the mark. The mark is a sequence,
+so every transaction reads its present value. Hence a transaction that has read the mark has a lower
+xid than one drawn after the mark was cleared. When all snapshots of the database begin above that
+xid, those transactions have ended, and a claim that starts then sees their jobs.
 
-The start works in the same way. A producer reads who serves the queue with a snapshot that is
-younger than its xid. It does not notify for a queue without workers, and does not even look for
-workers while a sequence says that none is live. So a worker doubts notifications when it starts to
-listen, and again when it was declared dead and has restarted.
+Producers also do not notify a queue without workers. So a worker must poll in the same way as soon
+as it listens, and again when it was declared dead and has registered under a new id.
 
-A queue has one mark, that of the worker that wrote it last. Another worker that clears its own mark
-leaves this one: the worker of the mark is responsible for later jobs. One such worker is enough,
-and notifies the others when it cannot keep up. A worker whose claims are not full gives way to
-another worker's mark, and sleeps: otherwise several workers would claim every 5 ms for jobs that
-one could run.
+A queue has one mark, which belongs to the worker that wrote it last; another worker cannot clear
+it. One polling worker is enough. It notifies the others when its claims are full. A worker whose
+claims are not full yields to the mark of another worker and sleeps.
 
-A worker that cannot claim (full of slow jobs, paused, or about to stop) hands over as well; instead
-of polling itself it notifies the other workers. The mark of a worker that dies expires after two
-seconds, or when the worker is declared dead. Jobs that came meanwhile are found by the worker that
-declares it dead, or by the others' polls.
+A worker that cannot claim (full of slow jobs, quiet, or stopping) clears its mark, and notifies the
+other workers instead of polling. The mark of a dead worker expires after two seconds, or when the
+worker is declared dead. The worker that declares it dead, or the idle pollers, find jobs that were
+enqueued meanwhile.
 """
 
 from __future__ import annotations
@@ -44,62 +41,61 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease import Lease
 
-# Above this rate of notifications, they cost more than they tell.
-ATTEND_AFTER_S = 0.1
+# From then on notifications arrive faster than claims are made.
+MARK_AFTER_S = 0.1
 # Ten clients that wait for each other's commits notify some 1,000 times per second, while the
-# worker sleeps between two notifications. So a worker that claims often checks how many
-# transactions wait, also where each claim finds several jobs and the next one follows up to GAP_S
-# later. At a rate that only several producers reach, it checks at each count.
+# worker still sleeps between two notifications. So a consumer that claims often checks how many
+# producers wait. If many jobs arrive, it checks each time it counts.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, LOOK_AT_PRODUCERS_EVERY_S = 0.05, 0.2
 PRODUCERS_HELD_UP = 3
 MARK_S = 2.0
-# A statement whose connection broke can run on the server for this long; most end at once.
+# A statement whose connection broke may still run on the server for this long.
 WRITTEN_LATER_S = 3.0
 RENEW_EVERY_S = 1.0
-# How long a polling consumer waits after a claim that found less than it asked for.
+# How long a polling consumer waits after a claim that found fewer jobs than it asked for.
 GAP_S = 0.005
-# After this time without a claim it hands over: a consumer that has claimed 50 ms of work ahead is
-# not full.
+# A consumer that makes no claim for this long clears its mark. It exceeds the 50 ms of work that a
+# consumer claims ahead.
 CLAIM_AT_LEAST_EVERY_S = 0.06
-# With fewer jobs per claim than this, for this time, notifications cost little and are quicker than
-# the gap.
+# With fewer jobs per claim than this, for this long, notifications are cheap, and faster than
+# polling.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
-# It polls again at the earliest this long after it last began, so that a load between the two
-# bounds does not make it switch ten times a second.
-NOT_AGAIN_FOR_S = 1.0
-# Per other worker, so that all polling workers together notify as often as one would, and a worker
-# that polls alone does not wake many at each claim; at most 0.1 s, so that no job waits longer.
+# A queue is marked at most this often, so that a load near the threshold does not flap.
+MARK_AT_MOST_EVERY_S = 1.0
+# How often to notify the other workers: the interval for each of them, and the longest interval for
+# a worker that polls alone.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
-# Factor between two polls while handing over: a job is found later by at most a quarter of the time
-# that its transaction was open.
-LOOK_AFTER_S, LOOK_AFTER_S_MAX, LOOK_GROWTH = 0.002, 1.0, 1.25
-# When a worker stops, it waits for open transactions no longer than this; the others poll.
+# Each wait between two polls is longer than the one before by this factor. Doubling the waits would
+# find jobs of a long transaction later.
+POLL_AFTER_S, POLL_AFTER_S_MAX, POLL_GROWTH = 0.002, 1.0, 1.25
+# A stopping worker waits for open transactions no longer than this; other workers poll.
 END_S = 1.0
 
 
 class BusyMark:
-    """The busy mark of one queue; its consumer reports to it. Times are time.monotonic().
+    """The busy mark of one queue, driven by its consumer. Times are time.monotonic().
 
     Args:
         lane: the lane of the claims, so that marks and claims are sent in one order.
-        on_change: called when notifications stop or start to announce every job.
+        on_change: called when the state changes. While the queue is marked, jobs that become due
+            later are not notified either.
 
     Attributes:
-        attending: a mark is set.
-        doubtful: notifications alone cannot be trusted yet.
+        marked: the mark is set.
+        must_poll: notifications may be missing, so the consumer must poll.
     """
 
     def __init__(self, lane: Lane, queue: str, lease: Lease, on_change: Callable[[], None]) -> None:
-        self.attending = False
-        self.doubtful = False
+        self.marked = False
+        self.must_poll = False
         self._lane, self._queue, self._lease = lane, queue, lease
         self._on_change = on_change
-        # Workers whose mark may be set: a statement without an answer may have written it.
+        # The worker id whose mark may be set, also by a statement whose reply was lost.
         self._marked_by: int | None = None
         self._marked_last_by: int | None = (
-            None  # the last worker that set it, also after it was cleared
+            None  # the last worker id that set the mark, even if it was cleared since
         )
         self._renew_at = 0.0
         self._written_until = 0.0
@@ -112,115 +108,113 @@ class BusyMark:
         self._found, self._few_since = 0.0, 0.0
         self._xid: str | None = None
         self._ended = False
-        self._doubts = 0
-        self._owes_call = False
-        self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
+        self._polls_begun = 0
+        self._must_notify = False
+        self._poll_after_s, self._poll_at = POLL_AFTER_S, 0.0
 
-    # Reports of the consumer.
+    # Reports from the consumer.
 
-    def doubt(self) -> None:
-        """Notifications may be missing: a connection was made anew, or a worker was declared dead.
+    def notifications_missed(self) -> None:
+        """Poll until no notification can be missing: the listener reconnected, or a worker died.
 
-        Another server may answer from now on, which does not know that a mark was cleared.
+        The database server may have changed, and the new one may still have a cleared mark.
         """
-        if not self.attending:
+        if not self.marked:
             self._marked_by = self._marked_by or self._marked_last_by
-            self._begin_to_doubt()
+            self._start_polling()
 
     def slept(self) -> None:
-        """The consumer had nothing to do for a moment."""
+        """Record that the consumer had nothing to do for a moment."""
         self._awake_since = time.monotonic()
 
     def claimed(self, jobs: int, batch: int) -> None:
-        """A claim was answered that read everything, or as much as it wanted."""
+        """Record a claim that read everything, or as much as it wanted."""
         self._claimed_at = time.monotonic()
         self._claims += 1
         self._jobs += jobs
         self._found += (jobs - self._found) / 8
         if self._found >= FEW_JOBS:
             self._few_since = self._claimed_at
-        if self.doubtful and self._ended and jobs < batch:
-            self._be_certain()
+        if self.must_poll and self._ended and jobs < batch:
+            self._stop_polling()
 
     # Questions of the consumer.
 
     @property
     def wants_all(self) -> bool:
-        """Return whether the next claim is the last poll, which must read everything."""
-        return self.doubtful and self._ended
+        """Return whether the next claim is the last poll, which must read the whole queue."""
+        return self.must_poll and self._ended
 
     def pause_s(self, sleep_s: float) -> float:
         """Return how long to wait for a notification; a quiet consumer waits `sleep_s`."""
-        if self.attending:
+        if self.marked:
             return GAP_S
-        if self.doubtful:
-            return min(sleep_s, self._next_look_s())
+        if self.must_poll:
+            return min(sleep_s, self._next_poll_s())
         return sleep_s
 
     # Actions for the consumer.
 
     async def before_claim(self, *, full: bool) -> None:
-        """Send what is due to the database before the next claim.
+        """Set, renew or clear the mark, and check open transactions, before the next claim.
 
         Args:
-            full: the last claim brought as much as it had asked for.
+            full: the last claim returned as many jobs as it asked for.
         """
         now = time.monotonic()
-        if self.attending:
+        if self.marked:
             if now - self._few_since > FEW_FOR_S or (
                 now >= self._renew_at and not await self._mark(now, gives_way=not full)
             ):
-                await self._leave()
+                await self._clear()
         elif now >= self._not_before and (
-            now - self._awake_since > ATTEND_AFTER_S or await self._holds_producers_up(now)
+            now - self._awake_since > MARK_AFTER_S or await self._holds_producers_up(now)
         ):
-            self._not_before = now + NOT_AGAIN_FOR_S
+            self._not_before = now + MARK_AT_MOST_EVERY_S
             if await self._mark(now, gives_way=not full):
-                self.attending, self.doubtful = True, False
+                self.marked, self.must_poll = True, False
                 self._found, self._few_since = FEW_JOBS, now
                 events.queue_polled(self._queue)
                 self._on_change()
-        if self.doubtful:
-            await self._look()
-        busy = self.attending or self.doubtful
+        if self.must_poll:
+            await self._check_transactions()
+        busy = self.marked or self.must_poll
         if busy and full and self._others and now >= self._call_at:
             every_s = CALL_EVERY_S * self._others
             self._call_at = now + (min(every_s, CALL_ALONE_EVERY_S_MAX) if self._alone else every_s)
-            await self._call()
+            await self._notify_workers()
 
     async def cannot_claim(self) -> None:
-        """No claim is made for a while: let the other workers poll."""
+        """Clear the mark and notify the other workers: no claim is made for a while."""
         now = time.monotonic()
         if now - self._claimed_at < CLAIM_AT_LEAST_EVERY_S:
             return
         self.slept()
-        if self.attending:
-            await self._leave()
-            await self._call()
-        if self.doubtful and now >= self._look_at:
-            self._look_at = now + self._next_look_s()
-            await self._look()
-            # Each time: no other worker is notified of the jobs committed since. A doubt that comes
-            # up during the call clears `_ended`.
-            if await self._call() and self._ended:
-                self._be_certain()
+        if self.marked:
+            await self._clear()
+            await self._notify_workers()
+        if self.must_poll and now >= self._poll_at:
+            self._poll_at = now + self._next_poll_s()
+            await self._check_transactions()
+            # Each time, as nobody else notifies for jobs committed since. If polling begins anew
+            # during the call, `_ended` is False again.
+            if await self._notify_workers() and self._ended:
+                self._stop_polling()
 
     async def end(self) -> None:
-        """No claim will be made any more."""
-        if self.attending:
-            await self._leave()
+        """Clear the mark, as no claim will be made any more."""
+        if self.marked:
+            await self._clear()
         ends = time.monotonic() + END_S
-        while self._owes_call and self.doubtful:
-            await self._look()
+        while self._must_notify and self.must_poll:
+            await self._check_transactions()
             late = time.monotonic() >= ends
-            if (self._ended or late) and (await self._call() or late):
+            if (self._ended or late) and (await self._notify_workers() or late):
                 return
-            await asyncio.sleep(self._next_look_s())
-
-    # Details.
+            await asyncio.sleep(self._next_poll_s())
 
     async def _holds_producers_up(self, now: float) -> bool:
-        """Return whether producers that notify wait for each other."""
+        """Return whether notifying producers wait for each other."""
         counted_s = now - self._counted_since
         if counted_s < COUNT_EVERY_S:
             return False
@@ -237,39 +231,39 @@ class BusyMark:
             return False
 
     async def _mark(self, now: float, *, gives_way: bool) -> bool:
-        """Set the mark, or renew it; return whether this worker polls."""
+        """Set or renew the mark; return whether this worker polls the queue."""
         self._marked_by = self._marked_last_by = self._lease.worker_id
-        self._owes_call = True
+        self._must_notify = True
         self._renew_at = now + RENEW_EVERY_S
         try:
             attended = await store.set_busy_mark(
                 self._lane, self._queue, self._marked_by, MARK_S, gives_way=gives_way
             )
         except StoreUnavailable:
-            # A session that is cut off may write it later; it then expires.
+            # A session that was cut off may still set the mark; then the mark expires.
             self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
             return True
         if attended is not None:
             self._alone, self._others = attended
         return attended is not None
 
-    async def _leave(self) -> None:
-        self.attending = False
-        self._begin_to_doubt()
-        await self._look()
+    async def _clear(self) -> None:
+        self.marked = False
+        self._start_polling()
+        await self._check_transactions()
         events.queue_unpolled(self._queue)
 
-    async def _look(self) -> None:
+    async def _check_transactions(self) -> None:
         """Clear the mark, draw an xid, and check whether all transactions before it have ended."""
         self._ended = False
-        doubts = self._doubts
+        polls_begun = self._polls_begun
         try:
             if self._marked_by is not None:
                 await store.clear_busy_mark(self._lane, self._queue, self._marked_by)
                 if time.monotonic() < self._written_until:
                     return
-                # After a doubt that came up meanwhile, it may come from another server.
-                if doubts == self._doubts:
+                # If polling began anew meanwhile, the mark may be on another server.
+                if polls_begun == self._polls_begun:
                     self._marked_by = None
             xid = self._xid or await store.draw_xid(self._lane)
             ended = await store.transactions_ended(self._lane, xid)
@@ -277,30 +271,30 @@ class BusyMark:
             # Another server can answer next, whose xids are lower.
             self._xid = None
             return
-        # A doubt that came up meanwhile needs a new xid.
-        if doubts == self._doubts:
+        # If polling began anew meanwhile, it needs an xid of its own.
+        if polls_begun == self._polls_begun:
             self._xid, self._ended = xid, ended
 
-    async def _call(self) -> bool:
+    async def _notify_workers(self) -> bool:
         try:
             await store.wake_workers(self._lane, self._queue)
         except StoreUnavailable:
             return False
         return True
 
-    def _begin_to_doubt(self) -> None:
-        self.doubtful, self._ended, self._xid = True, False, None
-        self._doubts += 1
-        self._look_after_s, self._look_at = LOOK_AFTER_S, 0.0
+    def _start_polling(self) -> None:
+        self.must_poll, self._ended, self._xid = True, False, None
+        self._polls_begun += 1
+        self._poll_after_s, self._poll_at = POLL_AFTER_S, 0.0
         self._on_change()
 
-    def _be_certain(self) -> None:
-        self.doubtful = self._owes_call = False
+    def _stop_polling(self) -> None:
+        self.must_poll = self._must_notify = False
         self._on_change()
 
-    def _next_look_s(self) -> float:
-        look_s, self._look_after_s = (
-            self._look_after_s,
-            min(self._look_after_s * LOOK_GROWTH, LOOK_AFTER_S_MAX),
+    def _next_poll_s(self) -> float:
+        look_s, self._poll_after_s = (
+            self._poll_after_s,
+            min(self._poll_after_s * POLL_GROWTH, POLL_AFTER_S_MAX),
         )
         return look_s

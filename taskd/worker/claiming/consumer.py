@@ -1,4 +1,4 @@
-"""The consumer of one queue: claims jobs in batches for its runner."""
+"""The consumer of one queue: claims jobs in batches, as many as its runner can start."""
 
 from __future__ import annotations
 
@@ -18,54 +18,53 @@ from taskd.store.jobs import limits
 from taskd.store.jobs.jobs import ALL
 from taskd.worker.claiming.busy_mark import GAP_S, BusyMark
 from taskd.worker.claiming.poller import IdlePoller
-from taskd.worker.claiming.read_position import Reading
+from taskd.worker.claiming.read_position import ReadPosition
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.running.runner import Runner, Shared
 from taskd.worker.service import Backoff, Wakeup
 
-# One claim is in flight at a time. Smaller batches leave the server and this process idle while
-# they wait; larger ones or a second lane gained less than 5 %.
+# 2,000: with 1,000 jobs per claim and per ack a fifth of two cores stayed idle. A second lane
+# beside it gained nothing.
 BATCH_MAX = 2000
-# Claim ahead what can start within this time at the measured rate: many fast jobs, but slow ones
-# only for free slots, so that no worker hoards jobs while another is idle.
+# Claim ahead what can start within this time at the measured rate: hundreds of fast jobs, but one
+# slow job per free slot, so that no worker hoards jobs while another is idle.
 PREFETCH_S = 0.05
-# Claim more if four claims take longer than that: the next claim begins when half of the jobs are
-# left, and the runner must have enough until its answer. On a slow machine this drains 1.3 times as
-# many jobs.
+# Claim further ahead where four claims take longer than that. The next claim begins when half of
+# the buffer is left, and the rest must last until its reply.
 CLAIMS_AHEAD = 4
 PREFETCH_S_MAX = 0.2
 RATE_WINDOW_S = 0.005
-# How soon the idle poller polls a queue where a job was just found or notified: an empty claim does
-# not see rows that others have locked. The wait doubles after each poll in vain.
+# How soon the idle poller polls a queue after a claim or a notification: an empty claim does not
+# see rows that others have locked. The interval doubles with each empty poll.
 POLL_UNSURE_S = 1.0
-# The shortest time between a claim that found less than it asked for and the next one: otherwise
-# each job of a fast producer would have a claim of its own, and slow the producer down.
+# The least time between two claims, after a claim that found fewer jobs than it asked for.
+# Otherwise each of 700 notifications per second would cause its own claim.
 CLAIM_EVERY_S = 0.001
-# And per job that recent claims have found: where many jobs come, fewer and larger claims follow,
-# until the queue is polled continuously and producers stop notifying.
+# The same for each job that recent claims found: above 1,400 jobs per second, fewer and larger
+# claims follow.
 PER_JOB_S = 0.0007
-# Every worker of a queue receives each notification, and one of them finds the job; any user can
-# send false ones. After two notified claims in a row that found nothing, the next waits, each time
-# twice as long: so the fastest worker gets the jobs, until it is full.
-VAIN_CLAIMS_MAX = 2
-VAIN_PAUSE_S, VAIN_PAUSE_S_MAX = 0.002, 0.04
+# Every worker of a queue receives each notification, and only one finds the job. Any user who can
+# connect can also notify without end. After two notified claims in a row that found nothing the
+# next claim waits, each time twice as long.
+EMPTY_CLAIMS_MAX = 2
+EMPTY_PAUSE_S, EMPTY_PAUSE_S_MAX = 0.002, 0.04
 
 
 class Consumer:
-    """Service: one per queue.
+    """Service: claims the jobs of one queue.
 
     Args:
         claims: the lane of all consumers' claims.
-        backlog_claims: the lane of a claim after a full one, so that a large claim of a queue with
-            a backlog delays no other queue. With one queue it is the same lane.
-        scout: polls for jobs while the consumer sleeps.
-        on_doubt: called when the reply to a claim was lost: it may have been committed.
-        on_vain_ring: called when a notification brought no job: it may have announced a later one.
-        on_change: called when the queue is polled continuously from now on, or no longer.
+        backlog_claims: the lane of a claim that follows a full one, so that a queue with a backlog
+            does not delay the others. With one queue it is the same lane.
+        poller: polls the queue while the consumer sleeps.
+        on_claim_lost: called when the reply to a claim was lost; the claim may have been committed.
+        on_empty_claim: called when a notified claim found no job; the job may be due later.
+        on_change: called when the busy mark is set or cleared (busy_mark.py).
 
     Attributes:
         delayed: the last claim failed.
-        turned_at: when its loop last began; None: it sleeps until it is notified.
+        turned_at: when the last round of the loop began; None while the consumer sleeps.
     """
 
     def __init__(
@@ -76,9 +75,9 @@ class Consumer:
         acker: Acker,
         shared: Shared,
         *,
-        scout: IdlePoller,
-        on_doubt: Callable[[], None],
-        on_vain_ring: Callable[[], None],
+        poller: IdlePoller,
+        on_claim_lost: Callable[[], None],
+        on_empty_claim: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
         self.name = f"consumer:{runner.queue}"
@@ -87,10 +86,14 @@ class Consumer:
         self.quiet = False
         self.turned_at: float | None = time.monotonic()
         self.delayed = False
-        self.attendance = BusyMark(claims, runner.queue, shared.lease, on_change)
+        self.busy_mark = BusyMark(claims, runner.queue, shared.lease, on_change)
         self._claims, self._backlog_claims = claims, backlog_claims
         self._acker, self._shared = acker, shared
-        self._scout, self._on_doubt, self._on_vain_ring = scout, on_doubt, on_vain_ring
+        self._poller, self._on_claim_lost, self._on_empty_claim = (
+            poller,
+            on_claim_lost,
+            on_empty_claim,
+        )
         self._poll_s = POLL_UNSURE_S
         self._stopping = False
         self._stopped = Wakeup()
@@ -102,68 +105,69 @@ class Consumer:
         self._claim_s = 0.0
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
-        self._reading = Reading()
-        # An operator has limited the queue, so the end of a job can free room for another one.
+        self._read_position = ReadPosition()
+        # An operator has limited the queue, so a slot may become free when a job of this worker
+        # ends.
         self._limited = False
         self._opens_s: float | None = None
 
     async def run(self) -> None:
-        """Claim while there is work and room; else wait for a notification, a poll or room."""
-        self._poll_s, vain_claims, full, rang = POLL_UNSURE_S, 0, False, False
-        self.attendance.slept()
+        """Claim while there are jobs and slots; else wait for a notification, a poll or a slot."""
+        self._poll_s, empty_claims, full, notified = POLL_UNSURE_S, 0, False, False
+        self.busy_mark.slept()
         while not self._stopping:
             self.turned_at = time.monotonic()
-            batch = await self._wanted()
+            batch = await self._next_batch()
             if batch <= 0:
-                await self.attendance.cannot_claim()
+                await self.busy_mark.cannot_claim()
                 continue
             self.wakeup.clear()
-            await self.attendance.before_claim(full=full)
+            await self.busy_mark.before_claim(full=full)
             if self.quiet:
-                continue  # stopped meanwhile
+                continue  # set meanwhile
             jobs = await self._claim(batch, self._backlog_claims if full else self._claims)
             full = len(jobs) == batch
-            vain_claims = vain_claims + 1 if rang and not jobs else 0
+            empty_claims = empty_claims + 1 if notified and not jobs else 0
             if full:
                 continue
             if not jobs and self.runner.idle:
                 self._rate = 0.0
-            self._poll_s = POLL_UNSURE_S if jobs else self._scout.later(self._poll_s)
-            if rang and not jobs:
-                self._on_vain_ring()
+            self._poll_s = POLL_UNSURE_S if jobs else self._poller.later(self._poll_s)
+            if notified and not jobs:
+                self._on_empty_claim()
             self.turned_at = None
             self._found += (len(jobs) - self._found) / 8
-            rang = await self._rung()
-            if rang:
+            notified = await self._wait_for_work()
+            if notified:
                 self._poll_s = POLL_UNSURE_S
-                await self._pause_after(vain_claims)
-        await self.attendance.end()
+                await self._pause_after(empty_claims)
+        await self.busy_mark.end()
 
     def stop(self) -> None:
-        """Claim nothing more. A claim in flight is awaited, and its jobs are released."""
+        """Stop claiming. The claim in flight is awaited, and its jobs are released."""
         self._stopping = True
         self._stopped.set()
         self.wakeup.set()
         self.runner.room.set()
 
-    def doubt(self) -> None:
-        """Notifications may be missing: poll until none can have been missed."""
-        self.attendance.doubt()
+    def notifications_missed(self) -> None:
+        """Poll until no notification can be missing."""
+        self.busy_mark.notifications_missed()
         self.wakeup.set()
 
-    def be_limited(self, *, limited: bool) -> None:
-        """Return whether an operator has limited the queue."""
+    def set_limited(self, *, limited: bool) -> None:
+        """Set whether an operator has limited the queue."""
         if limited != self._limited:
             self._limited = limited
             self.wakeup.set()
 
     def written(self) -> None:
-        """Outcomes were written: a limited queue may have room."""
+        """Wake up if the queue is limited: outcomes were written, so a slot may be free."""
         if self._limited:
             self.wakeup.set()
 
-    async def _wanted(self) -> int:
-        """Return how many jobs to claim now; 0, after a short wait: not allowed, or no room."""
+    async def _next_batch(self) -> int:
+        """Return how many jobs to claim; 0 after a short wait if claiming is not possible now."""
         if self.quiet or not self._shared.lease.trusted:
             await self.wakeup.wait(0.2)
             self.wakeup.clear()
@@ -171,53 +175,54 @@ class Consumer:
         if not self._acker.has_room():
             await self._acker.room(0.2)
             return 0
-        batch = self._appetite()
+        batch = self._claim_size()
         if batch <= 0:
             self.runner.room.clear()
             await self.runner.room.wait(PREFETCH_S)
         return batch
 
-    async def _rung(self) -> bool:
-        """Wait for a notification or the time of a poll; return whether a notification came.
+    async def _wait_for_work(self) -> bool:
+        """Wait for a notification or the next poll; return whether a notification arrived.
 
-        A wake-up by the idle poller is no notification: after a claim in vain it comes ever later.
+        A wake-up by the idle poller is not a notification: after an empty claim its interval
+        doubles.
         """
-        if not self.attendance.attending:
-            await self._keep_distance()
+        if not self.busy_mark.marked:
+            await self._space_claims()
         if self.wakeup.is_set():
             events.queue_woken(self.runner.queue, "ring")
             return True
-        pause_s = self.attendance.pause_s(self._reading.at_most(math.inf, time.monotonic()))
+        pause_s = self.busy_mark.pause_s(self._read_position.at_most(math.inf, time.monotonic()))
         if self._opens_s is not None:
             pause_s = min(pause_s, max(self._opens_s, CLAIM_EVERY_S))
-        if self.attendance.attending:
-            rang = await self.wakeup.wait(pause_s)
-            events.queue_woken(self.runner.queue, "ring" if rang else "time")
-            return rang
-        sleeper = self._scout.watch(self.runner.queue, self.wakeup, self._poll_s)
+        if self.busy_mark.marked:
+            notified = await self.wakeup.wait(pause_s)
+            events.queue_woken(self.runner.queue, "ring" if notified else "time")
+            return notified
+        sleeper = self._poller.add(self.runner.queue, self.wakeup, self._poll_s)
         try:
-            rang = await self.wakeup.wait(None if pause_s == math.inf else pause_s)
+            notified = await self.wakeup.wait(None if pause_s == math.inf else pause_s)
         finally:
-            self._scout.leave(self.runner.queue)
+            self._poller.remove(self.runner.queue)
         self._poll_s = sleeper.poll_s
-        self.attendance.slept()
-        source = "scout" if sleeper.woken else "ring" if rang else "time"
+        self.busy_mark.slept()
+        source = "scout" if sleeper.woken else "ring" if notified else "time"
         events.queue_woken(self.runner.queue, source)
         return source == "ring"
 
-    async def _keep_distance(self) -> None:
+    async def _space_claims(self) -> None:
         distance_s = max(CLAIM_EVERY_S, min(PER_JOB_S * self._found, GAP_S))
         wait_s = self._began + distance_s - time.monotonic()
         if wait_s > 0:
             await self._stopped.wait(wait_s)
 
-    async def _pause_after(self, vain_claims: int) -> None:
-        if vain_claims >= VAIN_CLAIMS_MAX and not self.attendance.attending:
-            pause_s = VAIN_PAUSE_S * 2.0 ** min(vain_claims - VAIN_CLAIMS_MAX, 10)
-            await self._stopped.wait(min(pause_s, VAIN_PAUSE_S_MAX))
-            self.attendance.slept()
+    async def _pause_after(self, empty_claims: int) -> None:
+        if empty_claims >= EMPTY_CLAIMS_MAX and not self.busy_mark.marked:
+            pause_s = EMPTY_PAUSE_S * 2.0 ** min(empty_claims - EMPTY_CLAIMS_MAX, 10)
+            await self._stopped.wait(min(pause_s, EMPTY_PAUSE_S_MAX))
+            self.busy_mark.slept()
 
-    def _appetite(self) -> int:
+    def _claim_size(self) -> int:
         """Return how many jobs to claim now."""
         self._measure()
         waiting = self.runner.waiting
@@ -225,14 +230,14 @@ class Consumer:
         rate = min(self._rate, self.runner.limit / max(self._mean_s, 1e-6))
         ahead_s = min(max(PREFETCH_S, CLAIMS_AHEAD * self._claim_s), PREFETCH_S_MAX)
         ahead = int(rate * ahead_s) if self._mean_s < PREFETCH_S else 0
-        # Refill when half is left: a claim for each job that ends would cost a round trip each.
+        # Refill when half empty: a claim for each job that ends would cost a round trip each.
         self.runner.low = ahead // 2
         if waiting > self.runner.low:
             ahead = 0
         return min(self._batch_max, max(self.runner.free, ahead - waiting))
 
     def _measure(self) -> None:
-        """Return how many attempts end per second, and how long one keeps its slot."""
+        """Measure how many attempts end per second, and how long an attempt uses its slot."""
         now, ended, waited_s = time.perf_counter(), self.runner.ended, self.runner.waited_s
         since, ended_then, waited_then_s = self._measured
         if now - since < RATE_WINDOW_S:
@@ -243,40 +248,40 @@ class Consumer:
         self._measured = (now, ended, waited_s)
 
     async def _claim(self, batch: int, lane: Lane) -> list[Job]:
-        """Claim, and give the jobs to the runner; return them."""
+        """Claim jobs, hand them to the runner, and return them."""
         began = self._began = time.monotonic()
-        read = ALL if self.attendance.wants_all or self._limited else self._reading.next(began)
+        read = ALL if self.busy_mark.wants_all or self._limited else self._read_position.next(began)
         try:
             jobs = await self._claim_jobs(batch, read, lane)
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
-                # Two thousand arguments of 256 KB can be too much for one statement.
+                # 2,000 jobs with arguments of 256 KB may be too much for one statement.
                 self._batch_max = max(1, batch // 2)
             if not self.delayed:
                 self.delayed = True
                 events.claims_delayed(self.runner.queue, str(error))
-            # It may have been committed: the reconciler looks for rows that were never received.
-            self._on_doubt()
+            # The claim may have been committed; the reconciler looks for rows that were never
+            # received.
+            self._on_claim_lost()
             await self._stopped.wait(self._backoff.next_s())
-            self.attendance.slept()
+            self.busy_mark.slept()
             return []
         except BaseException:
-            # A handler can cancel any task: the claim has run, and its jobs have no receiver.
-            self._on_doubt()
+            # A handler may cancel any task: the claim has run, and its rows were not received.
+            self._on_claim_lost()
             raise
         took_s = time.monotonic() - began
         if jobs:
             self._claim_s = took_s
             self._take(jobs)
             if len(jobs) < batch:
-                # Yield to the event loop: the jobs start before the rest of this function, so a
-                # single job starts sooner.
+                # Let the jobs start before the bookkeeping below, as there is time now.
                 await asyncio.sleep(0)
         self._backoff.reset()
         self.delayed = False
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)
-        self._reading.claimed(read, jobs, began + took_s, took_s)
-        self.attendance.claimed(len(jobs), batch)
+        self._read_position.claimed(read, jobs, began + took_s, took_s)
+        self.busy_mark.claimed(len(jobs), batch)
         events.queue_claimed(self.runner.queue, jobs, batch, took_s)
         if read.only_urgent and len(jobs) < batch:
             jobs += await self._claim(batch - len(jobs), lane)

@@ -1,4 +1,4 @@
-"""The listener: receives the notifications of all queues. A lost NOTIFY costs time, never a job."""
+"""The listener: receives the notifications of all queues. A lost NOTIFY only costs latency."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from taskd.store.connections.listening import Channels, Pooled
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.service import Backoff, Wakeup, jittered_s
 
-# With jitter and the time limit of the answer, silence is found within 15 s.
+# With jitter and the timeout of the reply, a silent connection is found within 15 s.
 PROBE_EVERY_S = 8.0
 
 
 class Listener:
-    """Service: keeps a LISTEN connection for the worker's queues.
+    """Service: listens on the channels of the worker's queues.
 
     Args:
-        consumers: by queue; a notification wakes its queue's consumer. After each connect all of
-            them are woken: jobs enqueued before the LISTEN have notified no one.
-        on_ring: also called at each notification, and at each connect.
-        on_call: called with the payload of notifications to all workers (see operator_settings.py).
+        consumers: by queue. A notification wakes the consumer of its queue; a new connection makes
+            all of them poll, as jobs enqueued before the LISTEN were not notified.
+        on_notification: called at each notification, and at each new connection.
+        on_call: called with the payload of a call to all workers (operator_settings.py).
     """
 
     name = "listener"
@@ -32,21 +32,21 @@ class Listener:
         self,
         database: Database,
         consumers: Mapping[str, Consumer],
-        on_ring: Callable[[], None],
+        on_notification: Callable[[], None],
         on_call: Callable[[str], None],
     ) -> None:
         self.connected = asyncio.Event()
-        self._consumers, self._on_ring = consumers, on_ring
+        self._consumers, self._on_notification = consumers, on_notification
         self._ended = Wakeup()
         self._stopping = False
         self._stopped = Wakeup()
         self._backoff = Backoff()
         self._channels = Channels(
-            database, consumers, heard=self._heard, called=on_call, lost=self._ended.set
+            database, consumers, heard=self._notified, called=on_call, lost=self._ended.set
         )
 
     async def run(self) -> None:
-        """Listen, probe, reconnect."""
+        """Listen, probe the connection, and reconnect."""
         while not self._stopping:
             delay_s = 0.0
             try:
@@ -69,8 +69,8 @@ class Listener:
         self.connected.set()
         events.listener_connected(len(self._channels))
         for consumer in self._consumers.values():
-            consumer.doubt()
-        self._on_ring()
+            consumer.notifications_missed()
+        self._on_notification()
         while not self._stopping:
             await self._ended.wait(jittered_s(PROBE_EVERY_S))
             self._ended.clear()
@@ -78,11 +78,11 @@ class Listener:
                 await self._channels.probe()
 
     def stop(self) -> None:
-        """Ask it to stop."""
+        """Request the end of the service."""
         self._stopping = True
         self._stopped.set()
         self._ended.set()
 
-    def _heard(self, queue: str) -> None:
+    def _notified(self, queue: str) -> None:
         self._consumers[queue].wakeup.set()
-        self._on_ring()
+        self._on_notification()

@@ -1,8 +1,8 @@
-"""Quarantine: suspects run one at a time in this process.
+"""The quarantine: runs suspects (possible poison pills) one at a time in this process.
 
-A suspect was running when its worker died, so it may have killed the worker. As it runs alone among
-suspects, a second crash points to it. It stays in quarantine until its outcome is written: the next
-suspect could kill the process before that, and both would be charged with the crash.
+A suspect was running when its worker died, so it may have killed the worker. While only one suspect
+runs, a second crash tells which one it was. The next suspect is claimed only after the outcome of
+the current one was written; otherwise one crash could be charged to both.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from taskd.worker.lease import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
-# The promoter wakes it when a suspect is due, the runner when the current suspect has ended (its
-# outcome may be written already), and the acker when outcomes are written.
+# The promoter wakes the quarantine when a suspect is due, the runner when the current suspect has
+# ended, and the acker when outcomes were written.
 LOOK_EVERY_S = 30.0
 NOT_NOW_S = 0.2
 
 
 class Quarantine(Loop):
-    """Claims the next suspect when the outcome of the current one is written.
+    """Service: claims the next suspect once the outcome of the current one is written.
 
     Args:
-        paused: names of paused tasks: their suspects stay where they are.
-        on_doubt: called when the reply to a claim was lost: it may have been committed.
+        paused: the paused tasks, whose suspects are not claimed.
+        on_claim_lost: called when the reply to a claim was lost; the claim may have been committed.
     """
 
-    name = "slow-lane"
+    name = "quarantine"
 
     def __init__(
         self,
@@ -42,21 +42,26 @@ class Quarantine(Loop):
         runners: Mapping[str, Runner],
         tasks: Sequence[str],
         paused: Callable[[], Collection[str]],
-        on_doubt: Callable[[], None],
+        on_claim_lost: Callable[[], None],
     ) -> None:
         super().__init__(LOOK_EVERY_S)
-        self._claims, self._lease, self._acker, self._on_doubt = claims, lease, acker, on_doubt
+        self._claims, self._lease, self._acker, self._on_claim_lost = (
+            claims,
+            lease,
+            acker,
+            on_claim_lost,
+        )
         self._runners, self._tasks, self._paused = runners, list(tasks), paused
         self._current: tuple[Runner, int] | None = None
         self.quiet = False
 
     def written(self) -> None:
-        """Outcomes were written: that of the current suspect may be among them."""
+        """Wake up: the outcome of the current suspect may have been written."""
         if self._current is not None:
             self.wakeup.set()
 
     async def tick(self) -> float | None:
-        """Claim one suspect unless one is here; return how soon to try again, if necessary."""
+        """Claim one suspect unless one is running; return the delay until the next try, if any."""
         if self._current is not None:
             runner, job_id = self._current
             if runner.knows(job_id) or job_id in self._acker.unwritten():
@@ -73,15 +78,15 @@ class Quarantine(Loop):
                 self._claims.stride,
             )
         except StoreUnavailable:
-            self._on_doubt()
+            self._on_claim_lost()
             return NOT_NOW_S
         except BaseException:
-            self._on_doubt()  # cancelled: the claim has run, and its job has no receiver
+            self._on_claim_lost()  # cancelled: the claim has run, and its row was not received
             raise
         if job is None:
             return None
         runner = self._runners[job.queue]
-        if job.task in self._paused():  # since the claim was sent
+        if job.task in self._paused():  # paused after the claim was sent
             events.jobs_parked(job.task, job.queue, 1)
             runner.park([job])
             return NOT_NOW_S

@@ -1,9 +1,9 @@
 """The acker: collects outcomes and writes them in batches over a connection of its own.
 
-It clocks itself: outcomes that arrive while a statement is in flight are the next batch, so an idle
-worker writes at once and a busy one writes full batches. Small batches are at least 5 ms apart:
-otherwise each would be a commit of its own, which slows producers down. Outcomes are never dropped
-while the process lives: they are retried until the database takes them.
+Outcomes that arrive while a statement is in flight form the next batch, so an idle worker writes at
+once and a busy one writes full batches. Small batches are at least 5 ms apart; otherwise at 700
+jobs per second each outcome would be a commit of its own. The acker never drops an outcome while
+the process lives: it retries until the database accepts it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from taskd.store.connections.error_translation import HeldUp, Silence, ValueRefu
 from taskd.store.jobs import jobs as store
 from taskd.worker.service import Backoff, Wakeup
 
-# As many as a claim brings (consumer.py).
+# As large as a claim (consumer.py).
 BATCH_MAX = 2000
 WRITE_EVERY_S = 0.005
-# Bytes of results and errors: far below what a statement can take within its time limit.
+# Of results and errors: far less than a statement can write within its timeout.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-# How long outcomes wait whose rows others have locked, or whose values were all refused.
+# How long outcomes wait whose rows are locked or whose values were refused.
 ASIDE_S = 1.0
-# Above this many unwritten outcomes the consumers stop claiming.
+# Beyond this number of unwritten outcomes the consumers stop claiming.
 BACKLOG_MAX = 2 * BATCH_MAX
 
-# A batch without an answer is sent this often; then it is halved.
+# A batch that got no reply this many times is sent in halves.
 SILENCES_MAX = 2
 
-# A statement that only reads is repeated until it is answered.
-QUESTIONS = (store.locked, store.check_acks)
+# Statements that only read are repeated until they are answered.
+READS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
 
 class Acker:
-    """Service; runners call `done` and `settled`, which never wait.
+    """Service: writes outcomes. `done` and `outcome` never wait.
 
     Attributes:
         on_written: called when outcomes were written.
@@ -59,8 +59,8 @@ class Acker:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._done: list[Job] = []
-        self._settled: list[Ack] = []
-        self._told: dict[int, Callable[[bool], None]] = {}
+        self._acks: list[Ack] = []
+        self._callbacks: dict[int, Callable[[bool], None]] = {}
         self._in_flight: list[Any] = []
         self._aside: list[Job | Ack] = []
         self._aside_until = 0.0
@@ -76,72 +76,72 @@ class Acker:
         self.on_written: list[Callable[[], None]] = []
 
     def done(self, job: Job) -> None:
-        """Take a plain success, the hot path: no result, no special case."""
+        """Add a plain success without a result; the hot path."""
         self._done.append(job)
         self._wakeup.set()
 
-    def settled(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
-        """Take any other outcome. `told` is called with whether the row was still ours."""
+    def outcome(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
+        """Add any other outcome; `told` is called with whether the running row accepted it."""
         if told is not None:
-            self._told[ack.id] = told
-        self._settled.append(ack)
+            self._callbacks[ack.id] = told
+        self._acks.append(ack)
         self._wakeup.set()
 
     @property
     def backlog(self) -> int:
-        """Return the outcomes that are not written yet."""
-        return len(self._done) + len(self._settled) + len(self._in_flight) + len(self._aside)
+        """The number of unwritten outcomes."""
+        return len(self._done) + len(self._acks) + len(self._in_flight) + len(self._aside)
 
     def has_room(self) -> bool:
-        """Return whether consumers can claim: after an outage, outcomes are written first."""
+        """Return whether consumers may claim: after an outage the outcomes are written first."""
         return self.backlog < BACKLOG_MAX and self._outage_began is None
 
     async def room(self, timeout_s: float) -> None:
-        """Wait until consumers can claim, at most `timeout_s`."""
-        # Clear it first: otherwise this would not wait, and a loop around it would block the event
-        # loop.
+        """Wait until consumers may claim, at most `timeout_s`."""
+        # Clear first: a wake-up that was set before would end the wait at once, and a caller in a
+        # loop would then block the event loop.
         if not self.has_room():
             self._room.clear()
         await self._room.wait(timeout_s)
 
     def unwritten(self) -> Iterable[int]:
-        """Return the ids of jobs whose outcome is not written yet."""
-        for group in (self._done, self._settled, self._in_flight, self._aside):
+        """Return the ids of the jobs whose outcomes are unwritten."""
+        for group in (self._done, self._acks, self._in_flight, self._aside):
             yield from map(_BY_ID, group)
 
     def outcomes(self) -> tuple[list[Job], list[Ack]]:
-        """Return outcomes that may not be written; can be called while the loop is blocked."""
+        """Return all unwritten outcomes; safe to call while the loop is blocked."""
         held = [*self._in_flight, *self._aside]
         done = self._done + [each for each in held if isinstance(each, Job)]
-        return done, self._settled + [each for each in held if isinstance(each, Ack)]
+        return done, self._acks + [each for each in held if isinstance(each, Ack)]
 
     async def run(self) -> None:
-        """Write outcomes until stopped and nothing is left."""
+        """Write outcomes until a stop is requested and none is left."""
         self._put_back()
         while True:
             self._wakeup.clear()
             if self._aside and time.monotonic() >= self._aside_until:
                 await self._write_aside()
-            if self._done or self._settled:
-                await self._keep_distance()
+            if self._done or self._acks:
+                await self._space_writes()
             if self._done:
                 await self._write(self._write_done_group, self._take(self._done))
-            if self._settled:
-                await self._write(self._write_settled_group, self._take(self._settled))
+            if self._acks:
+                await self._write(self._write_acks_group, self._take(self._acks))
             if self.has_room():
                 self._room.set()
-            if not self._done and not self._settled:
+            if not self._done and not self._acks:
                 if self._stopping and not self._aside:
                     return
                 await self._wakeup.wait(ASIDE_S if self._aside else None)
 
     def stop(self) -> None:
-        """Ask it to stop when everything is written."""
+        """Request the end of the service once everything is written."""
         self._stopping = True
         self._stopped.set()
         self._wakeup.set()
 
-    async def _keep_distance(self) -> None:
+    async def _space_writes(self) -> None:
         """Wait until it is time for the next write."""
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
         if wait_s > 0:
@@ -149,17 +149,17 @@ class Acker:
         self._wrote_at = time.monotonic()
 
     def _put_back(self) -> None:
-        """After a crash of this service, write again what was in flight; the guards allow that."""
+        """After a crash of this service, write the batch in flight again; guards allow repeats."""
         for each in self._in_flight:
             if isinstance(each, Ack):
-                self._settled.append(each)
+                self._acks.append(each)
             else:
                 self._done.append(each)
         self._in_flight = []
 
     def _take(self, waiting: list[Any]) -> list[Any]:
         batch = waiting[:BATCH_MAX]
-        if waiting is self._settled:
+        if waiting is self._acks:
             sizes = accumulate(len(ack.result or "") + len(ack.error or "") for ack in batch)
             batch = batch[: max(1, sum(size <= BATCH_BYTES_MAX for size in sizes))]
         del waiting[: len(batch)]
@@ -179,10 +179,10 @@ class Acker:
         self._in_flight = []
 
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:
-        """Write a group; halve it to find and set aside what blocks it or is refused.
+        """Write a group; find outcomes that are locked or refused by halving, and set them aside.
 
-        One locked row or one odd value must not keep the other outcomes from being written, and
-        halves fit where the whole is too much for one statement.
+        One locked row or one refused value must not prevent other outcomes from being written. What
+        is too much for one statement may be possible in two.
         """
         try:
             await write(worker_id, group)
@@ -192,7 +192,7 @@ class Acker:
             aside = [each for each in group if each.id in locked or len(group) == 1]
             group = [each for each in group if each.id not in locked and len(group) > 1]
         except ValueRefused as error:
-            aside = [_defused(group[0], error)] if len(group) == 1 else []
+            aside = [_without_values(group[0], error)] if len(group) == 1 else []
             group = group if len(group) > 1 else []
         else:
             return
@@ -203,7 +203,7 @@ class Acker:
                 await self._write_what_can_be(write, worker_id, half)
 
     def _set_aside(self, outcomes: list[Job | Ack]) -> None:
-        """Set these aside for a while, so that the others need not wait."""
+        """Delay these outcomes, so that the others are written."""
         if not self._aside:
             self._aside_until = time.monotonic() + ASIDE_S
         self._aside.extend(outcomes)
@@ -211,10 +211,10 @@ class Acker:
         self._in_flight = [each for each in self._in_flight if each.id not in ids]
 
     async def _write_aside(self) -> None:
-        """Write what was set aside and is no longer locked, in batches of its own."""
+        """Write outcomes that were set aside and are not locked, in batches of their own."""
         self._aside_until = time.monotonic() + ASIDE_S
         locked = set(await self._persist(store.locked, [each.id for each in self._aside]))
-        for kind, write in ((Job, self._write_done_group), (Ack, self._write_settled_group)):
+        for kind, write in ((Job, self._write_done_group), (Ack, self._write_acks_group)):
             kept: list[Any] = []
             free: list[Any] = []
             for each in self._aside:
@@ -231,18 +231,18 @@ class Acker:
             for job_id in await self._unexplained(worker_id, ids, fences):
                 self._done.extend(job for job in group if job.id == job_id)
 
-    async def _write_settled_group(self, worker_id: int, group: list[Ack]) -> None:
-        moved = await self._persist(store.ack_outcomes, worker_id, group)
+    async def _write_acks_group(self, worker_id: int, group: list[Ack]) -> None:
+        moved = await self._persist(store.ack_settled, worker_id, group)
         missed = [ack for ack in group if ack.id not in moved]
         if missed:
             ids, fences = [ack.id for ack in missed], [ack.fence for ack in missed]
             for job_id in await self._unexplained(worker_id, ids, fences):
-                self._settled.extend(ack for ack in missed if ack.id == job_id)
-        for job_id in self._told.keys() & {ack.id for ack in group}:
-            self._told.pop(job_id)(job_id in moved)
+                self._acks.extend(ack for ack in missed if ack.id == job_id)
+        for job_id in self._callbacks.keys() & {ack.id for ack in group}:
+            self._callbacks.pop(job_id)(job_id in moved)
 
     async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
-        """Handle acks that matched no row: report lost jobs; return the ids to send again."""
+        """Report jobs that were taken over; return the ids whose acks must be sent again."""
         fates = await self._persist(store.check_acks, worker_id, ids, fences)
         for job_id, fence in zip(ids, fences, strict=True):
             if fates.get(job_id) == "lost":
@@ -253,7 +253,7 @@ class Acker:
         """Run a statement until the database has answered it.
 
         Raises:
-            HeldUp, ValueRefused: because of these rows; a part of them may succeed.
+            HeldUp, ValueRefused: the statement failed because of these rows; fewer may work.
         """
         silences = 0
         while True:
@@ -262,13 +262,13 @@ class Acker:
                 answer = await write(self._lane, *args)
             except (HeldUp, ValueRefused):
                 self._answered()
-                if write not in QUESTIONS:
+                if write not in READS:
                     raise
             except StoreUnavailable as error:
                 self._unanswered(error)
-                # A slow connection may be too slow for this much: it is not repeated without limit.
+                # A slow connection may be too slow for a batch of this size.
                 silences += isinstance(error, Silence)
-                if silences >= SILENCES_MAX and write not in QUESTIONS:
+                if silences >= SILENCES_MAX and write not in READS:
                     raise HeldUp(str(error)) from error
             else:
                 self._answered()
@@ -289,7 +289,7 @@ class Acker:
 
 
 def _apart(group: list[Any]) -> list[list[Any]]:
-    """Yield the group in parts with one outcome per job, as a statement needs.
+    """Divide the group into parts with one outcome for each job, as a statement needs.
 
     The guard of the statement knows to which of several claims an outcome belongs.
     """
@@ -303,10 +303,10 @@ def _apart(group: list[Any]) -> list[list[Any]]:
     return list(parts.values())
 
 
-def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:
-    """Return the outcome with a note in place of the refused value; the new state stays.
+def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
+    """Return the outcome with an error in place of the refused values, and the same next state.
 
-    Only for a pipeline the next stage is then unknown: its job fails.
+    A job of a pipeline fails, because its next stage is among the refused values.
     """
     events.job_outcome_refused(refused.id, first_line(error))
     if isinstance(refused, Job):
@@ -323,7 +323,7 @@ def _defused(refused: Job | Ack, error: ValueRefused) -> Ack:
 
 
 def by_worker(batch: list[Any]) -> list[tuple[int, list[Any]]]:
-    """Yield groups by worker id; nearly always one, as a restarted worker has a new id."""
+    """Group by worker id. There is nearly always one: a worker declared dead gets a new id."""
     first = batch[0].worker_id
     if all(each.worker_id == first for each in batch):
         return [(first, batch)]

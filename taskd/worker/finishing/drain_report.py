@@ -1,4 +1,4 @@
-"""The drain report: what a worker leaves behind."""
+"""The drain report: how a worker ended and what it left behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class DrainReport:
     """The drain report.
 
     Attributes:
-        why: the cause of the stop: the name of a signal, `empty`, or an error.
-        left: for `--until-empty`: jobs that stay in the queues, by reason.
+        why: the name of a signal, `empty`, or the error that ended the worker.
+        running: attempts that ran when the drain began.
+        released: claimed jobs that were released without being started.
+        left: for `--until-empty`: the jobs that stay in the queues, by reason.
         abandoned: attempts that were abandoned and still run; `jobs` counts all that ever were.
-        gave_up: a service kept crashing, and the worker stopped for it.
-        outgrown: the schema works only with newer code, and the worker stopped for it.
-        unwritten: outcomes that the database did not take any more.
+        gave_up: the worker stopped because a service kept crashing.
+        outgrown: the worker stopped because the schema works with newer code only.
+        unwritten: outcomes that the database did not accept any more.
     """
 
     why: str = ""
@@ -34,10 +36,10 @@ class DrainReport:
 
     @property
     def exit_code(self) -> int:
-        """Return 0: drained; 1: gave up, or a job failed (`--until-empty`); 75: jobs abandoned.
+        """The exit code of the process.
 
-        Also 75: outcomes were not written. 78: the schema works only with newer code, so a restart
-        would not help.
+        0: drained; 1: gave up, or a job failed with `--until-empty`; 75: attempts were abandoned or
+        outcomes are unwritten; 78: the schema needs newer code, so a restart is of no use.
         """
         if self.outgrown:
             return 78
@@ -56,7 +58,7 @@ class DrainReport:
         self.outgrown = self.outgrown or other.outgrown
         self.drain_s = max(self.drain_s, other.drain_s)
         self.jobs = {what: count + other.jobs.get(what, 0) for what, count in self.jobs.items()}
-        # All of them report the same remaining jobs, and the last report is the most recent.
+        # The same for all processes; the last one has the latest counts.
         self.left = self.left if other.left is None else other.left
 
     def told(self) -> dict[str, Any]:

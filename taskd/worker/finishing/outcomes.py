@@ -1,4 +1,4 @@
-"""Record the outcome of an attempt: decide it (in core), count it, log it, queue its ack."""
+"""Record the outcome of an attempt: decide it, count it, log it, queue its ack."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class NotCommitted(Exception):
 
 
 class OutcomeRecorder:
-    """Takes the end of every attempt of this worker.
+    """Records the end of every attempt of this worker.
 
     Attributes:
-        counts: attempts by how they ended, with the words of COUNTED.
+        counts: the number of attempts by how they ended, with the keys of COUNTED.
     """
 
     def __init__(self, acker: Acker) -> None:
@@ -62,7 +62,7 @@ class OutcomeRecorder:
     ) -> None:
         """Record that a handler returned; a plain None is the hot path.
 
-        A job of a workflow can be a stage, whose None must be interpreted.
+        The job of a workflow may be a stage, so the policy decides what follows from its None.
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1
@@ -79,9 +79,9 @@ class OutcomeRecorder:
         happened: AttemptEnd,
         began: float,
     ) -> None:
-        """Decide the outcome, pass it to the acker, log it."""
+        """Decide the outcome, queue its ack, count and log it."""
         if context is not None and (
-            # What middleware does after a commit does not change the outcome.
+            # Errors of middleware after the commit do not change the outcome.
             context.committed or (context.completed and isinstance(happened, Returned))
         ):
             self._completed(job, task, context, time.monotonic() - began)
@@ -91,9 +91,9 @@ class OutcomeRecorder:
         except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
             text = f"its outcome could not be described: {type(error).__name__}"
             ack = policy.decide(job, task, Raised(RuntimeError(text)))
-        self._acker.settled(ack)
+        self._acker.outcome(ack)
         if isinstance(happened, GIVEN_BACK):
-            self.counts["released"] += 1  # logged once for many, by Consumer and Runner
+            self.counts["released"] += 1  # Consumer and Runner log one line for many jobs
         else:
             why = happened.why if isinstance(happened, Interrupted) else "stop"
             self._say(job, ack, time.monotonic() - began, why)
@@ -103,8 +103,9 @@ class OutcomeRecorder:
     ) -> None:
         """Record a job that was completed in a transaction.
 
-        Unless that is known to have committed, a failure is written. It changes the row if the job
-        still runs, waits while the transaction is undecided, and matches nothing after its commit.
+        Unless the transaction is known to have committed, write a failure: it changes the row if
+        the job still runs, waits while the transaction is undecided, and changes nothing after its
+        commit.
         """
         if context.committed:
             self._say(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
@@ -114,10 +115,10 @@ class OutcomeRecorder:
         def told(took: bool) -> None:
             self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
 
-        self._acker.settled(ack, told)
+        self._acker.outcome(ack, told)
 
     def _say(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
-        """Count the outcome and log it; `why`: the reason of an interruption."""
+        """Count the outcome and log it; `why` is the reason of an interruption."""
         counts = self.counts
         match ack.state:
             case _ if ack.interrupted:

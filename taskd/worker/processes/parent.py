@@ -27,7 +27,7 @@ from taskd.store.schema import migrations
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import BLOCKED_S, Condition
 from taskd.worker.processes.stats_socket import Asker
-from taskd.worker.sd_notify import STATUS_EVERY_S, Ear, Notify, Status
+from taskd.worker.sd_notify import STATUS_EVERY_S, Notify, NotifySocket, Status
 from taskd.worker.service import Service
 from taskd.worker.status import WorkerStatus
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, Place, longest_stop_s
@@ -194,7 +194,7 @@ class Processes:
         await migrations.check(database)
         loop = asyncio.get_running_loop()
         self._lifeline, held = os.pipe()
-        self._ear = Ear()
+        self._ear = NotifySocket()
         loop.add_reader(self._ear.socket, self._listen)
         for each in FORWARDED:
             loop.add_signal_handler(each, self._signalled, each)

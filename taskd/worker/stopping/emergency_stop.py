@@ -1,10 +1,10 @@
-"""The emergency stop: what another thread can write for a worker whose loop is blocked.
+"""The emergency stop: another thread writes what it can for a worker whose loop is blocked.
 
-It is the last phase of an ordinary stop: write the outcomes that are not written yet, release
-claimed jobs that have not started, abandon running ones, and close the worker's row. Every
-statement is guarded, so the loop may recover at any moment and write the same: one of the two
-changes the row, the other changes nothing. An abandoned job is due again in five seconds, and this
-process ends within three, so the job never runs twice at a time.
+It is the last phase of an ordinary stop: it writes unwritten outcomes, releases claimed jobs that
+have not started, abandons running attempts, and closes the worker's row. The loop may come back to
+life at any moment and write the same. That is harmless, as every statement is guarded: one of the
+two changes the row, the other changes nothing. An abandoned job is due again in five seconds and
+this process has ended in three, so the job does not run twice at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EmergencyStop:
         self._acker, self._runners = acker, runners
 
     def __call__(self) -> None:
-        """Log why, and write what there is; the caller ends the process in any case."""
+        """Log the reason and write what is unwritten; the caller then ends the process."""
         blocker = self._watch.blocker()
         unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
         abandoned = self._abandoned(blocker)
@@ -55,7 +55,7 @@ class EmergencyStop:
         asyncio.run(self._write(done, settled + abandoned))
 
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
-        """Running attempts: those that wait, and the one that blocks the loop in its first step."""
+        """Return acks for running attempts, also for one that blocks the loop in its first step."""
         left = [attempt for runner in self._runners for attempt in runner.attempts()]
         for attempt in left:
             if attempt.kill is not None:
@@ -66,8 +66,8 @@ class EmergencyStop:
         return found
 
     async def _write(self, done: list[Job], settled: list[Ack]) -> None:
-        # There is no time to wait for a locked row, which the blocked loop itself may have locked;
-        # and what cannot be written must not keep the rest from it.
+        # There is no time to wait for rows that somebody has locked, such as the blocked loop
+        # itself, and one failed statement must not prevent the others.
         lane = Lane(self._database, "leave", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(TaskdError):

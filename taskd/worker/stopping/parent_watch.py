@@ -1,4 +1,4 @@
-"""A worker process's view of its siblings: its number, and whether its parent is alive."""
+"""The view that a worker process has of its siblings: its index, and whether its parent lives."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from taskd.config import Settings
 
 VARIABLE = "TASKD_CHILD"
 EXIT_ABANDONED = 75
-# After the drain and the cancellation: unwritten outcomes (5 s), the app's resources (5 s); upkeep,
-# lease, the row, connections, threads and the interpreter, a second or two each.
+# After drain and cancel: 5 s for outcomes, 5 s for the app's resources, and a second or two each
+# for upkeep, lease, row, connections, threads and interpreter.
 STOP_MARGIN_S = 25.0
 
 
 def longest_stop_s(settings: Settings) -> float:
-    """Return the seconds within which a worker whose loop runs has stopped."""
+    """Return the time within which a worker whose loop is not blocked has ended, in seconds."""
     return settings.drain_s + settings.cancel_s + STOP_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The number of this process among several; a single one is alone.
+    """The index of this process among its siblings, from 1; a single process is alone.
 
     Attributes:
+        number: the index.
+        of: the number of processes.
         lifeline: the reading end of a pipe that the parent holds open while it lives.
-        asked: a socket over which the parent asks for metrics (stats_socket.py); -1: it never does.
+        asked: a socket over which the parent requests metrics (stats_socket.py); -1: none.
     """
 
     number: int = 1
@@ -38,35 +40,34 @@ class Place:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> Place:
-        """Return what the parent gave to this process; removed from the environment."""
+        """Return the place that the parent gave; remove it from the environment."""
         numbers = environ.pop(VARIABLE, "")
         return cls(*map(int, numbers.split())) if numbers else cls()
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that tells a child its number."""
+        """Return the environment that gives a child its place."""
         return {VARIABLE: f"{self.number} {self.of} {self.lifeline} {self.asked}"}
 
     @property
     def alone(self) -> bool:
-        """Return whether there are no others."""
+        """Return whether there are no other processes."""
         return self.of == 1
 
 
 class ParentWatch:
-    """Ends this process after its parent, however that ended: the kernel closes the pipe.
+    """Ends this process when its parent has ended in any way: the kernel then closes the pipe.
 
-    A thread reads the pipe, and at its end sends this process the SIGTERM that the parent can no
-    longer send. Everything else follows from that, also while a handler blocks the loop
-    (signals.py).
+    A thread reads the pipe. At its end the thread sends this process a SIGTERM in place of the
+    parent, which also works while a handler blocks the loop (signals.py).
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        # Programs that a handler starts must not inherit it.
+        # Programs that a handler starts must not hold the pipe open.
         os.set_inheritable(fd, False)
         threading.Thread(target=self._watch, name="taskd-lifeline", daemon=True).start()
 
     def _watch(self) -> None:
         while os.read(self._fd, 1):
-            pass  # no process writes to it
+            pass  # the parent never writes
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,16 +1,16 @@
-"""Signals: the first stop drains, the second cancels, the third abandons, whatever the loop does.
+"""Signals: deliver them to the loop, and end the process if a stop gets stuck.
 
-A loop that a handler blocks cannot react. So the numbers of signals arrive at a thread first, which
-passes them to the loop and then checks that the stop comes to an end: if it should be over and the
-loop does not answer, the thread ends the process with exit code 75.
+A loop that is blocked by a handler receives nothing. So a thread receives the numbers of signals
+first. It passes them on to the loop and watches the stop: if the stop should be over and the loop
+does not answer, the thread ends the process with exit code 75.
 
-Python's own signal handlers would not do, as they run between bytecode steps of the main thread,
-which a C driver that waits for an answer never reaches. The C handler itself writes the number to
-`signal.set_wakeup_fd`, whatever the main thread does. Blocked signals (sigmask, sigwait) would not
-do either: processes that handlers start would inherit the mask.
+Python's own signal handlers are not enough: they run between bytecode instructions of the main
+thread, and a database driver in C that waits for a reply executes none. The C handler itself writes
+the number to `signal.set_wakeup_fd`, whatever the main thread does. Blocking signals (sigmask,
+sigwait) is no alternative, as processes that handlers start would inherit the mask.
 
-C code that keeps the interpreter's lock remains out of reach: then no thread runs, and only SIGKILL
-ends the process, which systemd sends after TimeoutStopSec.
+C code that holds the interpreter lock remains out of reach: no thread runs, and only SIGKILL ends
+the process, which systemd sends after TimeoutStopSec.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from taskd.worker.stopping.drain import StopPhase
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# After drain and cancel. A loop that answers can take longer: it is not blocked.
+# After drain and cancel. A loop that still answers may take longer, as it is not blocked.
 MARGIN_S = 1.0
 ANSWER_S = 2.0
 LEAVE_S = 3.0
@@ -39,20 +39,19 @@ _installed: list[Signals] = []
 
 
 class Signals:
-    """Installs handlers on the running loop, and a thread that oversees a stop.
+    """Installs signal handlers on the running loop, and a thread that watches the stop.
 
-    A thread that wants this process to end sends it SIGTERM; everything else follows, also while
-    the loop is blocked.
+    A thread that wants to end this process sends it SIGTERM, also while the loop is blocked.
 
     Args:
-        stop: called with the name for each TERM and INT, and with QUIT.
-        quiet: called with True for TSTP, False for CONT.
-        reload: called for HUP.
-        patience_s: the longest stop from its first, second and third signal on.
-        leave: called in a thread before the process ends without its loop, which may recover at any
-            moment; it has LEAVE_S.
-        last: the process ends with this worker. Later stops are ignored then: by default one would
-            kill the process in its last milliseconds, and its exit code would be -15 or 130.
+        stop: called with the signal's name for each SIGTERM, SIGINT and SIGQUIT.
+        quiet: called with True for SIGTSTP, False for SIGCONT.
+        reload: called for SIGHUP.
+        patience_s: returns how long a stop may take once the given phase was requested.
+        leave: called in a thread before the process ends without its loop, which may come back to
+            life at any moment; it has LEAVE_S.
+        last: the process ends with this worker. Later stop signals are then ignored: by default one
+            would kill the process in its last milliseconds, with exit code -15 or 130.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Signals:
         self._again: asyncio.TimerHandle | None = None
 
     def install(self) -> None:
-        """Install them; in a thread that cannot, nothing happens."""
+        """Install the handlers; outside of the main thread, do nothing."""
         with suppress(ValueError, RuntimeError):
             for number, handler in self._handlers.items():
                 self._loop.add_signal_handler(number, handler)
@@ -94,14 +93,15 @@ class Signals:
             threading.Thread(target=self._watch, name="taskd-signals", daemon=True).start()
 
     def _listen(self) -> None:
-        """Put the pipe in place of the loop's own socket, and keep that socket to write to.
+        """Put the pipe in the place of the loop's socket, and keep the socket to pass signals on.
 
-        Called once a second: a loop that was stopped and runs again makes a new one, which works
-        without the thread until then.
+        Repeated every second: a loop that was stopped and runs again makes a new socket, which
+        works without the thread until then.
         """
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if before not in (-1, self._write):
-            # The loop closes its own, whose number may then be reused; this one stays.
+            # A duplicate: the loop closes its socket, and the number may then belong to another
+            # file.
             if self._loops_own == -1:
                 self._loops_own = os.dup(before)
             else:
@@ -109,7 +109,7 @@ class Signals:
         self._again = self._loop.call_later(LISTEN_EVERY_S, self._listen)
 
     def remove(self) -> None:
-        """Restore the signals."""
+        """Remove the handlers."""
         with suppress(ValueError, RuntimeError):
             for number in self._handlers:
                 self._loop.remove_signal_handler(number)
@@ -121,12 +121,12 @@ class Signals:
             if self._again is not None:
                 self._again.cancel()
             now = signal.set_wakeup_fd(-1)
-            if now != self._write:  # of a later user of signals
+            if now != self._write:  # installed by a later worker
                 signal.set_wakeup_fd(now, warn_on_full_buffer=False)
             os.close(self._write)  # which ends the thread
 
     def disown(self) -> None:
-        """In a process that a handler has forked: its signals do not concern this worker."""
+        """Undo everything in a process forked by a handler: its signals are not for this worker."""
         signal.set_wakeup_fd(-1)
         for number in self._handlers:
             signal.signal(number, signal.SIG_DFL)
@@ -134,7 +134,7 @@ class Signals:
             os.close(fd)
 
     def _watch(self) -> None:
-        """The thread: pass on signals; check that a requested stop ends."""
+        """Pass signals on and see that a requested stop ends. Runs in the thread."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         phase, ends = StopPhase.NONE, float("inf")
@@ -145,7 +145,7 @@ class Signals:
                 if not numbers:
                     break
                 if self._loops_own != -1:
-                    with suppress(OSError):  # the loop has just been stopped, or is very far behind
+                    with suppress(OSError):  # the loop was just stopped, or is very far behind
                         os.write(self._loops_own, numbers)
                 for number in numbers:
                     if number in STOPS:
@@ -154,25 +154,25 @@ class Signals:
                         ends += MARGIN_S if phase < StopPhase.ABANDON else 0.0
             elif self._answers():
                 ends = time.monotonic() + ANSWER_S
-            elif not poll.poll(0):  # and the signals were not restored meanwhile
+            elif not poll.poll(0):  # nor were the handlers removed meanwhile
                 self._end()
         os.close(self._read)
         if self._loops_own != -1:
             os.close(self._loops_own)
 
     def _answers(self) -> bool:
-        """Return whether the loop runs; a closed one need not answer any more."""
+        """Return whether the loop runs; a closed loop counts as running."""
         answered = threading.Event()
         try:
             self._loop.call_soon_threadsafe(answered.set)
         except RuntimeError:
             return True
-        # In small steps: if the whole process was stopped, only one step counts.
+        # In small steps: if the whole process was stopped, only one step is lost.
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:
-        """End the process. Nothing here waits for the main thread, or for long for the database."""
-        # A thread of its own: even a log line can hang, if its pipe is full.
+        """End the process without waiting for the main thread, nor long for the database."""
+        # In a thread, as even a log line can hang when its pipe is full.
         leaving = threading.Thread(target=self._leave, name="taskd-leave", daemon=True)
         with suppress(RuntimeError):
             leaving.start()

@@ -13,23 +13,23 @@ FORGET_WORKERS_AFTER_S = 7 * 86400.0
 
 
 class Pruner(Loop):
-    """Make history partitions ahead, drop expired ones, delete old workers, keys, workflows."""
+    """Service: creates partitions in advance, drops expired ones, and deletes old rows."""
 
-    name = "historian"
+    name = "pruner"
 
     def __init__(self, database: Database) -> None:
         super().__init__(HISTORY_EVERY_S)
         self._database = database
 
     async def tick(self) -> None:
-        """Run all steps once, on a connection that is closed afterwards."""
+        """Prune once, on a connection of its own."""
         lane = Lane(self._database, "history", lock_timeout=str(history.LOCK_TIMEOUT_MS))
         try:
-            await self._keep_house(lane)
+            await self._prune(lane)
         finally:
             await lane.close()
 
-    async def _keep_house(self, lane: Lane) -> None:
+    async def _prune(self, lane: Lane) -> None:
         try:
             made = await history.make_partitions(lane)
             if made:

@@ -19,18 +19,19 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
 RECONCILE_EVERY_S = 2.0
-IDLE_LOOK_EVERY_S = 15.0
+IDLE_CHECK_EVERY_S = 15.0
 
 
 class Reconciler(Loop):
-    """Compares the jobs that this worker runs with those that the database says it runs.
+    """Service: compares the jobs that this worker has in the database with those it runs.
 
-    Rows that it never received (because the reply to a claim was lost) are released; jobs with a
-    requested cancellation are cancelled. An idle worker without a claim in doubt compares rarely.
+    It releases jobs that the worker never received because the reply to a claim was lost, and
+    cancels jobs whose cancellation was requested. An idle worker that lost no reply compares
+    rarely.
 
     Args:
-        claims: the lanes of the claims, so that no claim runs during the comparison, except one
-            that no caller waits for any more.
+        claims: the lanes of the claims. No claim is in flight while the rows are read, except one
+            whose reply was given up.
     """
 
     name = "reconciler"
@@ -45,37 +46,37 @@ class Reconciler(Loop):
     ) -> None:
         super().__init__(RECONCILE_EVERY_S)
         self._claims, self._lease, self._acker, self._runners = claims, lease, acker, runners
-        # A claim whose caller was cancelled may still run on the server.
+        # A claim whose reply was given up may still run on the server.
         self._grace_s = statement_timeout_s + 5.0
-        self._doubted_at: float | None = None
-        self._looked_at = time.monotonic()
+        self._claim_lost_at: float | None = None
+        self._checked_at = time.monotonic()
 
-    def doubt(self) -> None:
-        """The reply to a claim was lost: compare until its rows must have shown."""
-        self._doubted_at = time.monotonic()
+    def claim_lost(self) -> None:
+        """Look for the rows of a claim whose reply was lost, until they must have appeared."""
+        self._claim_lost_at = time.monotonic()
 
     async def tick(self) -> None:
         """Compare once."""
         now = time.monotonic()
-        calm = self._doubted_at is None and all(runner.idle for runner in self._runners)
-        if calm and now - self._looked_at < IDLE_LOOK_EVERY_S:
+        calm = self._claim_lost_at is None and all(runner.idle for runner in self._runners)
+        if calm and now - self._checked_at < IDLE_CHECK_EVERY_S:
             return
         worker_id, known = self._lease.worker_id, self._known()
         try:
             rows = await self._running_jobs(worker_id)
         except StoreUnavailable:
             return
-        self._looked_at = now
-        if self._doubted_at is not None and now - self._doubted_at > 2 * self._grace_s:
-            self._doubted_at = None
-        # Known before or after: a job that ended meanwhile was still running when the database read
-        # it.
+        self._checked_at = now
+        if self._claim_lost_at is not None and now - self._claim_lost_at > 2 * self._grace_s:
+            self._claim_lost_at = None
+        # Jobs known before or after: one that ended meanwhile was still running when the rows were
+        # read.
         known |= self._known()
-        strangers = [row for row in rows if row.id not in known and row.age_s > self._grace_s]
-        for row in strangers:
-            self._acker.settled(Ack(row.id, worker_id, row.fence, JobState.QUEUED, refund=True))
-        if strangers:
-            events.jobs_reconciled([row.id for row in strangers])
+        unknown = [row for row in rows if row.id not in known and row.age_s > self._grace_s]
+        for row in unknown:
+            self._acker.outcome(Ack(row.id, worker_id, row.fence, JobState.QUEUED, refund=True))
+        if unknown:
+            events.jobs_reconciled([row.id for row in unknown])
         for row in rows:
             if row.cancel_reason is not None:
                 for runner in self._runners:

@@ -24,18 +24,18 @@ SWEEP_EVERY_S_MAX = 5.0
 
 
 class Rescuer(Loop):
-    """Declares dead workers dead, rescues their jobs, and tells other services what is due.
+    """Service: declares dead workers dead, rescues their jobs, and shares what it reads.
 
     Args:
-        counts: attempts by how they ended here; jobs that fail as `crashed` count too.
+        counts: how jobs ended here; jobs that the rescuer fails are counted too.
         on_due: called with the next due times.
-        on_ticks: called with the next ticks of schedules.
-        consumers: poll again when a worker was declared dead: producers may not have notified for
-            it.
-        controls: gets what operators have set.
+        on_ticks: each is called with the next ticks of schedules.
+        consumers: they poll when a worker was declared dead, as its queues may not have been
+            notified.
+        controls: applies what operators have set.
     """
 
-    name = "sweeper"
+    name = "rescuer"
 
     def __init__(
         self,
@@ -53,26 +53,28 @@ class Rescuer(Loop):
         self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
         self._controls = controls
 
-    async def look(self) -> workers.Surroundings:
-        """Read upkeep data, and apply what operators have set; a worker does this before claims.
+    async def check(self) -> workers.Surroundings:
+        """Read the state of the system and apply what operators have set.
+
+        A worker does so before its first claim, so that paused tasks do not start.
 
         Raises:
-            StoreUnavailable: not possible now.
+            StoreUnavailable: the database does not answer.
         """
-        seen = await workers.check_upkeep(self._lane, self._me(), self._lease.lease_s)
-        self._controls.heed(seen.paused, seen.limits)
+        seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
+        self._controls.apply(seen.paused, seen.limits)
         return seen
 
     async def tick(self) -> None:
-        """Run once; do nothing without a database."""
+        """Check and rescue once; do nothing while the database is unavailable."""
         try:
-            seen = await self.look()
+            seen = await self.check()
             self._on_due(seen.due)
             for told in self._on_ticks:
                 told(seen.ticks)
             if seen.uncounted:
                 await limits.count_depths(self._lane)
-            if await self._bury(seen.others) or seen.orphans:
+            if await self._declare_dead(seen.others) or seen.orphans:
                 await self._rescue()
             if seen.expired:
                 await self._expire()
@@ -105,15 +107,17 @@ class Rescuer(Loop):
             if len(states) < RESCUE_BATCH:
                 return
 
-    async def _bury(self, others: Sequence[workers.Other]) -> bool:
+    async def _declare_dead(self, others: Sequence[workers.Other]) -> bool:
         """Declare dead workers dead; return whether there were any."""
         gone = [other.id for other in others if other.neighbour and is_gone(other)]
-        silent = [other.id for other in others if other.silent] if self._lease.may_bury() else []
-        for ids, proof in ((gone, "its process has ended"), (silent, "its lease expired")):
+        silent = (
+            [other.id for other in others if other.silent] if self._lease.may_declare_dead() else []
+        )
+        for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
             if ids:
-                buried = await workers.declare_dead(self._lane, ids, proved=ids is gone)
-                if buried:
-                    events.workers_declared_dead(buried, proof)
+                dead = await workers.bury(self._lane, ids, proved=ids is gone)
+                if dead:
+                    events.workers_declared_dead(dead, proof)
                     for consumer in self._consumers:
-                        consumer.doubt()
+                        consumer.notifications_missed()
         return bool(gone or silent)

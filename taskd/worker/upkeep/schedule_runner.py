@@ -1,7 +1,7 @@
-"""Fires schedules: makes the jobs of due ticks, with a timer set to the next tick.
+"""The schedule runner: enqueues the jobs of due ticks, on a timer set to the next tick.
 
-Any worker does; the rows decide which one was first (sql/queries/schedules.sql). All moments come
-from the database; this module computes the tick that follows the due ones.
+Every worker does so; a row lock decides which worker enqueues a tick (sql/queries/schedules.sql).
+All times are the database's. This module only computes which tick follows the due ones.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from taskd.worker.running.traces import Firing
 from taskd.worker.service import Loop
 
 BATCH = 100
-# The longest time for one query of a schedule, its jobs included.
+# How long the query of a schedule may take, with the insertion of its jobs.
 QUERY_TIMEOUT_S = 60.0
 AT_MOST_EVERY_S = 0.02
 AGAIN_S = 1.0
 # Clocks drift: a long wait is cut into short ones.
 TIMER_S_MAX = 60.0
-# Without a schedule there is nothing to do; the rescuer reports the first one.
+# Without a schedule there is nothing to do; the rescuer announces a new one.
 NOTHING_S = 3600.0
 
 
 class ScheduleRunner(Loop):
-    """Fires the schedules without a query, or those with one.
+    """Service: fires either the schedules without a query or those with one.
 
-    Schedules with queries have a runner of their own, with a connection of its own, as queries take
-    time: they do not delay the others.
+    Schedules with queries have a runner of their own, which opens a connection for each run:
+    queries may be slow, and the other schedules must not be late.
 
     Args:
-        queries: where queries run; None: fire schedules without a query.
+        queries: where queries run; None: fire the schedules without queries.
     """
 
     def __init__(self, lane: Lane, queries: Database | None = None) -> None:
         super().__init__(TIMER_S_MAX)
         self.name = "schedules" if queries is None else "schedules with queries"
         self._lane, self._queries = lane, queries
-        self._looks_at = 0.0
+        self._next_check_at = 0.0
 
     def expect(self, ticks: TicksIn) -> None:
-        """The next ticks were read: wake up if one comes before the timer ends."""
+        """Wake up if a tick, read elsewhere, comes before the timer ends."""
         tick_s = self._mine(ticks)
-        if tick_s is not None and time.monotonic() + tick_s < self._looks_at - AGAIN_S / 10:
+        if tick_s is not None and time.monotonic() + tick_s < self._next_check_at - AGAIN_S / 10:
             self.wakeup.set()
 
     def _mine(self, ticks: TicksIn) -> float | None:
         return ticks.plain_s if self._queries is None else ticks.query_s
 
     async def tick(self) -> float:
-        """Fire what is due; return seconds until the next tick."""
+        """Fire what is due; return the seconds until the next tick."""
         try:
             wait_s = await self._fire()
         except StoreUnavailable:
             wait_s = AGAIN_S
-        self._looks_at = time.monotonic() + wait_s
+        self._next_check_at = time.monotonic() + wait_s
         return wait_s
 
     async def _fire(self) -> float:
@@ -72,7 +72,7 @@ class ScheduleRunner(Loop):
         if due:
             async with self._firing_lane() as lane:
                 done = [await self._one(lane, each) for each in due]
-            # Another worker may be firing one for a while; there may be more to fire.
+            # If another worker fires them all, wait longer; otherwise more may be due at once.
             least_s = AT_MOST_EVERY_S if any(done) else AGAIN_S
         next_s = self._mine(await schedules.next_ticks(self._lane))
         return NOTHING_S if next_s is None else min(max(next_s, least_s), TIMER_S_MAX)
@@ -81,8 +81,8 @@ class ScheduleRunner(Loop):
         try:
             return await fire(lane, read)
         except HeldUp as error:
-            # The others go on: this one can be delayed for long, by a lock on a job that it would
-            # cancel.
+            # Go on with the others: a lock on a job that it would cancel may delay this one for
+            # long.
             events.schedule_delayed(read.name, read.next_at, str(error))
             return False
 
@@ -91,7 +91,7 @@ class ScheduleRunner(Loop):
         if self._queries is None:
             yield self._lane
             return
-        # Without the planner settings of the other lanes, as users' queries need the planner.
+        # Without the planner settings of the other lanes, as the queries are the users'.
         lane = Lane(
             Database(self._queries.connect_args, statement_timeout_s=QUERY_TIMEOUT_S), "schedules"
         )
@@ -102,7 +102,7 @@ class ScheduleRunner(Loop):
 
 
 async def fire(lane: Lane, read: DueSchedule) -> bool:
-    """Fire what is due of one schedule; return whether this call did it."""
+    """Fire the due ticks of one schedule; return whether this worker did."""
     try:
         when = read.when()
         found = due_ticks(when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)

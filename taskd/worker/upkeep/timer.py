@@ -14,13 +14,13 @@ from taskd.worker.service import Loop
 
 
 class Timer(Loop):
-    """Timeouts of attempts, the pulse for the lease thread, and the self-fence.
+    """Service: enforces deadlines, proves that the main loop runs, and checks the lease.
 
-    It runs 20 times a second while attempts run, and four times while the worker is idle. A
-    starting attempt wakes it, so it misses no timeout.
+    It ticks 20 times a second while attempts run, and 4 times while the worker rests. A new attempt
+    wakes it, so a resting worker misses no deadline.
     """
 
-    name = "ticker"
+    name = "timer"
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Timer(Loop):
         pulse.on_wake.append(self.wakeup.set)
 
     async def tick(self) -> float | None:
-        """Run once; return how soon to run again when idle."""
+        """Tick once; return the delay until the next tick at rest."""
         now = time.monotonic()
         self._pulse.turn(now)
         for runner in self._runners:
@@ -53,5 +53,5 @@ class Timer(Loop):
 
 
 def _works(runner: Runner) -> bool:
-    """Return whether handlers run, or are about to; abandoned ones can block the loop, too."""
+    """Return whether attempts run or are about to. Abandoned ones can block the loop, too."""
     return not runner.idle or runner.abandoned > 0

@@ -11,7 +11,7 @@ import pytest
 from taskd.core.jobs.job import Job, NewJob
 from taskd.store.jobs import jobs as store
 from taskd.store.jobs.jobs import ALL, Read
-from taskd.worker.claiming.read_position import SLOW_IN_A_ROW, Reading
+from taskd.worker.claiming.read_position import SLOW_IN_A_ROW, ReadPosition
 from tests.worker.conftest import Desk
 
 USUAL_S, SLOW_S = 0.002, 0.030
@@ -21,14 +21,14 @@ def claimed(job_id: int, priority: int = 100) -> list[Job]:
     return [Job(job_id, 1, "t", "{}", 1, None, None, priority, 0, 0.0, 1_800_000_000.123456, None)]
 
 
-def warmed() -> Reading:
-    reading = Reading()
+def warmed() -> ReadPosition:
+    reading = ReadPosition()
     for n in range(5):
         reading.claimed(reading.next(float(n)), claimed(n), float(n), USUAL_S)
     return reading
 
 
-def slowed() -> Reading:
+def slowed() -> ReadPosition:
     reading = warmed()
     for _ in range(SLOW_IN_A_ROW):
         assert not reading.held
@@ -46,7 +46,7 @@ def test_a_slow_claim_makes_the_next_ones_begin_behind_it() -> None:
     reading = slowed()
     assert reading.held
     read = reading.next(5.1)
-    assert read.only_urgent  # more urgent jobs are looked for first
+    assert read.only_urgent  # more urgent jobs are scanned first
     reading.claimed(read, [], 5.1, USUAL_S)
     due_at = datetime.fromtimestamp(1_800_000_000, UTC) + timedelta(microseconds=123456)
     assert reading.next(5.11) == Read(100, due_at, 7)
@@ -149,7 +149,7 @@ async def buffers(desk: Desk, read: Read) -> int:
 
 
 def test_a_claim_after_days_of_silence_or_of_uptime_is_taken_in_like_any_other() -> None:
-    reading = Reading()
+    reading = ReadPosition()
     for now in (3e5, 3e5 + 1, 2e6):  # seconds since the machine was started
         reading.claimed(reading.next(now), claimed(1), now, USUAL_S)
         assert not reading.held

@@ -1,4 +1,4 @@
-"""One look for all queues that sleep finds the jobs that nobody rang for."""
+"""One poll for all sleeping queues finds the jobs that were not notified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskd.worker.upkeep import promoter, rescuer
 from tests.worker.conftest import Desk, Started, until
 
 QUEUES = ("one", "two", "three")
-# As if by a client that does not ring.
+# As if by a client that does not notify.
 INSERT = "INSERT INTO taskd.job (queue, task) VALUES ($1, 'quick') RETURNING id"
 
 
@@ -53,11 +53,11 @@ async def asleep(started: Started, *names: str) -> None:
     """Wait until the consumers of these queues sleep, and nothing else."""
     parts = started.worker.parts
     for queue in names:
-        await until(lambda queue=queue: not parts.consumers[queue].attendance.doubtful)
-        await until(lambda queue=queue: queue in parts.scout._sleepers)
+        await until(lambda queue=queue: not parts.consumers[queue].busy_mark.must_poll)
+        await until(lambda queue=queue: queue in parts.poller._sleepers)
 
 
-async def test_one_look_is_for_all_queues_and_only_who_has_jobs_claims(
+async def test_one_poll_is_for_all_queues_and_only_queues_with_jobs_are_claimed(
     desk: Desk, quick: Any
 ) -> None:
     started = await desk.start(queues=QUEUES, poll_s=0.3)
@@ -77,7 +77,7 @@ async def test_who_has_just_found_something_is_polled_soon_and_then_ever_later(
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", 0.05)
     started = await desk.start(queues=("one",), poll_s=0.4)
     await asleep(started, "one")
-    sleepers = started.worker.parts.scout._sleepers
+    sleepers = started.worker.parts.poller._sleepers
     await until(lambda: sleepers["one"].poll_s == 0.4)
     await desk.sql.fetchval(INSERT, "one")
     await until(lambda: "one" in sleepers and sleepers["one"].poll_s < 0.4)
@@ -103,7 +103,7 @@ async def test_jobs_that_others_have_locked_are_claimed_in_vain_ever_later(
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", 0.02)
     started = await desk.start(queues=("one",), poll_s=0.3)
     await asleep(started, "one")
-    sleepers = started.worker.parts.scout._sleepers
+    sleepers = started.worker.parts.poller._sleepers
     await until(lambda: sleepers["one"].poll_s == 0.3)
     seen = Lookout(started)
     async with other.transaction():
@@ -115,7 +115,7 @@ async def test_jobs_that_others_have_locked_are_claimed_in_vain_ever_later(
     await desk.settled(job)
 
 
-async def test_while_the_scout_cannot_look_each_queue_looks_by_itself(
+async def test_while_the_idle_poller_cannot_poll_each_consumer_claims_for_itself(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def cannot(*_: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_while_the_scout_cannot_look_each_queue_looks_by_itself(
     assert seen.of("poll_queues")
 
 
-async def test_an_attending_consumer_is_not_looked_for(
+async def test_a_polling_consumer_needs_no_idle_poller(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy_mark, "FEW_FOR_S", 60.0)
@@ -153,32 +153,32 @@ async def test_an_attending_consumer_is_not_looked_for(
     assert [queues for (queues,) in seen.of("poll_queues")][-1] == ["two"]
 
 
-async def test_rings_that_bring_jobs_are_not_all_looked_into_for_due_ones(
+async def test_not_each_notification_with_a_job_causes_a_check_for_due_ones(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(promoter, "LOOK_FOR_RINGS_EVERY_S", 600.0)
+    monkeypatch.setattr(promoter, "CHECK_AT_MOST_EVERY_S", 600.0)
     monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60, lease_s=600.0)
     await asleep(started, "one")
     timer = started.worker.parts.promoter
-    await until(lambda: time.monotonic() - timer._looked_at > 0.2)
+    await until(lambda: time.monotonic() - timer._checked_at > 0.2)
     seen = Lookout(started)
     for _ in range(5):
         [job] = await desk.enqueue(quick.job())
         await desk.settled(job)
     assert not seen.of("next_due")
-    # A ring that brings no job is: here of one that will be due.
+    # A notification without a job to claim makes the promoter check: this job is due later.
     [job] = await desk.enqueue(quick.job().after(0.3))
     await desk.settled(job)
     assert seen.of("promote_jobs")
 
 
-async def test_the_first_ring_of_a_worker_is_followed_at_once(
+async def test_the_first_notification_of_a_worker_is_followed_at_once(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It has looked twice by then, and nobody had rung for the first look.
-    monkeypatch.setattr(consumer, "VAIN_PAUSE_S", 600.0)
-    monkeypatch.setattr(consumer, "VAIN_PAUSE_S_MAX", 600.0)
+    # It has checked twice by then, and the first check followed no notification.
+    monkeypatch.setattr(consumer, "EMPTY_PAUSE_S", 600.0)
+    monkeypatch.setattr(consumer, "EMPTY_PAUSE_S_MAX", 600.0)
     started = await desk.start(queues=("one",), poll_s=60)
     await asleep(started, "one")
     [job] = await desk.enqueue(quick.job())

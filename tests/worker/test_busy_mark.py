@@ -1,4 +1,4 @@
-"""Ringing only for queues that nobody attends: marks, silence, and the way back to sleep."""
+"""Producers notify only queues that no worker polls: marks, silence, and the way back to sleep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskd.worker.claiming import busy_mark
 from tests.store.helpers import MARK, MARKED, SERVES, UNMARK, Ears
 from tests.worker.conftest import until
 
-# No poll within the test: whatever is found was rung for, or looked for.
+# No poll within the test: a job is found by a notification or by the consumer's own polling.
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'taskd listen%'
@@ -24,7 +24,7 @@ NO_POLL: dict[str, Any] = {"queues": ("default",), "poll_s": 600}
 
 @pytest.fixture
 async def rings(desk: Any) -> Any:
-    """The rings of the queue as another listener hears them."""
+    """The notifications of the queue, as another listener receives them."""
     listener = await asyncpg.connect(desk.dsn)
     ears = Ears(listener)
     await ears.listen("taskd_default")
@@ -47,13 +47,13 @@ async def not_marked(desk: Any) -> bool:
 
 
 async def all_before_have_ended(desk: Any) -> None:
-    """Every transaction that may have read what was so before now has committed."""
+    """All transactions that may have read the earlier state have committed."""
     xid = await desk.sql.fetchval("SELECT pg_current_xact_id()::text")
     ended = "SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::text::xid8"
     await until(lambda: desk.sql.fetchval(ended, xid))
 
 
-async def test_a_busy_queue_is_attended_and_not_rung_for(
+async def test_a_busy_queue_is_polled_and_not_notified(
     desk: Any, rings: Ears, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task()
@@ -65,13 +65,15 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     monkeypatch.setattr(busy_mark, "CLAIM_AT_LEAST_EVERY_S", 600.0)
     monkeypatch.setattr(busy_mark, "MARK_S", 50.0)
     await desk.start(**NO_POLL)
-    # It is the only one: an attending worker calls others when it finds more than it can take.
+    # It is alone: a polling worker notifies the others when its claims are full.
     await desk.sql.execute("DELETE FROM taskd.worker WHERE id = $1", SERVES)
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
     await desk.heard.wait("queue.polled")
     await until(lambda: marked(desk))
-    await all_before_have_ended(desk)  # the producer may have rung before it could read the mark
+    await all_before_have_ended(
+        desk
+    )  # the producer may have notified before it could read the mark
     before = len(await rings.so_far())
     for _ in range(20):
         await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
@@ -81,7 +83,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
     await busy
     await desk.heard.wait("queue.unpolled")
     assert not await marked(desk)
-    # Quiet again: each job rings, and is found at once.
+    # Quiet again: each job is notified and found at once.
     job_id = await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
     await desk.settled(job_id)
     await until(lambda: len(rings.heard) > before)
@@ -90,7 +92,7 @@ async def test_a_busy_queue_is_attended_and_not_rung_for(
 async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_more(
     desk: Any,
 ) -> None:
-    """A replica that takes over may not have heard that it was taken back; rings would cease."""
+    """A replica that takes over may still have a mark that was cleared; notifications would end."""
 
     @desk.task()
     async def work() -> None: ...
@@ -110,13 +112,13 @@ async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_mor
     await until(lambda: not_marked(desk))
 
 
-async def test_producers_that_wait_for_each_other_need_not_ring(
+async def test_producers_that_wait_for_each_other_need_not_notify(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task()
     async def work() -> None: ...
 
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 600.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 600.0)
     monkeypatch.setattr(busy_mark, "OFTEN_CLAIMS_PER_S", 10)
     await desk.start(**NO_POLL)
     enough = asyncio.Event()
@@ -129,7 +131,7 @@ async def test_producers_that_wait_for_each_other_need_not_ring(
         await desk.settled(job_id)
 
 
-async def test_a_load_that_paused_is_attended_again_at_once_but_not_twice_within_a_second(
+async def test_a_load_that_paused_is_polled_again_at_once_but_not_twice_within_a_second(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task()
@@ -142,29 +144,29 @@ async def test_a_load_that_paused_is_attended_again_at_once_but_not_twice_within
         busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
         await desk.heard.wait("queue.polled", count)
         # From here on: had it counted from when the queue is left, it would never come back.
-        monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 3600.0)
+        monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 3600.0)
         monkeypatch.setattr(busy_mark, "FEW_FOR_S", few_for_s)
         enough.set()
         await busy
         await desk.heard.wait("queue.unpolled", count)
 
     few_for_s = busy_mark.FEW_FOR_S
-    monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 0.1)
+    monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 0.1)
     await desk.start(**NO_POLL)
     await until_attended(1)
     await until_attended(2)
     # This time the hour counts, however busy it is.
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", 0.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 0.0)
     await desk.settled(*await desk.enqueue(*[work.job()] * 5000))
     assert len(desk.heard.of("queue.polled")) == 2
 
 
-async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
+async def test_where_another_polls_a_worker_that_keeps_up_gives_way(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Awake all the time, and it renews its mark before each claim.
-    monkeypatch.setattr(busy_mark, "ATTEND_AFTER_S", -1.0)
-    monkeypatch.setattr(busy_mark, "NOT_AGAIN_FOR_S", 0.0)
+    monkeypatch.setattr(busy_mark, "MARK_AFTER_S", -1.0)
+    monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 0.0)
     monkeypatch.setattr(busy_mark, "RENEW_EVERY_S", 0.0)
     monkeypatch.setattr(busy_mark, "FEW_FOR_S", 600.0)
     await desk.other_worker(1)
@@ -177,18 +179,18 @@ async def test_where_another_attends_a_worker_that_keeps_up_gives_way(
     )
     await desk.sql.execute(MARK, "default", 50.0, 2)
     await one.before_claim(full=False)
-    assert not one.attending
-    assert not one.doubtful
-    # One that cannot keep up attends as well, until it can.
+    assert not one.marked
+    assert not one.must_poll
+    # A worker that cannot keep up polls as well, until it can.
     for full in (True, True, False):
         await desk.sql.execute(MARK, "default", 50.0, 2)
         await one.before_claim(full=full)
-        assert one.attending == full
-    assert one.doubtful, "whoever has read its mark was silent"
+        assert one.marked == full
+    assert one.must_poll, "whoever has read its mark was silent"
     assert await marked(desk), "it took the other's mark back"
     await desk.sql.execute(UNMARK, "default")
     await one.before_claim(full=False)
-    assert one.attending
+    assert one.marked
 
 
 async def ring_on(dsn: str, enough: asyncio.Event) -> list[int]:
@@ -224,7 +226,7 @@ async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
-async def test_a_transaction_of_any_level_rings_only_where_nobody_attends_the_queue(
+async def test_a_transaction_of_any_level_notifies_only_queues_that_are_not_polled(
     desk: Any, rings: Ears, isolation: str
 ) -> None:
     await desk.sql.execute(MARK, "default", 50.0, 1)
@@ -235,7 +237,7 @@ async def test_a_transaction_of_any_level_rings_only_where_nobody_attends_the_qu
         await desk.sql.execute(UNMARK, "default")
 
 
-async def test_what_is_due_later_than_in_a_minute_does_not_ring(desk: Any, rings: Ears) -> None:
+async def test_jobs_due_later_than_in_a_minute_are_not_notified(desk: Any, rings: Ears) -> None:
     for delay_s in (3600, 61, 59):
         await desk.sql.execute(
             f"SELECT taskd.enqueue('work', queue => 'default', delay_s => {delay_s})"
@@ -245,7 +247,7 @@ async def test_what_is_due_later_than_in_a_minute_does_not_ring(desk: Any, rings
     assert len(rings.heard) == 1
 
 
-async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
+async def test_a_polling_worker_that_is_full_of_slow_jobs_notifies_the_others(
     desk: Any, rings: Ears
 ) -> None:
     go = asyncio.Event()
@@ -270,7 +272,7 @@ async def test_an_attending_worker_that_is_full_of_slow_jobs_calls_the_others(
     left = await desk.heard.wait("queue.unpolled")
     assert left
     await until(lambda: len(rings.heard) > before)
-    # From now on they are rung for.
+    # From now on jobs are notified.
     second = await desk.start(**NO_POLL)
     [job_id] = await desk.enqueue(work.job())
     await desk.settled(job_id)

@@ -1,4 +1,4 @@
-"""What a supervisor hears: systemd's protocol, on real datagram sockets."""
+"""What a supervisor receives: systemd's protocol, on real datagram sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskd.store.connections.database import Database
 from taskd.worker import Notify, Worker
 from taskd.worker.health import Condition
 from taskd.worker.lease import Lease
-from taskd.worker.sd_notify import Ear, Notifier, Status
+from taskd.worker.sd_notify import Notifier, NotifySocket, Status
 from tests.worker.conftest import Desk, Started, until
 
 
@@ -63,7 +63,7 @@ def test_an_abstract_address_begins_with_an_at_sign() -> None:
     notify.ready()
     assert supervisor.hear() == [{"READY": "1"}]
     supervisor.socket.close()
-    notify.ready()  # nobody listens any more, which is nobody's trouble
+    notify.ready()  # the supervisor is gone, which must not matter
     notify.close()
     notify.ready()
 
@@ -93,7 +93,7 @@ def test_the_environment_names_the_supervisor_and_is_not_handed_on() -> None:
     environ = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "42", "A": ""}
     notify = Notify.from_environment(environ, 42)
     assert (notify.active, notify.watchdog_s, environ) == (True, 3.0, {"A": ""})
-    assert notify.every_s <= 1.5  # at most half of what systemd waits
+    assert notify.every_s <= 1.5  # at most half of systemd's watchdog interval
     notify.close()
 
 
@@ -174,7 +174,7 @@ async def test_the_life_of_a_worker(
     now_usec = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
     assert 0 < now_usec - int(supervisor.heard("MONOTONIC_USEC")[0]) < 60e6
 
-    # A loop that a handler blocks is what a watchdog is for.
+    # The watchdog must detect a loop that a handler blocks.
     await desk.enqueue(blocks.job(s=1.0))
     await desk.heard.wait("loop.blocked")
     before = len(supervisor.heard("WATCHDOG"))
@@ -202,7 +202,7 @@ async def test_a_report_is_for_a_parent_that_lives(supervisor: Supervisor) -> No
 
 
 async def test_a_parent_knows_who_speaks() -> None:
-    ear = Ear()
+    ear = NotifySocket()
     notify = Notify(ear.address)
     notify.ready()
     assert list(ear.heard()) == [(os.getpid(), {"READY": "1"})]
