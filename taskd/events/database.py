@@ -55,7 +55,7 @@ def queue_unpolled(queue: str) -> None:
 
 
 def queue_woken(queue: str, source: str) -> None:
-    """Claiming from a sleeping queue resumed: by NOTIFY (`ring`), idle poll (`scout`) or `time`."""
+    """Claiming from a sleeping queue resumed: by `notify`, `idle_poll` or `time`."""
     if stream.is_watched("debug"):
         emit("queue.woken", "debug", queue=queue, source=source)
 

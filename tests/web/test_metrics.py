@@ -85,7 +85,7 @@ async def test_attempts_are_counted_by_how_they_ended(desk: Desk, serve: Serve) 
     assert found[waited] == found[claimed] == 6
     assert found['taskd_ack_jobs_sum{process="1"}'] == 6
     assert 'taskd_events_total{event="job.failed",process="1"}' in events
-    assert any('source="ring"' in name and found[name] for name in found)
+    assert any('source="notify"' in name and found[name] for name in found)
 
 
 async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:

@@ -182,8 +182,8 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
 
 
 SERVICES = {
-    "timer": timer.Timer, "rescuer": rescuer.Rescuer, "promoter": promoter.Promoter,
-    "reconciler": reconciler.Reconciler, "pruner": pruner.Pruner,
+    "timer": Timer, "rescuer": Rescuer, "promoter": promoter.Promoter,
+    "reconciler": Reconciler, "pruner": Pruner,
     "quarantine": Quarantine,
 }  # fmt: skip
 

@@ -45,7 +45,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Exposed as 0 before they first happen: otherwise an alert cannot see the first increase.
 OUTCOMES_FROM_START = ("retried", "failed")
 EVENTS_FROM_START = ("schedule.failed", "schedule.stalled", "workers.declared_dead", "loop.blocked")
-SOURCES = ("ring", "scout", "time")
+SOURCES = ("notify", "idle_poll", "time")
 INTERRUPTIONS = ("stop", "fence")
 STATES = ("blocked", "scheduled", "queued", "running")
 

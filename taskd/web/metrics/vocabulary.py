@@ -69,7 +69,7 @@ OF_PROCESSES = (
         "taskd_wakeups_total",
         "counter",
         ("queue", "source"),
-        "Why a sleeping queue was claimed from again: ring (a notification), scout (the idle "
+        "Why a sleeping queue was claimed from again: notify (a notification), idle_poll (the idle "
         "poller found a job), time (a job became due).",
     ),
     Metric(

@@ -190,14 +190,14 @@ class Consumer:
         if not self.busy_mark.marked:
             await self._space_claims()
         if self.wakeup.is_set():
-            events.queue_woken(self.runner.queue, "ring")
+            events.queue_woken(self.runner.queue, "notify")
             return True
         pause_s = self.busy_mark.pause_s(self._read_position.at_most(math.inf, time.monotonic()))
         if self._opens_s is not None:
             pause_s = min(pause_s, max(self._opens_s, CLAIM_EVERY_S))
         if self.busy_mark.marked:
             notified = await self.wakeup.wait(pause_s)
-            events.queue_woken(self.runner.queue, "ring" if notified else "time")
+            events.queue_woken(self.runner.queue, "notify" if notified else "time")
             return notified
         sleeper = self._poller.add(self.runner.queue, self.wakeup, self._poll_s)
         try:
@@ -206,9 +206,9 @@ class Consumer:
             self._poller.remove(self.runner.queue)
         self._poll_s = sleeper.poll_s
         self.busy_mark.slept()
-        source = "scout" if sleeper.woken else "ring" if notified else "time"
+        source = "idle_poll" if sleeper.woken else "notify" if notified else "time"
         events.queue_woken(self.runner.queue, source)
-        return source == "ring"
+        return source == "notify"
 
     async def _space_claims(self) -> None:
         distance_s = max(CLAIM_EVERY_S, min(PER_JOB_S * self._found, GAP_S))

@@ -232,7 +232,7 @@ class Acker:
                 self._done.extend(job for job in group if job.id == job_id)
 
     async def _write_acks_group(self, worker_id: int, group: list[Ack]) -> None:
-        moved = await self._persist(store.ack_settled, worker_id, group)
+        moved = await self._persist(store.ack_outcomes, worker_id, group)
         missed = [ack for ack in group if ack.id not in moved]
         if missed:
             ids, fences = [ack.id for ack in missed], [ack.fence for ack in missed]

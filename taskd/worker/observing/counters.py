@@ -82,7 +82,7 @@ class OfQueue(msgspec.Struct):
         wait: from the due times of jobs to their claims.
         batches: jobs per claim.
         claims: durations of claims.
-        wakeups: by source: ring, scout, time.
+        wakeups: by source: notify, idle_poll, time.
     """
 
     queue: str

@@ -61,7 +61,7 @@ class Rescuer(Loop):
         Raises:
             StoreUnavailable: the database does not answer.
         """
-        seen = await workers.look_around(self._lane, self._me(), self._lease.lease_s)
+        seen = await workers.check_upkeep(self._lane, self._me(), self._lease.lease_s)
         self._controls.apply(seen.paused, seen.limits)
         return seen
 
@@ -115,7 +115,7 @@ class Rescuer(Loop):
         )
         for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
             if ids:
-                dead = await workers.bury(self._lane, ids, proved=ids is gone)
+                dead = await workers.declare_dead(self._lane, ids, proved=ids is gone)
                 if dead:
                     events.workers_declared_dead(dead, proof)
                     for consumer in self._consumers:
