@@ -149,7 +149,7 @@ class Assembly:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
         self.supervisor = Supervisor(self._tiers(beside, Pruner(database)))
 
-    def _tiers(self, beside: list[Service], historian: Pruner) -> list[list[Service]]:
+    def _tiers(self, beside: list[Service], pruner: Pruner) -> list[list[Service]]:
         """Return the services in the order in which they start; they stop in the reverse order."""
         upkeep: list[Service] = [
             self.rescuer,
@@ -159,7 +159,7 @@ class Assembly:
             self.poller,
             self.progress,
             *([self.log_writer] if self.log_writer else []),
-            historian,
+            pruner,
         ]
         return [
             beside,
