@@ -236,16 +236,16 @@ class BusyMark:
         self._must_notify = True
         self._renew_at = now + RENEW_EVERY_S
         try:
-            attended = await store.set_busy_mark(
+            polled = await store.attend(
                 self._lane, self._queue, self._marked_by, MARK_S, gives_way=gives_way
             )
         except StoreUnavailable:
             # A session that was cut off may still set the mark; then the mark expires.
             self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
             return True
-        if attended is not None:
-            self._alone, self._others = attended
-        return attended is not None
+        if polled is not None:
+            self._alone, self._others = polled
+        return polled is not None
 
     async def _clear(self) -> None:
         self.marked = False
