@@ -114,7 +114,7 @@ class AttemptContext:
         read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
         if read.by_node is None:
             raise ResultsTooLarge(
-                f"job {self._job.id}: the results of the jobs before it take {read.size:,} bytes; "
+                f"job {self._job.id}: the results of its parent jobs take {read.size:,} bytes; "
                 f"the limit is {RESULTS_BYTES_MAX:,}. Return references to the data instead."
             )
         return read.by_node

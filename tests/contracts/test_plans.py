@@ -23,6 +23,7 @@ from taskd.worker import Notify
 from taskd.worker.assembly import PLANS, Assembly
 from taskd.worker.lease import Lease
 from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.stopping.drain import StopRequests
 from taskd.worker.worker import Worker
 from tests.contracts import crowd, plans_list
 from tests.contracts.plans_list import PINS
@@ -94,7 +95,16 @@ async def test_all_connections_of_a_worker_leave_the_planner_no_choice(database:
     worker = Worker(Settings(), registry, database)
     lease, pulse, notify = Lease(30.0), Pulse(), Notify()
     parts = Assembly(
-        worker.settings, registry, database, worker.limits, lease, pulse, lambda: None, notify
+        worker.settings,
+        registry,
+        database,
+        worker.limits,
+        lease,
+        pulse,
+        lambda: None,
+        worker._register_again,
+        StopRequests(),
+        notify,
     )
     parts.threads.shutdown()
     for lane in parts.lanes:

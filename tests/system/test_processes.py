@@ -27,7 +27,7 @@ from taskd.worker.processes.parent import Processes
 from taskd.worker.sd_notify import Notify
 from tests.processes import children
 from tests.system.shell import ROOT, WITHIN_S, Shell
-from tests.worker.test_notify import Supervisor
+from tests.worker.test_sd_notify import Supervisor
 
 TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
 

@@ -156,10 +156,10 @@ async def test_outcomes_that_nobody_tries_to_write_are_not_alive(
         assert (await served.get("/livez"))[0] == 200
 
 
-async def test_a_ticker_that_does_not_turn_is_not_alive(
+async def test_an_event_loop_that_does_not_run_is_not_alive(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve() as served:
         stands_still(monkeypatch, served.worker._pulse, 60, "ticked")
         status, why = await served.get("/livez")
-    assert (status, why.startswith("the loop has not turned for ")) == (503, True)
+    assert (status, why.startswith("the event loop has not run for ")) == (503, True)

@@ -84,7 +84,7 @@ async def test_a_process_whose_loop_is_blocked_is_named_within_bounded_time(
     number = (await family.heard("loop.blocked", task="blocks"))[0]["process"]
     me = f"process {number} "
     _, why = await client.until("/livez", lambda status, why: status == 503 and me in why)
-    assert re.fullmatch(rf"process {number} \(pid \d+\): its loop has not turned for \d+ s", why)
+    assert re.fullmatch(rf"process {number} \(pid \d+\): its event loop has not run for \d+ s", why)
     # The others' metrics are there, and nobody waits for long for its own.
     _, text = await client.get("/metrics")
     assert {name for name in samples(text) if "process_ready" in name} == {

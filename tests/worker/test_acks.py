@@ -221,7 +221,7 @@ async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang
 async def test_what_cannot_be_written_is_reported_at_the_end(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskd.worker import worker as module
+    from taskd.worker.stopping import drain as module
 
     @desk.task()
     async def quick() -> None: ...

@@ -66,7 +66,7 @@ async def test_arguments_that_do_not_fit_are_refused_in_the_process(desk: Desk) 
     [
         ("segfault", "SIGSEGV"),
         ("exit", "exit code 7"),
-        ("oom", "SIGKILL, perhaps by the kernel as memory ran out"),
+        ("oom", "SIGKILL, perhaps by the kernel because memory ran out"),
         ("fork", "exit code 8"),
         ("hangs up", "exit code 1"),
     ],

@@ -20,7 +20,7 @@ from taskd.core.jobs.verdicts import Snooze
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, ConfigError
 from taskd.store import queues, workers
-from taskd.worker import worker as worker_module
+from taskd.worker import startup
 from taskd.worker.app_import import queue_limits
 from taskd.worker.claiming import consumer
 from taskd.worker.claiming.quarantine import Quarantine
@@ -607,11 +607,11 @@ async def test_more_connections_than_the_server_allows_are_refused_and_more_than
     assert 0 < server.used <= usable
     [job] = await desk.enqueue(works.job())
     # All that the server allows; some are in use, this test's own at least.
-    monkeypatch.setattr(worker_module, "CONNECTIONS", usable)
+    monkeypatch.setattr(startup, "CONNECTIONS", usable)
     await desk.start()
     await desk.settled(job)
     [told] = desk.heard.of("connections.short")
     assert told["needed"] == usable > told["free"] > 0
-    monkeypatch.setattr(worker_module, "CONNECTIONS", usable + 1)
+    monkeypatch.setattr(startup, "CONNECTIONS", usable + 1)
     with pytest.raises(ConfigError, match=f"needs {usable + 1} connections.*allows {usable}"):
         await desk.start()

@@ -69,7 +69,7 @@ async def test_results_that_are_too_large_are_an_error_and_not_read(desk: Desk) 
 
     @desk.task()
     async def end(ctx: Any) -> str:
-        with pytest.raises(ResultsTooLarge, match="at most 8,388,608"):
+        with pytest.raises(ResultsTooLarge, match="limit is 8,388,608"):
             await ctx.results()
         return "told"
 

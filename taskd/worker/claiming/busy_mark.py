@@ -236,7 +236,7 @@ class BusyMark:
         self._must_notify = True
         self._renew_at = now + RENEW_EVERY_S
         try:
-            polled = await store.attend(
+            polled = await store.set_busy_mark(
                 self._lane, self._queue, self._marked_by, MARK_S, gives_way=gives_way
             )
         except StoreUnavailable:

@@ -113,7 +113,7 @@ class Rescuer(Loop):
         silent = (
             [other.id for other in others if other.silent] if self._lease.may_declare_dead() else []
         )
-        for ids, proof in ((gone, "its process has ended"), (silent, "its lease ran out")):
+        for ids, proof in ((gone, "its process has ended"), (silent, "its lease expired")):
             if ids:
                 dead = await workers.declare_dead(self._lane, ids, proved=ids is gone)
                 if dead:
