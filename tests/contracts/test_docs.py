@@ -23,6 +23,8 @@ from tests.tasks.smtp_server import serving as mail_serving
 PAGES = blocks.pages()
 NAMES = [str(page.relative_to(blocks.CHECKOUT)) for page in PAGES]
 each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
+# An index page shows the README, so its links must be absolute.
+REPOSITORY = "https://github.com/pgtaskd/taskd/blob/main/"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]*)\)")
 
 
@@ -96,14 +98,21 @@ def anchors(page: Path) -> set[str]:
 @each_page
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
-        path, _, anchor = link.partition("#")
+        path, _, anchor = link.removeprefix(REPOSITORY).partition("#")
         if path.startswith("http"):
             continue
-        target = (page.parent / path).resolve() if path else page
+        folder = blocks.CHECKOUT if link.startswith(REPOSITORY) else page.parent
+        target = (folder / path).resolve() if path else page
         assert target.exists(), link
         assert target.is_relative_to(blocks.CHECKOUT), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_links_of_the_readme_work_on_an_index_page() -> None:
+    text = (blocks.CHECKOUT / "README.md").read_text(encoding="utf-8")
+    for link in [*LINK.findall(text), *re.findall(r"!\[[^\]]*\]\(([^)\s]*)\)", text)]:
+        assert link.startswith(("https://", "#")), link
 
 
 @each_page
