@@ -232,7 +232,7 @@ async def test_a_handler_that_is_not_found_in_its_module_is_refused_at_the_start
 ) -> None:
     registry = Registry()
     task(process=True, registry=registry, name="other")(app.REGISTRY.get("adds").handler)  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="is looked for as adds in the module"):
+    with pytest.raises(ConfigError, match="is searched as adds in the module"):
         desk.worker(registry)
 
 
