@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import textwrap
@@ -37,6 +38,7 @@ class Block:
     language: str
     text: str
     marks: Mapping[str, str] = field(default_factory=dict)
+    hidden: bool = False
 
     @property
     def place(self) -> str:
@@ -79,7 +81,7 @@ def blocks(page: Path, text: str | None = None) -> list[Block]:
             if fence and fence[4]:
                 marks = {**marks, "not run": "it says so itself"}
             language = hidden[1] if hidden else fence[3] if fence else ""
-            found.append(Block(page, begin, language, source, marks))
+            found.append(Block(page, begin, language, source, marks, bool(hidden)))
             if language and language not in LANGUAGES and "not run" not in marks:
                 raise Wrong(f"{page.name}:{begin}: {language!r} is none of {sorted(LANGUAGES)}")
             marks, at = {}, last + 1
@@ -92,6 +94,42 @@ def blocks(page: Path, text: str | None = None) -> list[Block]:
             if marks:
                 raise Wrong(f"{page.name}:{begin}: a mark stands right above its block")
     return found
+
+
+def names_of_hidden_code(found: list[Block]) -> Iterator[str]:
+    """Yield each name of visible Python that only hidden Python defines, with its place.
+
+    A reader cannot paste such a block. A block that writes a file sees no names of other blocks, and
+    blocks that are not run can show fragments.
+    """
+    shown: set[str] = set()
+    hidden: set[str] = set()
+    for block in found:
+        if block.language != "python" or block.file or "not run" in block.marks:
+            continue
+        tree = ast.parse(block.text)
+        if block.hidden:
+            hidden |= _defined(tree)
+            continue
+        shown |= _defined(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in hidden - shown:
+                yield f"{block.place}: {node.id}"
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    """Return the names that the code binds: imports, assignments, functions and parameters."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names
 
 
 def plain(line: str) -> str:

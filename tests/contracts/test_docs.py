@@ -96,6 +96,17 @@ def anchors(page: Path) -> set[str]:
 
 
 @each_page
+def test_a_reader_can_paste_the_python_of_a_page(page: Path) -> None:
+    assert list(blocks.names_of_hidden_code(blocks.blocks(page))) == []
+
+
+def test_a_name_that_only_hidden_code_defines_is_found() -> None:
+    text = "<!-- python\nimport os\n-->\n\n```python\nprint(os.name, len('a'))\n```\n"
+    [found] = blocks.names_of_hidden_code(blocks.blocks(blocks.CHECKOUT / "README.md", text))
+    assert found.endswith(": os")
+
+
+@each_page
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         path, _, anchor = link.removeprefix(REPOSITORY).partition("#")
