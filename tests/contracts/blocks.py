@@ -99,8 +99,8 @@ def blocks(page: Path, text: str | None = None) -> list[Block]:
 def names_of_hidden_code(found: list[Block]) -> Iterator[str]:
     """Yield each name of visible Python that only hidden Python defines, with its place.
 
-    A reader cannot paste such a block. A block that writes a file sees no names of other blocks, and
-    blocks that are not run can show fragments.
+    A reader cannot paste such a block. A block that writes a file sees no names of other blocks. A
+    block that is not run can be a fragment.
     """
     shown: set[str] = set()
     hidden: set[str] = set()
