@@ -31,8 +31,9 @@ from taskd.worker.observing.progress import ProgressWriter
 from taskd.worker.operator_settings import Calls, Controls
 from taskd.worker.running.calls import Places
 from taskd.worker.running.handler_tasks import HandlerTasks
+from taskd.worker.running.preparation import Shared
 from taskd.worker.running.process_pool import JobProcesses
-from taskd.worker.running.runner import Runner, Shared
+from taskd.worker.running.runner import Runner
 from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.service import Service
 from taskd.worker.stopping.drain import StopRequests

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from taskd import events
 from taskd.worker.lease import Lease
-from taskd.worker.running.runner import Runner, Shared
+from taskd.worker.running.preparation import Shared
+from taskd.worker.running.runner import Runner
 from taskd.worker.service import Wakeup
 
 # Any user who can connect can call without end.

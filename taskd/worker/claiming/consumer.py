@@ -20,7 +20,8 @@ from taskd.worker.claiming.busy_mark import GAP_S, BusyMark
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.read_position import ReadPosition
 from taskd.worker.finishing.acker import Acker
-from taskd.worker.running.runner import Runner, Shared
+from taskd.worker.running.preparation import Shared
+from taskd.worker.running.runner import Runner
 from taskd.worker.service import Backoff, Wakeup
 
 # 2,000: with 1,000 jobs per claim and per ack a fifth of two cores stayed idle. A second lane

@@ -12,22 +12,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import Context as ContextVars
-from dataclasses import dataclass, field
 from typing import Any
 
 from taskd import events
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.verdicts import Fail
-from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import (
     RETURNED_NONE,
-    ArgsNewer,
     AttemptEnd,
     CancelRequested,
-    Expired,
     IdTaken,
     NotStarted,
     Raised,
@@ -35,21 +30,16 @@ from taskd.core.outcomes.attempt_ends import (
     Settled,
     StillRuns,
     TaskPaused,
-    TaskUnknown,
 )
 from taskd.core.outcomes.process_reports import HandlerRaised
-from taskd.core.outcomes.unknown_tasks import Unknown
 from taskd.core.tasks.handler_kind import Kind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
-from taskd.worker.attempt_context import AttemptContext, Reads
-from taskd.worker.finishing.outcomes import OutcomeRecorder
-from taskd.worker.lease import Lease
-from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.attempt import Attempt, drive, reach
 from taskd.worker.running.batches import Batches
-from taskd.worker.running.calls import Call, Places, call_of
-from taskd.worker.running.transactions import TransactionAttemptContext
+from taskd.worker.running.calls import Call
+from taskd.worker.running.preparation import Preparation, Prepared, Shared, timeout_s_of
 from taskd.worker.service import Wakeup
 
 # If the rate was misjudged, jobs that have waited here for this long are released.
@@ -63,38 +53,6 @@ TURN_S = 0.002
 ABREAST_MAX = 32
 # A worker id that no claim has.
 NO_FENCE = -1
-
-
-@dataclass(slots=True)
-class Shared:
-    """What the runners of a worker share.
-
-    Attributes:
-        places: where handlers run that do not run on the loop.
-        cancel_s: seconds that a cancelled attempt can take to end.
-        reads: reads results of earlier jobs for handlers.
-        database_key: identifies this database, for idempotency keys.
-        resources: what the app made for its handlers when the worker started, by name.
-        suspect_ended: called when a suspect in quarantine has ended.
-        paused: tasks whose jobs must not run (see operator_settings.py).
-        progress: takes the progress that handlers report.
-    """
-
-    registry: Registry
-    recorder: OutcomeRecorder
-    lease: Lease
-    pulse: Pulse
-    places: Places
-    cancel_s: float
-    reads: Reads
-    database_key: str = ""
-    resources: dict[str, Any] = field(default_factory=dict)
-    suspect_ended: Callable[[], None] = field(default=lambda: None)
-    paused: frozenset[str] = frozenset()
-    progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
-
-
-Prepared = tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None, Call | None]
 
 
 class Runner:
@@ -128,7 +86,7 @@ class Runner:
         self._walking, self._abreast = 0, 1
         self._closed = False
         self._moved_at = 0.0
-        self._unknown = Unknown()
+        self._preparation = Preparation(queue, shared, self._batches)
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these jobs in order, after those that wait already."""
@@ -293,41 +251,21 @@ class Runner:
         self.room.set()
 
     def _prepare(self, job: Job, began: float) -> Prepared | None:
-        """Return the handler's coroutine before its first step; None: the job ends without one."""
-        task = self._shared.registry.get(job.task)
-        if job.late:
-            self._settle(job, task, None, Expired(), began)
+        """Return the started handler of a job, before its first step; None if the job ends here."""
+        task, end = self._preparation.look_up(job, began)
+        if task is not None and end is None:
+            if job.id in self._attempts or job.id in self._ghosts:
+                self._meet(job, task, began)
+                return None
+            prepared = self._preparation.start(job, task, began)
+            if isinstance(prepared, Prepared):
+                return prepared
+            context, end = prepared
+            self._settle(job, task, context, end, began)
             return None
-        if task is None:
-            delay_s = self._unknown.delay_s(job.task, 0, began)
-            self._settle(job, None, None, TaskUnknown(delay_s), began)
-            return None
-        if job.args_version is not None and task.form.is_newer(job.args_version):
-            self._settle(job, task, None, self._newer(job, job.args_version, began), began)
-            return None
-        if job.id in self._attempts or job.id in self._ghosts:
-            self._meet(job, task, began)
-            return None
-        if policy.attempts_spent(job, task):
-            self._settle(job, task, None, Raised(Fail("its last attempt crashed")), began)
-            return None
-        context: AttemptContext | None = None
-        try:
-            if task.takes_context:
-                context = self._context(job, task, began)
-            call: Call | None = None
-            if task.kind is Kind.ASYNC:
-                first = () if context is None else (context,)
-                coro = task.handler(*first, **task.decode(job.args, job.args_version))
-            else:
-                call = call_of(job, task, context, self._shared.places, self._batches)
-                coro = call.run()
-            if task.around is not None:
-                coro = task.around(context, coro)
-        except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
-            self._settle(job, task, context, Raised(error), began)
-            return None
-        return task, coro, context, call
+        assert end is not None
+        self._settle(job, task, None, end, began)
+        return None
 
     def _meet(self, job: Job, task: Task[..., Any], began: float) -> None:
         """A job was claimed whose id runs here already."""
@@ -344,24 +282,6 @@ class Runner:
             running.job.fence = NO_FENCE
             self._settle(job, task, None, IdTaken(), began)
 
-    def _newer(self, job: Job, args_version: int, began: float) -> ArgsNewer:
-        if not self._unknown.has_met(job.task, args_version):
-            events.task_outdated(job.task, self.queue, args_version)
-        return ArgsNewer(self._unknown.delay_s(job.task, args_version, began))
-
-    def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
-        timeout_s = _timeout_s(job, task)
-        kind = TransactionAttemptContext if task.kind is Kind.TRANSACTION else AttemptContext
-        return kind(
-            job,
-            f"{self._shared.database_key}-{job.id}",
-            policy.attempts_limit(job, task),
-            None if timeout_s is None else began + timeout_s,
-            self._shared.resources,
-            self._shared.reads,
-            self._shared.progress,
-        )
-
     def _suspended(
         self,
         job: Job,
@@ -374,7 +294,7 @@ class Runner:
     ) -> Attempt:
         """A handler waits for something: this coroutine stays with it, and a new one takes over."""
         self._shared.pulse.job = None
-        timeout_s = _timeout_s(job, task)
+        timeout_s = timeout_s_of(job, task)
         attempt = self._attempts[job.id] = Attempt(job, task, coro, context, began, timeout_s, me)
         if call is not None:
             call.belongs_to(attempt)
@@ -606,11 +526,6 @@ def _jobs_per_place(queue: str, registry: Registry) -> int:
     if any(task.kind is not Kind.BATCH for task in tasks):
         return 1
     return max((task.batch for task in tasks), default=1)
-
-
-def _timeout_s(job: Job, task: Task[..., Any]) -> float | None:
-    """All jobs of a batch share one timeout."""
-    return task.timeout_s if task.kind is Kind.BATCH else job.timeout_s or task.timeout_s
 
 
 def _same_job(one: Job, other: Job) -> bool:

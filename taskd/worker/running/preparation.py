@@ -1,0 +1,127 @@
+"""From a claimed job to its handler, before the first step of the handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from taskd import events
+from taskd.core.jobs.job import Job
+from taskd.core.jobs.verdicts import Fail
+from taskd.core.outcomes import policy
+from taskd.core.outcomes.attempt_ends import ArgsNewer, AttemptEnd, Expired, Raised, TaskUnknown
+from taskd.core.outcomes.unknown_tasks import Unknown
+from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.worker.attempt_context import AttemptContext, Reads
+from taskd.worker.finishing.outcomes import OutcomeRecorder
+from taskd.worker.lease import Lease
+from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.running.batches import Batches
+from taskd.worker.running.calls import Call, Places, call_of
+from taskd.worker.running.transactions import TransactionAttemptContext
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the runners of a worker share.
+
+    Attributes:
+        places: where handlers run that do not run on the loop.
+        cancel_s: seconds that a cancelled attempt can take to end.
+        reads: reads results of earlier jobs for handlers.
+        database_key: identifies this database, for idempotency keys.
+        resources: what the app made for its handlers when the worker started, by name.
+        suspect_ended: called when a suspect in quarantine has ended.
+        paused: tasks whose jobs must not run (see operator_settings.py).
+        progress: takes the progress that handlers report.
+    """
+
+    registry: Registry
+    recorder: OutcomeRecorder
+    lease: Lease
+    pulse: Pulse
+    places: Places
+    cancel_s: float
+    reads: Reads
+    database_key: str = ""
+    resources: dict[str, Any] = field(default_factory=dict)
+    suspect_ended: Callable[[], None] = field(default=lambda: None)
+    paused: frozenset[str] = frozenset()
+    progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
+
+
+class Prepared(NamedTuple):
+    """A handler that is ready to run."""
+
+    task: Task[..., Any]
+    coro: Coroutine[Any, Any, Any]
+    context: AttemptContext | None
+    call: Call | None
+
+
+class Preparation:
+    """Finds the task of a job, decides whether it may start, and makes the coroutine."""
+
+    def __init__(self, queue: str, shared: Shared, batches: Batches) -> None:
+        self._queue, self._shared, self._batches = queue, shared, batches
+        self._unknown = Unknown()
+
+    def look_up(self, job: Job, began: float) -> tuple[Task[..., Any] | None, AttemptEnd | None]:
+        """Return the task of the job, and the end of the job if it cannot start."""
+        task = self._shared.registry.get(job.task)
+        if job.late:
+            return task, Expired()
+        if task is None:
+            return None, TaskUnknown(self._unknown.delay_s(job.task, 0, began))
+        if job.args_version is not None and task.form.is_newer(job.args_version):
+            return task, self._newer(job, job.args_version, began)
+        return task, None
+
+    def start(
+        self, job: Job, task: Task[..., Any], began: float
+    ) -> Prepared | tuple[AttemptContext | None, AttemptEnd]:
+        """Return the handler before its first step, or the end of an attempt without one."""
+        if policy.attempts_spent(job, task):
+            return None, Raised(Fail("its last attempt crashed"))
+        context: AttemptContext | None = None
+        try:
+            if task.takes_context:
+                context = self._context(job, task, began)
+            call: Call | None = None
+            if task.kind is Kind.ASYNC:
+                first = () if context is None else (context,)
+                coro = task.handler(*first, **task.decode(job.args, job.args_version))
+            else:
+                call = call_of(job, task, context, self._shared.places, self._batches)
+                coro = call.run()
+            if task.around is not None:
+                coro = task.around(context, coro)
+        except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
+            return context, Raised(error)
+        return Prepared(task, coro, context, call)
+
+    def _newer(self, job: Job, args_version: int, began: float) -> ArgsNewer:
+        if not self._unknown.has_met(job.task, args_version):
+            events.task_outdated(job.task, self._queue, args_version)
+        return ArgsNewer(self._unknown.delay_s(job.task, args_version, began))
+
+    def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
+        timeout_s = timeout_s_of(job, task)
+        kind = TransactionAttemptContext if task.kind is Kind.TRANSACTION else AttemptContext
+        return kind(
+            job,
+            f"{self._shared.database_key}-{job.id}",
+            policy.attempts_limit(job, task),
+            None if timeout_s is None else began + timeout_s,
+            self._shared.resources,
+            self._shared.reads,
+            self._shared.progress,
+        )
+
+
+def timeout_s_of(job: Job, task: Task[..., Any]) -> float | None:
+    """Return the time limit of an attempt. All jobs of a batch share that of the task."""
+    return task.timeout_s if task.kind is Kind.BATCH else job.timeout_s or task.timeout_s
