@@ -112,7 +112,7 @@ def test_a_bin_directory_that_is_no_use(empty, tmp_path, monkeypatch):
         embedded.start(empty)
     binaries._major_of.cache_clear()
     (tmp_path / "bin/postgres").write_text("#!/bin/sh\necho something\n")
-    with pytest.raises(EmbeddedError, match="is no PostgreSQL"):
+    with pytest.raises(EmbeddedError, match="is not PostgreSQL"):
         embedded.start(empty)
     assert not processes(empty)
 

@@ -171,7 +171,7 @@ def test_a_home_that_others_can_write_is_refused(tmp_path):
 def test_what_is_no_data_is_not_touched(empty):
     (empty / "data").mkdir(parents=True)
     (empty / "data/precious").write_text("x")
-    with pytest.raises(EmbeddedError, match="is no PostgreSQL data"):
+    with pytest.raises(EmbeddedError, match="is not a PostgreSQL data"):
         embedded.start(empty)
     assert (empty / "data/precious").read_text() == "x"
 

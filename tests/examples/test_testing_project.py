@@ -89,7 +89,7 @@ def test_without_a_dsn_a_server_is_started_for_the_session(project: Path) -> Non
 
 def test_a_dsn_can_stand_in_the_configuration(project: Path) -> None:
     told = pytest_in(project, "-q", "-o", "taskd_test_dsn=mysql://x/y", code=1)
-    assert "taskd_test_dsn: its scheme is 'mysql'; taskd speaks postgresql:// only" in told
+    assert "taskd_test_dsn: its scheme is 'mysql'; taskd supports only postgresql://" in told
 
 
 def test_a_server_that_cannot_be_reached_is_told_in_a_line(project: Path) -> None:
@@ -153,10 +153,10 @@ def test_what_a_test_asks_wrongly_is_told_at_its_own_line(project: Path, server:
     )
     told = pytest_in(project, dsn=server.admin_dsn, code=1)
     for line in (
-        "TypeError: <built-in function print> is no task: give what @task has made, or a",
+        "TypeError: <built-in function print> is not a task: give what @task has made, or a",
         "TypeError: task charge has no argument 'odrer'; it has order, cents",
         "ValueError: crash: these jobs did not run, as they were not due: 17",
-        "ValueError: travel(-3): time goes forward, by seconds above zero",
+        "ValueError: travel(-3): time moves only forward, by seconds above zero",
     ):
         assert line in told, told
     for number in (5, 9, 13, 17):

@@ -363,7 +363,7 @@ settings_of = st.dictionaries(
 def test_settings_from_the_environment_are_taken_or_refused(values: Any) -> None:
     environ = {f"TASKD_{name.upper()}": str(value) for name, value in values.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("taskd.config.os.environ", environ)
+        patch.setattr("taskd.config.sources.os.environ", environ)
         loads()
 
 
@@ -389,7 +389,7 @@ def test_a_settings_file_is_taken_or_refused(tmp_path_factory: Any, values: Any,
     (home / name).write_bytes(written)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        patch.setattr("taskd.config.os.environ", {})
+        patch.setattr("taskd.config.sources.os.environ", {})
         loads()
 
 

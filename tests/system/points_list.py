@@ -235,7 +235,7 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
-_RUSH = {"taskd.worker.claiming.busy_mark.ATTEND_AFTER_S": 0.0}
+_RUSH = {"taskd.worker.claiming.busy_mark.MARK_AFTER_S": 0.0}
 _OFTEN = {
     "taskd.worker.claiming.busy_mark.OFTEN_CLAIMS_PER_S": 0.0,
     "taskd.worker.claiming.busy_mark.LOOK_AT_PRODUCERS_EVERY_S": 0.0,

@@ -39,7 +39,7 @@ COMMAND = (
 SETTINGS = {"lease_s": 4, "statement_timeout_s": 1, "poll_s": 0.5, "process_slots": 1}
 TUNED = {
     "taskd.worker.upkeep.reconciler.RECONCILE_EVERY_S": 0.2,
-    "taskd.worker.upkeep.reconciler.IDLE_LOOK_EVERY_S": 1.0,
+    "taskd.worker.upkeep.reconciler.IDLE_CHECK_EVERY_S": 1.0,
 }
 STRUCK_WITHIN_S, ENDED_WITHIN_S, STOP_S = 60.0, 60.0, 45.0
 NO_DATABASE = 69

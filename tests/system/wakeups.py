@@ -45,7 +45,7 @@ from tests.system.wakeups_report import LOST_S, DrainReport, Plan, Trial, percen
 POLL_S = 60.0
 # A worker that keeps a millisecond from its last claim sleeps now and then even in a stream: with
 # 20 ms in one run of six it never attended while a trial wrote, which proves nothing.
-ATTEND_AFTER_S = 0.005
+MARK_AFTER_S = 0.005
 P999_S = 0.05
 OPEN_S_MAX = 0.05
 LOOK_EVERY_S = 0.005
@@ -228,8 +228,8 @@ async def run(plan: Plan, dsn: str) -> DrainReport:
         # As a setting it is at most 60 s, and what follows an empty claim is no setting.
         stack.enter_context(mock.patch.object(consumer, "POLL_UNSURE_S", POLL_S))
         # Shorter streams, and one nap after the other: the same steps, more often.
-        stack.enter_context(mock.patch.object(busy_mark, "ATTEND_AFTER_S", ATTEND_AFTER_S))
-        stack.enter_context(mock.patch.object(busy_mark, "NOT_AGAIN_FOR_S", 0.0))
+        stack.enter_context(mock.patch.object(busy_mark, "MARK_AFTER_S", MARK_AFTER_S))
+        stack.enter_context(mock.patch.object(busy_mark, "MARK_AT_MOST_EVERY_S", 0.0))
         pool = await stack.enter_async_context(
             asyncpg.create_pool(dsn, min_size=plan.queues, max_size=3 * plan.queues)
         )

@@ -17,7 +17,7 @@ from tests.system.faults.proxy import Ambush, Fault, Link, Proxy
 from tests.system.faults.scene import Outcome, Scene, scene
 
 # What a worker of two queues holds open.
-PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd beat", "taskd listen")
+PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd listen")
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def slow_and_cut(delay_s: float = 0.05, cuts: int = 20, lease_s: float = 3
         await made.ended(50)
         proxy.delay_s = delay_s
         for number in range(cuts):
-            purpose = ("taskd claim", "taskd ack", "taskd upkeep", "taskd beat")[number % 4]
+            purpose = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease")[number % 4]
             # Of two that claim, whichever comes so far first.
             links = {link for link in proxy.links if link.purpose == purpose}
             replied = max((link.replied for link in links), default=0)

@@ -21,13 +21,13 @@ from tests.system.faults.proxy import Ambush, Fault
 from tests.system.nemesis.hosts import FAKETIME, Host
 
 OPERATOR = "chaos"  # the reason of whatever an operator does, as in tests.system.chaos
-PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd beat", "taskd listen")
+PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd listen")
 AMBUSHES = (
     ("taskd claim", "claim_jobs"),
     ("taskd claim", "claim_limited_jobs"),
     ("taskd ack", "ack_done"),
     ("taskd ack", "ack_outcomes"),
-    ("taskd beat", "renew_lease"),
+    ("taskd lease", "renew_lease"),
     ("taskd upkeep", "promote_jobs"),
 )
 TABLES = ("job", "job_history", "worker", "queue", "task")
