@@ -27,7 +27,7 @@ from taskd.store.jobs import jobs
 from taskd.store.jobs.results import ENDED_CHANNEL
 from taskd.worker.claiming.busy_mark import POLL_AFTER_S, POLL_AFTER_S_MAX, POLL_GROWTH
 from taskd.worker.claiming.consumer import EMPTY_CLAIMS_MAX, EMPTY_PAUSE_S_MAX
-from taskd.worker.operator_settings import LOOK_FOR_CALLS_EVERY_S
+from taskd.worker.operator_settings import ACT_AT_MOST_EVERY_S
 from taskd.worker.upkeep.promoter import PROMOTE_AT_MOST_EVERY_S
 from tests.conftest import TestServer
 from tests.fuzz import strategies as odd
@@ -178,7 +178,7 @@ def test_a_flood_costs_a_bounded_number_of_statements(held: Held, words: list[st
     looks = math.log(POLL_AFTER_S_MAX / POLL_AFTER_S, POLL_GROWTH) + 2 + took_s / POLL_AFTER_S_MAX
     # So many at once, five with growing pauses, then one each 40 ms, and one with each look.
     claims = 2 * (EMPTY_CLAIMS_MAX + 6 + took_s / EMPTY_PAUSE_S_MAX + looks)
-    others = 3 + took_s / LOOK_FOR_CALLS_EVERY_S
+    others = 3 + took_s / ACT_AT_MOST_EVERY_S
     bounds = {
         "claim_jobs": claims,
         "transactions_ended": 2 * looks,
