@@ -171,7 +171,7 @@ def _in_order(_logger: Any, _method: str, event: Any) -> Any:
 
 
 def _mask(_logger: Any, _method: str, event: Any) -> Any:
-    """Mask passwords in every field, whoever put them into an error's text."""
+    """Mask passwords in every field, also in the texts of errors."""
     for key, value in event.items():
         if isinstance(value, str) and ("://" in value or "password" in value):
             event[key] = hide_password(value)

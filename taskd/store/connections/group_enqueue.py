@@ -154,7 +154,7 @@ class Group:
             middle = len(batch) // 2
             await self._write(batch[:middle])
             await self._write(batch[middle:])
-        except Exception as error:  # noqa: BLE001 - it is told to whoever waits
+        except Exception as error:  # noqa: BLE001 - the waiting callers get it
             for each in batch:
                 each.end(_own(error))
         except BaseException:

@@ -243,11 +243,11 @@ class Acker:
 
     async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
         """Report jobs that were taken over; return the ids whose acks must be sent again."""
-        fates = await self._persist(store.check_acks, worker_id, ids, fences)
+        statuses = await self._persist(store.check_acks, worker_id, ids, fences)
         for job_id, fence in zip(ids, fences, strict=True):
-            if fates.get(job_id) == "lost":
+            if statuses.get(job_id) == "lost":
                 events.job_lost(job_id, fence)
-        return [job_id for job_id, fate in fates.items() if fate == "running"]
+        return [job_id for job_id, status in statuses.items() if status == "running"]
 
     async def _persist(self, write: Any, *args: Any) -> Any:
         """Run a statement until the database has answered it.
