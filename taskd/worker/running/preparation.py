@@ -53,13 +53,15 @@ class Shared:
     progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
 
 
-class Prepared(NamedTuple):
-    """A handler that is ready to run."""
+# A handler before its first step. A plain tuple, because one is made for every job.
+Prepared = tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None, Call | None]
 
-    task: Task[..., Any]
-    coro: Coroutine[Any, Any, Any]
+
+class Refused(NamedTuple):
+    """An attempt that ends before its handler starts."""
+
     context: AttemptContext | None
-    call: Call | None
+    end: AttemptEnd
 
 
 class Preparation:
@@ -80,12 +82,10 @@ class Preparation:
             return task, self._newer(job, job.args_version, began)
         return task, None
 
-    def start(
-        self, job: Job, task: Task[..., Any], began: float
-    ) -> Prepared | tuple[AttemptContext | None, AttemptEnd]:
+    def start(self, job: Job, task: Task[..., Any], began: float) -> Prepared | Refused:
         """Return the handler before its first step, or the end of an attempt without one."""
         if policy.attempts_spent(job, task):
-            return None, Raised(Fail("its last attempt crashed"))
+            return Refused(None, Raised(Fail("its last attempt crashed")))
         context: AttemptContext | None = None
         try:
             if task.takes_context:
@@ -100,8 +100,8 @@ class Preparation:
             if task.around is not None:
                 coro = task.around(context, coro)
         except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
-            return context, Raised(error)
-        return Prepared(task, coro, context, call)
+            return Refused(context, Raised(error))
+        return task, coro, context, call
 
     def _newer(self, job: Job, args_version: int, began: float) -> ArgsNewer:
         if not self._unknown.has_met(job.task, args_version):

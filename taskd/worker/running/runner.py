@@ -39,7 +39,13 @@ from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.attempt import Attempt, drive, reach
 from taskd.worker.running.batches import Batches
 from taskd.worker.running.calls import Call
-from taskd.worker.running.preparation import Preparation, Prepared, Shared, timeout_s_of
+from taskd.worker.running.preparation import (
+    Preparation,
+    Prepared,
+    Refused,
+    Shared,
+    timeout_s_of,
+)
 from taskd.worker.service import Wakeup
 
 # If the rate was misjudged, jobs that have waited here for this long are released.
@@ -258,10 +264,9 @@ class Runner:
                 self._meet(job, task, began)
                 return None
             prepared = self._preparation.start(job, task, began)
-            if isinstance(prepared, Prepared):
+            if not isinstance(prepared, Refused):
                 return prepared
-            context, end = prepared
-            self._settle(job, task, context, end, began)
+            self._settle(job, task, prepared.context, prepared.end, began)
             return None
         assert end is not None
         self._settle(job, task, None, end, began)
