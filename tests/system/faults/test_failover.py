@@ -130,7 +130,7 @@ async def claims_undone() -> Outcome:
                 await worker.heard("worker.quiet")
                 gate = made.home / "gate"
                 held = await made.enqueue([app.holds.job(gate=str(gate))] * 5)
-                await _until(standby, "SELECT count(*) FROM taskd.job", 5)
+                await _replayed(primary, standby)
                 await _detach(standby)
                 worker.process.send_signal(signal.SIGCONT)
                 await made.running(held)
@@ -177,8 +177,7 @@ async def marked_just_before() -> list[str]:
                 lane = Lane(Database({"dsn": made.dsn}), "worker")
                 await busy_marks.set_busy_mark(lane, "q", await new_worker(lane), 60.0)
                 assert await made.ask(MARKED, "q")
-                await new_worker(lane)
-                await _until(standby, "SELECT count(*) FROM taskd.worker", 2)
+                await _replayed(primary, standby)
                 await lane.close()
                 await primary.kill()
                 await standby.ask("SELECT pg_promote()")
@@ -198,6 +197,12 @@ async def _detach(standby: Cluster) -> None:
     await standby.ask("ALTER SYSTEM SET primary_conninfo = ''")
     await standby.ask("SELECT pg_reload_conf()")
     await _until(standby, RECEIVING, 0)
+
+
+async def _replayed(primary: Cluster, standby: Cluster) -> None:
+    """Wait until the standby has replayed all WAL that the primary has flushed by now."""
+    flushed = (await primary.ask("SELECT pg_current_wal_flush_lsn()::text"))[0][0]
+    await _until(standby, f"SELECT (pg_last_wal_replay_lsn() >= pg_lsn '{flushed}')::int", 1)
 
 
 async def _until(cluster: Cluster, question: str, answer: int) -> None:
