@@ -60,22 +60,22 @@ class Server:
         self._sockets = listen(address)
         host, port = self._sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     async def run(self) -> None:
         """Answer requests."""
-        server = _Uvicorn(self._app, self._stop_asked)
+        server = _Uvicorn(self._app, self._stop_requested)
         events.http_listening(self.address)
         try:
             await server.serve([each.dup() for each in self._sockets])
         finally:
             server.abort()
-            if self._stop_asked.is_set():
+            if self._stop_requested.is_set():
                 self.close()
 
     def stop(self) -> None:
         """Accept no more connections, and let running answers end within STOP_S."""
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     def close(self) -> None:
         """Release the address; can be called twice."""
@@ -86,7 +86,7 @@ class Server:
 class _Uvicorn(uvicorn.Server):
     """uvicorn without signal handlers, without log lines, and without polling for its end."""
 
-    def __init__(self, app: ASGIApp, stop_asked: asyncio.Event) -> None:
+    def __init__(self, app: ASGIApp, stop_requested: asyncio.Event) -> None:
         super().__init__(
             uvicorn.Config(
                 cast("Any", app),
@@ -106,7 +106,7 @@ class _Uvicorn(uvicorn.Server):
                 h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             )
         )
-        self._stop_asked = stop_asked
+        self._stop_requested = stop_requested
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Wait for the end."""
-        await self._stop_asked.wait()
+        await self._stop_requested.wait()
 
     def abort(self) -> None:
         """Close everything now."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from taskd.worker.health import Condition, Health
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 

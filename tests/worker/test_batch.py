@@ -221,7 +221,7 @@ async def test_a_stop_gives_back_what_is_gathered_and_lets_a_batch_end(desk: Des
     ids = await desk.enqueue(*(index.job(Point(n)) for n in range(3)))
     worker = await desk.start(drain_s=20.0)
     await begun.wait()
-    await until(lambda: worker.worker.parts.runners[0].knows(ids[2]))
+    await until(lambda: worker.worker.parts.runners[0].has_job(ids[2]))
     stopping = asyncio.create_task(worker.stop())
     row = await desk.state(ids[2], "queued")
     assert (row["attempt"], row["interrupts"]) == (0, 0)

@@ -221,9 +221,9 @@ async def test_the_first_reason_to_cancel_decides(desk: Desk, first: str) -> Non
     await until(lambda: runner.running == 50)
     assert worker.worker._pulse.job is None  # all of them wait; none keeps the loop
     reasons = {
-        "timeout": lambda: runner.cancel_all("timeout"),
+        "timeout": lambda: runner.attempts.cancel_all("timeout"),
         "cancel": lambda: [runner.cancel_job(job, "by hand") for job in ids],
-        "stop": lambda: runner.cancel_all("stop"),
+        "stop": lambda: runner.attempts.cancel_all("stop"),
     }
     for name in sorted(reasons, key=lambda name: name != first):  # all in one turn of the loop
         reasons[name]()

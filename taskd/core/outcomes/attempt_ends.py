@@ -88,7 +88,7 @@ class TaskUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class DecidedElsewhere:
     """Another process ran the handler, and has decided the outcome there.
 
     Attributes:
@@ -123,7 +123,7 @@ class Expired:
 AttemptEnd = (
     Returned
     | Raised
-    | Settled
+    | DecidedElsewhere
     | TimedOut
     | Interrupted
     | CancelRequested

@@ -25,13 +25,13 @@ from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
     AttemptEnd,
     CancelRequested,
+    DecidedElsewhere,
     Expired,
     IdTaken,
     Interrupted,
     NotStarted,
     Raised,
     Returned,
-    Settled,
     StillRuns,
     TaskPaused,
     TaskUnknown,
@@ -57,7 +57,7 @@ def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
             return _done(job, task, value)
         case Raised(error=error):
             return _raised(job, task, error)
-        case Settled(ack=ack):
+        case DecidedElsewhere(ack=ack):
             # If the job was claimed again while it ran, it has another fence by now.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
     return _not_ended(job, task, happened)

@@ -38,7 +38,7 @@ from taskd.worker.observing.counters import (
 from taskd.worker.observing.loop_monitor import LAG_BOUNDS_S
 from taskd.worker.status import WorkerStatus
 
-Snapshots = Callable[[], Awaitable[Sequence[WorkerStatus]]]
+ReadStatuses = Callable[[], Awaitable[Sequence[WorkerStatus]]]
 # Scrapes that are answered at a time: enough for two Prometheus servers.
 SCRAPES_MAX = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,18 +50,18 @@ INTERRUPTIONS = ("stop", "fence")
 STATES = ("blocked", "scheduled", "queued", "running")
 
 
-def metrics_route(snapshots: Snapshots, figures: Figures, thread: Executor) -> Route:
+def metrics_route(statuses: ReadStatuses, figures: Figures, thread: Executor) -> Route:
     """Return the route of /metrics; with `?database=off` the database is not read.
 
     Args:
-        snapshots: reads the counters of the processes.
+        statuses: reads the counters of the processes.
         figures: reads the database.
         thread: formats the text, one scrape at a time: the event loop belongs to handlers.
     """
 
     async def metrics(request: Request) -> Response:
         asked = request.query_params.get("database") != "off"
-        told, reading = await asyncio.gather(snapshots(), figures.read() if asked else _nothing())
+        told, reading = await asyncio.gather(statuses(), figures.read() if asked else _nothing())
         text = await asyncio.get_running_loop().run_in_executor(thread, write, told, reading)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
@@ -73,10 +73,10 @@ async def _nothing() -> None:
     return None
 
 
-def write(snapshots: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
+def write(statuses: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
     """Return all metrics as text."""
     page = Page()
-    for each in snapshots:
+    for each in statuses:
         _process(page, each)
     if reading is not None:
         _database(page, reading)

@@ -39,7 +39,7 @@ from taskd import events
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks as store
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 
 # From then on notifications arrive faster than claims are made.
 MARK_AFTER_S = 0.1

@@ -36,7 +36,7 @@ class Call(Protocol):
 
 
 @dataclass(slots=True)
-class Places:
+class Executors:
     """Where handlers run that do not run on the loop, and how many at a time."""
 
     threads: Executor
@@ -49,7 +49,7 @@ def call_of(
     job: Job,
     task: Task[..., Any],
     context: AttemptContext | None,
-    places: Places,
+    executors: Executors,
     batches: Batches,
 ) -> Call:
     """Return the call of a handler that is no plain `async def`.
@@ -58,7 +58,7 @@ def call_of(
         InvalidArgs: the job's arguments do not fit the handler.
     """
     if task.kind is Kind.PROCESS:
-        return ProcessCall(places.processes, task, job)  # the process decodes them
+        return ProcessCall(executors.processes, task, job)  # the process decodes them
     if task.kind is Kind.BATCH:
         assert context is not None
         return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))
@@ -66,5 +66,5 @@ def call_of(
     handle = partial(task.handler, *first, **task.decode(job.args, job.args_version))
     if task.kind is Kind.TRANSACTION:
         assert isinstance(context, TransactionAttemptContext)
-        return TransactionCall(places.transactions, task, context, handle)
-    return ThreadCall(handle, places.threads, places.thread_slots)
+        return TransactionCall(executors.transactions, task, context, handle)
+    return ThreadCall(handle, executors.threads, executors.thread_slots)

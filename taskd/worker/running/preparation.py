@@ -17,10 +17,10 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext, Reads
 from taskd.worker.finishing.outcomes import OutcomeRecorder
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.batches import Batches
-from taskd.worker.running.calls import Call, Places, call_of
+from taskd.worker.running.calls import Call, Executors, call_of
 from taskd.worker.running.transactions import TransactionAttemptContext
 
 
@@ -29,7 +29,7 @@ class Shared:
     """What the runners of a worker share.
 
     Attributes:
-        places: where handlers run that do not run on the loop.
+        executors: where handlers run that do not run on the loop.
         cancel_s: seconds that a cancelled attempt can take to end.
         reads: reads results of earlier jobs for handlers.
         database_key: identifies this database, for idempotency keys.
@@ -43,7 +43,7 @@ class Shared:
     recorder: OutcomeRecorder
     lease: Lease
     pulse: Pulse
-    places: Places
+    executors: Executors
     cancel_s: float
     reads: Reads
     database_key: str = ""
@@ -95,7 +95,7 @@ class Preparation:
                 first = () if context is None else (context,)
                 coro = task.handler(*first, **task.decode(job.args, job.args_version))
             else:
-                call = call_of(job, task, context, self._shared.places, self._batches)
+                call = call_of(job, task, context, self._shared.executors, self._batches)
                 coro = call.run()
             if task.around is not None:
                 coro = task.around(context, coro)

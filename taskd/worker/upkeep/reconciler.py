@@ -14,7 +14,7 @@ from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.workers import RunningJob
 from taskd.worker.finishing.acker import Acker
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
@@ -92,5 +92,5 @@ class Reconciler(Loop):
     def _known(self) -> set[int]:
         known = set(self._acker.unwritten())
         for runner in self._runners:
-            known.update(runner.known())
+            known.update(runner.job_ids())
         return known
