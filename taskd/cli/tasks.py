@@ -67,10 +67,10 @@ def list_(session: Session, as_json: bool) -> None:
     """List the tasks that workers have published, with their arguments."""
     from taskd.store.reading import reports
 
-    rows = session.ask(reports.list_tasks)
+    rows = session.run(reports.list_tasks)
     print_rows(rows, COLUMNS, as_json=as_json)
     if not rows:
-        session.say("no task is published; a worker publishes its tasks when it starts")
+        session.echo("no task is published; a worker publishes its tasks when it starts")
 
 
 @tasks.command()
@@ -94,12 +94,12 @@ def pause(
         raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import tasks as store
 
-    stopped = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    stopped = session.run(lambda lane: store.pause(lane, names, for_s, reason))
     unknown = sorted(set(names) - set(stopped))
     if as_json:
         print_json({"paused": stopped, "unknown": unknown, "for_s": for_s, "reason": reason})
     elif stopped:
-        session.say(f"{paused_for(for_s)}: {', '.join(map(printable, stopped))}")
+        session.echo(f"{paused_for(for_s)}: {', '.join(map(printable, stopped))}")
     if unknown:
         raise UnknownTask(f"no worker has published a task named {', '.join(map(repr, unknown))}")
 
@@ -112,9 +112,9 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Start jobs of paused tasks again; parked jobs come back within seconds."""
     from taskd.store import tasks as store
 
-    resumed = session.ask(lambda lane: store.resume(lane, names))
+    resumed = session.run(lambda lane: store.resume(lane, names))
     if as_json:
         print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
         return
     for name in dict.fromkeys((*names, *resumed)):
-        session.say(f"{'resumed' if name in resumed else 'not paused'}: {printable(name)}")
+        session.echo(f"{'resumed' if name in resumed else 'not paused'}: {printable(name)}")

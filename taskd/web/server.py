@@ -201,19 +201,19 @@ def listen(address: str) -> list[socket.socket]:
     Raises:
         ConfigError: the address cannot be used.
     """
-    host, _, wanted = address.rpartition(":")
+    host, _, port_text = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(wanted), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), int(port_text), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise _refused(address, f"there is no host {host!r} ({said})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise _refused(address, f"there is no host {host!r} ({reason})") from None
     made: list[socket.socket] = []
     problem: OSError | None = None
-    for family, _, _, _, place in found:
+    for family, _, _, _, sockaddr in found:
         try:
             # With port 0, further sockets take the port that the first one got.
-            port = made[0].getsockname()[1] if made else place[1]
-            made.append(_bound(family, place, port))
+            port = made[0].getsockname()[1] if made else sockaddr[1]
+            made.append(_bound(family, sockaddr, port))
         except OSError as error:
             problem = error
     # `localhost` can include ::1 on a machine without IPv6: skip that. A port in use is an error.
@@ -224,7 +224,7 @@ def listen(address: str) -> list[socket.socket]:
     return made
 
 
-def _bound(family: int, place: tuple[Any, ...], port: Any) -> socket.socket:
+def _bound(family: int, sockaddr: tuple[Any, ...], port: Any) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
@@ -234,7 +234,7 @@ def _bound(family: int, place: tuple[Any, ...], port: Any) -> socket.socket:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((place[0], port, *place[2:]))
+        made.bind((sockaddr[0], port, *sockaddr[2:]))
         # Now, as two sockets can be bound to one port as long as neither listens.
         made.listen(BACKLOG)
     except OSError:

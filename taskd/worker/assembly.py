@@ -119,7 +119,7 @@ class Assembly:
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
         self.handler_tasks = HandlerTasks(pulse, self._runs)
         self.progress = ProgressWriter(self.upkeep, self._runs)
-        self.shared.progress = self.progress.tell
+        self.shared.progress = self.progress.report
         self.emergency_stop = EmergencyStop(
             database, lease, self.acker, self.runners, LoopMonitor(pulse)
         )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError
 from taskd.store import schedules, workers
@@ -60,7 +60,7 @@ async def check_connections(
     """
     needed = CONNECTIONS + (len(parts.runners) > 1)
     needed += settings.http != "off" and process_index.alone
-    if any(task.kind is Kind.TRANSACTION for task in registry):
+    if any(task.kind is HandlerKind.TRANSACTION for task in registry):
         needed += settings.transaction_connections
     of_all = needed * process_index.of
     server = await workers.connections(parts.upkeep)

@@ -158,7 +158,7 @@ PLAIN = {
     "task": "the task's name",
     "state": "one of the seven states",
     "run_at": "not before; of a retry, when it is due",
-    "cancel_asked": "it runs, and somebody asked it to stop",
+    "cancel_requested": "it runs, and its cancellation was requested",
     "enqueued_at": "when its transaction began",
     "finished_at": "when it ended",
     "args": "its arguments",

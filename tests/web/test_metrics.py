@@ -133,7 +133,7 @@ def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
     found = counted.copy()
     assert found == counted.counted
     counted.done(job(), 0.1)
-    counted.heard("job.failed", {"queue": "q", "task": "t", "duration_ms": 5})
+    counted.on_event("job.failed", {"queue": "q", "task": "t", "duration_ms": 5})
     assert (found.tasks[0].done, found.tasks[0].outcomes) == (1, {})
     assert counted.copy().tasks[0].done == 2
 

@@ -196,10 +196,10 @@ async def test_a_cancelled_job_is_marked_and_the_others_go_on(desk: Desk) -> Non
     @desk.task(batch=2, max_wait_s=2.0)
     async def index(items: list[Item[Point]]) -> list[Any]:
         begun.set()
-        while not any(item.cancel_asked for item in items):
+        while not any(item.cancel_requested for item in items):
             await asyncio.sleep(0.01)
         marked.set()
-        return [Cancel("left out") if item.cancel_asked else None for item in items]
+        return [Cancel("left out") if item.cancel_requested else None for item in items]
 
     one, two = await desk.enqueue(index.job(Point(0)), index.job(Point(1)))
     worker = await desk.start(cancel_s=30.0)

@@ -96,7 +96,7 @@ async def test_a_lease_renewal_that_is_cancelled_begins_again(desk: Desk) -> Non
     loop.call_soon_threadsafe(cancel)
     await asyncio.to_thread(cancelled.wait, 10.0)
     now = await desk.sql.fetchval("SELECT clock_timestamp()")
-    beats = "SELECT beat_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
+    beats = "SELECT renewed_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
     await until(lambda: desk.sql.fetchval(beats, me, now))
     assert desk.heard.of("worker.fenced") == []
 

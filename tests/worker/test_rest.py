@@ -24,7 +24,7 @@ def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "REST_AFTER_S", 0.1)
     monkeypatch.setattr(timer, "REST_TICK_S", 60.0)
     monkeypatch.setattr(loop_monitor, "REST_TICK_S", 60.0)
-    monkeypatch.setattr(renewal, "REST_LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr(renewal, "REST_CHECK_EVERY_S", 60.0)
 
 
 async def resting(worker: Started) -> None:

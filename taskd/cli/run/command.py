@@ -129,7 +129,7 @@ def run(
         settings = session.load(**flags).settings
         if until_empty or settings.processes > 1:
             raise click.UsageError("--reload works only with one process and without --until-empty")
-        anew_on_changes(settings, session.say)
+        anew_on_changes(settings, session.echo)
     sys.exit(_to_its_end(_run(session, flags, until_empty=until_empty)))
 
 
@@ -184,7 +184,7 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     finally:
         notify.close()
     if report.left is not None and process_index.alone:
-        session.say(summary(report.jobs, report.left))
+        session.echo(summary(report.jobs, report.left))
     if not await _nothing_is_left():
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the reader of stderr may have gone
@@ -318,8 +318,8 @@ def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
     """
     parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
     tried = [
-        f"{count(jobs[what], 'attempt')} {said.format(were='was' if jobs[what] == 1 else 'were')}"
-        for what, said in TRIED.items()
+        f"{count(jobs[what], 'attempt')} {text.format(were='was' if jobs[what] == 1 else 'were')}"
+        for what, text in TRIED.items()
         if jobs.get(what)
     ]
     done = "; ".join([", ".join(parts), *tried] if parts else tried) or "nothing to do"

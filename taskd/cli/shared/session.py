@@ -48,7 +48,7 @@ class Session:
         level = "debug" if self.verbose else "error" if self.quiet else None
         return config.load({"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags)
 
-    def say(self, message: str) -> None:
+    def echo(self, message: str) -> None:
         """Write a message for people to stderr, unless --quiet was given."""
         if not self.quiet:
             click.echo(typed(message), err=True)
@@ -56,7 +56,7 @@ class Session:
     def warn(self, loaded: config.Loaded) -> None:
         """Write warnings about settings that are odd but no errors."""
         for sentence in loaded.ignored:
-            self.say(f"taskd: {sentence}")
+            self.echo(f"taskd: {sentence}")
 
     def dsn_told(self) -> str:
         """Return where the DSN comes from, for somebody who has to check it."""
@@ -76,9 +76,9 @@ class Session:
         target = await open_target(self.load().settings)
         try:
             if target.embedded is not None and target.embedded.started:
-                self.say(f"taskd: no DSN is configured; started {target.describe()}")
+                self.echo(f"taskd: no DSN is configured; started {target.describe()}")
             elif self.verbose:
-                self.say(f"taskd: using {target.describe()}")
+                self.echo(f"taskd: using {target.describe()}")
             yield target
         finally:
             target.close()
@@ -92,7 +92,7 @@ class Session:
         async with self.target(), Client(settings=settings, built_ins=_built_ins) as client:
             yield client
 
-    def ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
+    def run(self, work: Callable[[Lane], Awaitable[T]]) -> T:
         """Run `work` with a connection to a database whose schema fits.
 
         Raises:

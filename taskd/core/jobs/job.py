@@ -13,7 +13,7 @@ import msgspec
 
 from taskd.core.jobs.limit import LimitOf
 from taskd.core.jobs.unique import Unique
-from taskd.core.validation import check_int, check_seconds, shown
+from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidArgs, InvalidJob
 
 PAYLOAD_BYTES_MAX = 256 * 1024
@@ -98,7 +98,7 @@ def check_queue(name: str) -> str:
     """
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidJob(
-            f"queue {shown(name)} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
+            f"queue {quoted(name)} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
         )
     return name
 
@@ -114,7 +114,9 @@ def check_task_name(name: str) -> str:
     except UnicodeEncodeError:
         fits = False
     if not fits or not name.isprintable():
-        raise InvalidJob(f"task name {shown(name)}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes")
+        raise InvalidJob(
+            f"task name {quoted(name)}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes"
+        )
     return name
 
 
@@ -159,11 +161,11 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         raise InvalidJob(f"give {name} or {instead}, not both")
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidJob(
-            f"{name} {shown(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
+            f"{name} {quoted(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
         )
     # A year near datetime's own bounds overflows in UTC.
     if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
-        raise InvalidJob(f"{name} {shown(moment)} is not between the years 2 and 8999")
+        raise InvalidJob(f"{name} {quoted(moment)} is not between the years 2 and 8999")
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> str:
@@ -265,7 +267,7 @@ class NewJob:
 
     def _keyed(self, unique: Unique) -> Unique:
         if not isinstance(unique, Unique):
-            raise InvalidJob(f"unique {shown(unique)} is not a Unique(...)")
+            raise InvalidJob(f"unique {quoted(unique)} is not a Unique(...)")
         if self.no_key:
             raise InvalidJob("give a unique key or no_key, not both")
         return unique.of(self.args)

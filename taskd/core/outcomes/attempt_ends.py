@@ -58,7 +58,7 @@ class Interrupted:
 class CancelRequested:
     """A cancellation of the job was requested while it ran."""
 
-    reason: str = "cancel asked"
+    reason: str = "cancel requested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,12 @@ def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
         return [happened] * count
     values = happened.value
     if not isinstance(values, list | tuple) or len(values) != count:
-        said = f"{len(values)} outcomes" if isinstance(values, list | tuple) else type(values)
-        error = TypeError(f"a batch handler returns None or a list of {count} outcomes, not {said}")
+        count_or_type = (
+            f"{len(values)} outcomes" if isinstance(values, list | tuple) else type(values)
+        )
+        error = TypeError(
+            f"a batch handler returns None or a list of {count} outcomes, not {count_or_type}"
+        )
         return [Raised(error)] * count
     return [
         Raised(value) if isinstance(value, BaseException) else Returned(value) for value in values

@@ -148,12 +148,12 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
 
 def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
     try:
-        said = step.to_json()
+        following = step.to_json()
     except InvalidArgs as error:
         return _raised(job, task, error)
     value = step.result if isinstance(step, Stop) else None
     result = None if value is None else _result_json(value)
-    return _ack(job, JobState.DONE, result=result, next=said)
+    return _ack(job, JobState.DONE, result=result, next=following)
 
 
 def _result_json(value: Any) -> str:
@@ -180,8 +180,8 @@ def _in_json(value: Any) -> int | str:
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
     # Check the type: isinstance() also asks __class__, which the handler controls.
-    said = issubclass(type(error), Verdict)
-    decision = error if said else _rule(job, task, error)
+    is_verdict = issubclass(type(error), Verdict)
+    decision = error if is_verdict else _rule(job, task, error)
     hide = hider([job], task)
     described = failure.describe(error, hide)
     match decision:

@@ -20,7 +20,12 @@ from taskd.store import workers
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.error_translation import Down
 from taskd.worker.lease.state import Lease, boottime_s
-from taskd.worker.observing.loop_monitor import LOOK_EVERY_S, REST_LOOK_EVERY_S, LoopMonitor, Pulse
+from taskd.worker.observing.loop_monitor import (
+    CHECK_EVERY_S,
+    REST_CHECK_EVERY_S,
+    LoopMonitor,
+    Pulse,
+)
 from taskd.worker.service import RETRY_S_MAX, Backoff, Wakeup, jittered_s
 
 STALL_S = 60.0
@@ -99,8 +104,8 @@ class LeaseThread:
                     # It was cancelled; without renewals the worker would lose its jobs to others.
                     renewing = self._start_renewing(lane)
                 with suppress(Exception):  # the lease must be renewed even if logging fails
-                    self._monitor.look()
-                every_s = REST_LOOK_EVERY_S if self._pulse.resting else LOOK_EVERY_S
+                    self._monitor.check()
+                every_s = REST_CHECK_EVERY_S if self._pulse.resting else CHECK_EVERY_S
                 await self._check_now.wait(every_s)
         finally:
             renewing.cancel()

@@ -57,7 +57,7 @@ class Child:
     """One process, and what it has reported.
 
     Attributes:
-        heard: it has reported something, so its signal handlers are installed.
+        received: it has reported something, so its signal handlers are installed.
         ready: it listens and claims, and is not reading its settings again.
         begun: it was ready once.
         ticked: since the parent last told its watchdog; None: it has not begun to tick.
@@ -72,35 +72,35 @@ class Child:
         self.process = process
         self.stats_client = stats_client
         self._heard_at = time.monotonic()
-        self.heard = self.ready = self.begun = False
+        self.received = self.ready = self.begun = False
         self.ticked: bool | None = None
         self.status = Status()
         self.report: DrainReport | None = None
         self._began = time.monotonic()
         self._owed: list[signal.Signals] = []
 
-    def hear(self, said: dict[str, str]) -> None:
+    def receive(self, fields: dict[str, str]) -> None:
         """Handle a datagram."""
         self._heard_at = time.monotonic()
-        if not self.heard:
-            self.heard = True
+        if not self.received:
+            self.received = True
             for number in self._owed:
                 self.signal(number)
-        if "READY" in said:
+        if "READY" in fields:
             self.ready = self.begun = True
-        if "WATCHDOG" in said:
+        if "WATCHDOG" in fields:
             self.ticked = True
-        if "X_TASKD_STATUS" in said:
-            self.status = Status(**json.loads(said["X_TASKD_STATUS"]))
-        if "X_TASKD_REPORT" in said:
-            self.report = DrainReport(**json.loads(said["X_TASKD_REPORT"]))
+        if "X_TASKD_STATUS" in fields:
+            self.status = Status(**json.loads(fields["X_TASKD_STATUS"]))
+        if "X_TASKD_REPORT" in fields:
+            self.report = DrainReport(**json.loads(fields["X_TASKD_REPORT"]))
 
     def signal(self, number: signal.Signals) -> None:
         """Forward a signal; one that would kill a child without handlers waits for these."""
-        if not self.heard and number not in STOPPING:
+        if not self.received and number not in STOPPING:
             self._owed.append(number)
             return
-        if not self.heard:
+        if not self.received:
             number = signal.SIGTERM  # it has claimed nothing, and can simply end
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
@@ -158,15 +158,15 @@ class Processes:
 
     def condition(self) -> Condition:
         """Return the state of all of them, for probes: that of the first one with a problem."""
-        told = [child.condition() for child in self._children.values()]
-        stuck = next((each.stuck for each in told if each.stuck), "")
+        conditions = [child.condition() for child in self._children.values()]
+        stuck = next((each.stuck for each in conditions if each.stuck), "")
         if self._stop_requested.is_set():
             return Condition(stuck, "it stops")
         missing = sorted(
             {*range(1, self._settings.processes + 1)}
             - {child.number for child in self._children.values()}
         )
-        unready = next((each.unready for each in told if each.unready), "")
+        unready = next((each.unready for each in conditions if each.unready), "")
         if not unready and missing:
             unready = f"process {missing[0]} is not running"
         return Condition(stuck, unready)
@@ -198,8 +198,8 @@ class Processes:
         await migrations.check(database)
         loop = asyncio.get_running_loop()
         self._parent_pipe, held = os.pipe()
-        self._ear = NotifySocket()
-        loop.add_reader(self._ear.socket, self._listen)
+        self._inbox = NotifySocket()
+        loop.add_reader(self._inbox.socket, self._listen)
         for each in FORWARDED:
             loop.add_signal_handler(each, self._signalled, each)
         ticking = asyncio.create_task(self._tick_for_ever(), name="notifier")
@@ -213,8 +213,8 @@ class Processes:
             ticking.cancel()
             for each in FORWARDED:
                 loop.remove_signal_handler(each)
-            loop.remove_reader(self._ear.socket)
-            self._ear.close()
+            loop.remove_reader(self._inbox.socket)
+            self._inbox.close()
             os.close(held)
             os.close(self._parent_pipe)
         if self._begun:
@@ -267,7 +267,7 @@ class Processes:
         stats_client = StatsClient() if self._stats else None
         theirs = -1 if stats_client is None else stats_client.theirs
         index = ProcessIndex(number, self._settings.processes, self._parent_pipe, theirs)
-        environment = os.environ | {"NOTIFY_SOCKET": self._ear.address} | index.environment()
+        environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
         # Probes, too, check that the loop runs.
         watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._stats else None)
         if watchdog_s is not None:
@@ -322,18 +322,18 @@ class Processes:
     # Messages of children and signals.
 
     def _listen(self) -> None:
-        for pid, said in self._ear.heard():
+        for pid, fields in self._inbox.received():
             child = self._children.get(pid)
             if child is not None:
-                child.hear(said)
+                child.receive(fields)
         living = self._children.values()
         if any(child.begun for child in living):
             self._begun = True
             self._go_ahead.set()
         # Later, a crashed child does not delay the reload of the others.
         ready = sum(child.ready for child in living)
-        wanted = len(living) if self._was_ready else self._settings.processes
-        if not self._reported_ready and ready >= wanted:
+        needed = len(living) if self._was_ready else self._settings.processes
+        if not self._reported_ready and ready >= needed:
             self._reported_ready = self._was_ready = True
             self._notify.ready()
 

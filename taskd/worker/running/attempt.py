@@ -33,7 +33,7 @@ from taskd.core.outcomes.attempt_ends import (
     Returned,
     TimedOut,
 )
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.observing.loop_monitor import Pulse
@@ -112,7 +112,7 @@ class Attempt(msgspec.Struct, eq=False):
         # It returned after all, or raised a verdict: finished work is not repeated. Except for
         # threads, handlers are cancelled at their timeout, and must not outlive it by swallowing
         # that.
-        outlived = self.why == "timeout" and self.task.kind is not Kind.THREAD
+        outlived = self.why == "timeout" and self.task.kind is not HandlerKind.THREAD
         if _decided(happened) and not outlived:
             return happened
         if self.why == "timeout":

@@ -84,7 +84,7 @@ class Batch:
         """Mark a job with a requested cancellation; any other reason ends the whole batch."""
         assert member.attempt is not None
         if member.attempt.why == "cancel":
-            member.item.cancel_asked = True
+            member.item.cancel_requested = True
         elif member.attempt.why is not None and self.running is not None and not self.cancelled:
             self.cancelled = True
             self.running.cancel()
@@ -106,7 +106,7 @@ class Batch:
             pulse.job = None
             try:
                 happened = await drive(coroutine, own, waits_for, job, pulse)
-            except BaseException as error:  # noqa: BLE001 - as in Runner._walk
+            except BaseException as error:  # noqa: BLE001 - as in Runner._take_jobs
                 happened = Raised(error)
         finally:
             pulse.job = None

@@ -12,7 +12,7 @@ from taskd.core.jobs.verdicts import Fail
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import ArgsNewer, AttemptEnd, Expired, Raised, TaskUnknown
 from taskd.core.outcomes.unknown_tasks import Unknown
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext, Reads
@@ -78,7 +78,7 @@ class Preparation:
             return task, Expired()
         if task is None:
             return None, TaskUnknown(self._unknown.delay_s(job.task, 0, began))
-        if job.args_version is not None and task.form.is_newer(job.args_version):
+        if job.args_version is not None and task.versions.is_newer(job.args_version):
             return task, self._newer(job, job.args_version, began)
         return task, None
 
@@ -91,7 +91,7 @@ class Preparation:
             if task.takes_context:
                 context = self._context(job, task, began)
             call: Call | None = None
-            if task.kind is Kind.ASYNC:
+            if task.kind is HandlerKind.ASYNC:
                 first = () if context is None else (context,)
                 coro = task.handler(*first, **task.decode(job.args, job.args_version))
             else:
@@ -110,7 +110,7 @@ class Preparation:
 
     def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
         timeout_s = timeout_s_of(job, task)
-        kind = TransactionAttemptContext if task.kind is Kind.TRANSACTION else AttemptContext
+        kind = TransactionAttemptContext if task.kind is HandlerKind.TRANSACTION else AttemptContext
         return kind(
             job,
             f"{self._shared.database_key}-{job.id}",
@@ -124,4 +124,4 @@ class Preparation:
 
 def timeout_s_of(job: Job, task: Task[..., Any]) -> float | None:
     """Return the time limit of an attempt. All jobs of a batch share that of the task."""
-    return task.timeout_s if task.kind is Kind.BATCH else job.timeout_s or task.timeout_s
+    return task.timeout_s if task.kind is HandlerKind.BATCH else job.timeout_s or task.timeout_s

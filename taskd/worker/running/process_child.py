@@ -24,7 +24,7 @@ import msgspec
 from taskd.config import Settings
 from taskd.core.jobs.failure import describe
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.log_lines import Lines, Said, line_of
+from taskd.core.jobs.log_lines import Lines, LogEvent, line_of
 from taskd.core.jobs.verdicts import Verdict
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
@@ -155,10 +155,10 @@ class Kept:
         """Start an attempt; None: its lines are not kept."""
         self._hide, self._kept = hide, Lines()
 
-    def line(self, job: Job, said: Said) -> None:
+    def line(self, job: Job, event: LogEvent) -> None:
         """Keep a log line of the handler."""
         if self._hide is not None:
-            self._kept.add(line_of(said, self._hide))
+            self._kept.add(line_of(event, self._hide))
 
     def end(self) -> tuple[list[str], int]:
         """End the attempt: return the kept lines, and how many were omitted."""

@@ -34,7 +34,7 @@ from taskd.core.outcomes.process_reports import (
     ended,
     value_of,
 )
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import ConfigError
@@ -390,7 +390,7 @@ def check_found(registry: Registry) -> None:
         ConfigError: one of them is not found under its own name in its module.
     """
     for task in registry:
-        if task.kind is not Kind.PROCESS:
+        if task.kind is not HandlerKind.PROCESS:
             continue
         module, name = task.handler.__module__, task.handler.__qualname__
         found = None if module == "__main__" else find_task(module, name)

@@ -30,7 +30,7 @@ from taskd.core.outcomes.attempt_ends import (
     TaskPaused,
 )
 from taskd.core.outcomes.process_reports import HandlerRaised
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
@@ -481,6 +481,6 @@ def _jobs_per_slot(queue: str, registry: Registry) -> int:
     from smaller claims, so that other jobs are not claimed by the hundred for a few slots.
     """
     tasks = [task for task in registry if task.queue == queue]
-    if any(task.kind is not Kind.BATCH for task in tasks):
+    if any(task.kind is not HandlerKind.BATCH for task in tasks):
         return 1
     return max((task.batch for task in tasks), default=1)

@@ -68,7 +68,7 @@ class EmergencyStop:
     async def _write(self, done: list[Job], acks: list[Ack]) -> None:
         # There is no time to wait for rows that somebody has locked, such as the blocked loop
         # itself, and one failed statement must not prevent the others.
-        lane = Lane(self._database, "leave", lock_timeout=LOCK_TIMEOUT_MS)
+        lane = Lane(self._database, "emergency_stop", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(TaskdError):
             ids = [job.id for job in done] + [ack.id for ack in acks]

@@ -71,8 +71,8 @@ class Rescuer(Loop):
         try:
             seen = await self.check()
             self._on_due(seen.due)
-            for told in self._on_ticks:
-                told(seen.ticks)
+            for callback in self._on_ticks:
+                callback(seen.ticks)
             if seen.uncounted:
                 await limits.count_depths(self._lane)
             if await self._declare_dead(seen.others) or seen.orphans:
