@@ -48,7 +48,7 @@ class LogWriter(Loop):
         together: the jobs of each running batch, by the id of the first, for which the batch logs.
     """
 
-    name = "log writer"
+    name = "log-writer"
 
     def __init__(
         self,

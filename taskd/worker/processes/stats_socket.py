@@ -35,7 +35,7 @@ class StatsServer:
         status: returns the answer.
     """
 
-    name = "answerer"
+    name = "stats-server"
 
     def __init__(self, fd: int, status: Callable[[], WorkerStatus]) -> None:
         # Programs that a handler starts must not inherit it.
