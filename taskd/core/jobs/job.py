@@ -168,6 +168,39 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         raise InvalidJob(f"{name} {quoted(moment)} is not between the years 2 and 8999")
 
 
+def check_limits(max_attempts: int | None, timeout_s: float | None) -> None:
+    """Check two options of a new or changed job; None: the task's own value.
+
+    Raises:
+        InvalidJob: a value is outside its limits.
+    """
+    if max_attempts is not None:
+        check_int("max_attempts", max_attempts, 1, MAX_ATTEMPTS_LIMIT)
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, 0.001, TIMEOUT_S_MAX)
+
+
+def check_times(
+    run_at: datetime | None,
+    delay_s: float | None,
+    deadline: datetime | None,
+    deadline_s: float | None,
+) -> None:
+    """Check the due time and the deadline of a new or changed job.
+
+    Raises:
+        InvalidJob: a value is outside its limits, or both forms of one time are given.
+    """
+    if delay_s is not None:
+        check_seconds("delay_s", delay_s, 0.0, DELAY_S_MAX)
+    if run_at is not None:
+        check_moment("run_at", run_at, delay_s, "delay_s")
+    if deadline_s is not None:
+        check_seconds("deadline_s", deadline_s, 0.0, DELAY_S_MAX)
+    if deadline is not None:
+        check_moment("deadline", deadline, deadline_s, "deadline_s")
+
+
 def check_metadata(metadata: Mapping[str, Any]) -> str:
     """Return the JSON text of the metadata of a job.
 
@@ -246,18 +279,8 @@ class NewJob:
         if self.queue is not None:
             check_queue(self.queue)
         check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
-        if self.max_attempts is not None:
-            check_int("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT)
-        if self.timeout_s is not None:
-            check_seconds("timeout_s", self.timeout_s, 0.001, TIMEOUT_S_MAX)
-        if self.delay_s is not None:
-            check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
-        if self.run_at is not None:
-            check_moment("run_at", self.run_at, self.delay_s, "delay_s")
-        if self.deadline_s is not None:
-            check_seconds("deadline_s", self.deadline_s, 0.0, DELAY_S_MAX)
-        if self.deadline is not None:
-            check_moment("deadline", self.deadline, self.deadline_s, "deadline_s")
+        check_limits(self.max_attempts, self.timeout_s)
+        check_times(self.run_at, self.delay_s, self.deadline, self.deadline_s)
         if self.args_version is not None:
             check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
         if self.metadata is not None:

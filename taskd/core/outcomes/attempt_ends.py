@@ -120,21 +120,11 @@ class Expired:
     """Claimed after its deadline."""
 
 
-AttemptEnd = (
-    Returned
-    | Raised
-    | DecidedElsewhere
-    | TimedOut
-    | Interrupted
-    | CancelRequested
-    | NotStarted
-    | StillRuns
-    | IdTaken
-    | TaskUnknown
-    | ArgsNewer
-    | TaskPaused
-    | Expired
-)
+# Claimed jobs whose handler never started.
+NeverStarted = NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
+# Attempts whose handler did not end by itself.
+EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
+AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 
 
 def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:

@@ -26,10 +26,11 @@ from taskd.core.outcomes.attempt_ends import (
     AttemptEnd,
     CancelRequested,
     DecidedElsewhere,
+    EndedByWorker,
     Expired,
     IdTaken,
     Interrupted,
-    NotStarted,
+    NeverStarted,
     Raised,
     Returned,
     StillRuns,
@@ -60,23 +61,10 @@ def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
         case DecidedElsewhere(ack=ack):
             # If the job was claimed again while it ran, it has another fence by now.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
-    return _not_ended(job, task, happened)
+    return _ended_by_worker(job, task, happened)
 
 
-def _not_ended(
-    job: Job,
-    task: Task[..., Any] | None,
-    happened: TimedOut
-    | Interrupted
-    | CancelRequested
-    | NotStarted
-    | StillRuns
-    | IdTaken
-    | TaskUnknown
-    | ArgsNewer
-    | TaskPaused
-    | Expired,
-) -> Ack:
+def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWorker) -> Ack:
     """Decide the outcome of a job whose handler did not end by itself."""
     match happened:
         case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
@@ -100,13 +88,10 @@ def _not_ended(
             )
             return _again(job, task, failure.Failure("StillRuns", text), delay_s)
         case _:
-            return _never_began(job, happened)
+            return _never_started(job, happened)
 
 
-def _never_began(
-    job: Job,
-    happened: NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken,
-) -> Ack:
+def _never_started(job: Job, happened: NeverStarted) -> Ack:
     """Decide the outcome of a claimed job that never started: the attempt does not count."""
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
