@@ -17,7 +17,14 @@ from taskd.cli.shared.output import (
     span_of,
     text_of,
 )
-from taskd.cli.shared.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
+from taskd.cli.shared.session import (
+    DURATION,
+    QUEUE,
+    Session,
+    json_option,
+    pass_session,
+    pause_options,
+)
 from taskd.core.humanize import rate_text
 from taskd.core.jobs.limit import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable
@@ -73,8 +80,7 @@ def list_(session: Session, as_json: bool) -> None:
 
 @queues.command()
 @click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
-@click.option("--reason", type=REASON, help="Shown by `taskd queues list`.")
+@pause_options("`taskd queues list`")
 @json_option
 @pass_session
 def pause(
@@ -88,8 +94,6 @@ def pause(
 
     A queue can be paused before it has jobs or workers; the answer then calls it new.
     """
-    if for_s == 0:
-        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import queues as store
     from taskd.store.reading import reports
 

@@ -25,10 +25,10 @@ from taskd.cli.shared.session import (
     DURATION,
     MOMENT,
     QUEUE,
-    REASON,
     Session,
     json_option,
     pass_session,
+    pause_options,
 )
 from taskd.cli.shared.session import run as run_
 from taskd.core.jobs.arguments import encode_args
@@ -245,8 +245,7 @@ async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any
 
 @schedules.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
-@click.option("--reason", type=REASON, help="Shown by `taskd schedules list`.")
+@pause_options("`taskd schedules list`")
 @json_option
 @pass_session
 def pause(
@@ -257,8 +256,6 @@ def pause(
     as_json: bool,
 ) -> None:
     """Pause schedules until they are resumed, or for a time. Missed ticks are not made up for."""
-    if for_s == 0:
-        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import schedules as store
 
     paused = session.run(lambda lane: store.pause(lane, names, for_s, reason))

@@ -14,7 +14,7 @@ from taskd.cli.shared.output import (
     span_of,
     text_of,
 )
-from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pass_session
+from taskd.cli.shared.session import Session, json_option, pass_session, pause_options
 from taskd.errors import UnknownTask
 
 
@@ -75,8 +75,7 @@ def list_(session: Session, as_json: bool) -> None:
 
 @tasks.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
-@click.option("--reason", type=REASON, help="Shown by `taskd tasks list` and `taskd why`.")
+@pause_options("`taskd tasks list` and `taskd why`")
 @json_option
 @pass_session
 def pause(
@@ -90,8 +89,6 @@ def pause(
 
     Workers learn of it at once, or within five seconds. Former names are paused with the task.
     """
-    if for_s == 0:
-        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import tasks as store
 
     stopped = session.run(lambda lane: store.pause(lane, names, for_s, reason))

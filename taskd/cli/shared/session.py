@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
 T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 # A report can read a long history, which no statement of a worker does.
 REPORT_TIMEOUT_S = 60.0
@@ -259,6 +260,31 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
 )
 pass_session = click.make_pass_decorator(Session)
+
+
+def pause_options(shown_by: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--for` and `--reason`, which all pauses have.
+
+    Args:
+        shown_by: the commands that show the reason, for the help text.
+    """
+
+    def above_zero(
+        _ctx: click.Context, _param: click.Parameter, for_s: float | None
+    ) -> float | None:
+        if for_s == 0:
+            raise click.BadParameter("the time must be above zero")
+        return for_s
+
+    for_option = click.option(
+        "--for",
+        "for_s",
+        type=DURATION,
+        callback=above_zero,
+        help="Resume automatically after this time.",
+    )
+    reason = click.option("--reason", type=REASON, help=f"Shown by {shown_by}.")
+    return lambda command: for_option(reason(command))
 
 
 def version_line() -> str:
