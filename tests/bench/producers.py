@@ -91,7 +91,7 @@ async def run_all(results: harness.Results, reps: int, secs: float, kinds: tuple
 
 
 async def _one(kind: str, idle: int, secs: float) -> dict[str, Any]:
-    script, name, rung = KINDS[kind]
+    script, name, notified = KINDS[kind]
     await harness.empty(name)
     async with AsyncExitStack() as stack:
         observer = await harness.connect()
@@ -100,8 +100,8 @@ async def _one(kind: str, idle: int, secs: float) -> dict[str, Any]:
             await observer.execute(FUNCTION)
         async with harness.worker(name, 1 + idle) as workers:
             async with AsyncExitStack() as ringing:
-                if rung:
-                    await ringing.enter_async_context(harness.bell(rung))
+                if notified:
+                    await ringing.enter_async_context(harness.bell(notified))
                 await asyncio.sleep(SETTLE_S)
                 before = await harness.claims(observer)
                 tps = await asyncio.to_thread(_pgbench, script, secs)

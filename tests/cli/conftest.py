@@ -143,7 +143,8 @@ def process(home):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.PIPE}
         command = [sys.executable, "-m", "taskd", *args]
         pipes |= options
-        # Whoever runs the tests in the background has Ctrl-C ignored, and so would have they.
+        # A shell that runs the tests in the background ignores Ctrl-C, and its children inherit
+        # that.
         ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             started.append(subprocess.Popen(command, env=environ, cwd=home, text=True, **pipes))

@@ -19,7 +19,7 @@ import pyte
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 40.0
-# A shell that runs one command in the foreground, waits for its end, and says when it is stopped.
+# A shell that runs one command in the foreground, waits for its end, and reports a stop.
 SHELL = """
 import fcntl, os, runpy, signal, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -42,7 +42,7 @@ while True:
 
 
 class Alternate(pyte.Screen):
-    """Knows the other screen, as terminals do, and what it was told that a name may not say."""
+    """Handles the alternate screen, as terminals do, and records control sequences in names."""
 
     def __init__(self, columns: int, lines: int) -> None:
         self.alternate = False

@@ -17,7 +17,7 @@ TIMES = ("round_trip", "commit", "wake_up")
 
 @pytest.fixture
 def bench(process, dsn):
-    """Runs `taskd bench` to its end; what it said."""
+    """Run `taskd bench` to its end; return its output."""
 
     def run(*args, code=0, dsn=dsn):
         running = process("bench", *args, dsn=dsn)

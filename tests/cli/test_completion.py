@@ -38,7 +38,7 @@ class Terminal:
         os.close(inner)
 
     def type(self, keys, shows):
-        """Press keys; wait until something new on the screen says `shows`."""
+        """Press keys; wait until the new text on the screen contains `shows`."""
         self.screen = ""
         os.write(self.end, keys.encode())
         deadline = time.monotonic() + WITHIN_S

@@ -1,4 +1,4 @@
-"""`taskd demo` as a newcomer runs it, and as somebody who kills it half-way."""
+"""`taskd demo` as a newcomer runs it, and when it is killed half-way."""
 
 from __future__ import annotations
 

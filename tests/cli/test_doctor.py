@@ -21,7 +21,7 @@ HEALTHY = ("ok", "hint")
 
 
 class Doctor:
-    """Asks for some checks, and does what they say."""
+    """Run some checks, and apply their repairs."""
 
     def __init__(self, shell):
         self.shell = shell
@@ -63,7 +63,7 @@ class Doctor:
         assert done
 
     def psql(self, text):
-        """As somebody who pastes it."""
+        """As an operator who pastes it."""
         done = subprocess.run(
             [psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.shell.dsn],
             input=text, text=True, capture_output=True, check=False,

@@ -132,7 +132,7 @@ def test_who_holds_back_notifications_is_told_and_ended(doctor, cluster, monkeyp
     for text in ("LISTEN taskd_q", "BEGIN", "SELECT 1"):
         deaf.execute(text)
     taskd.sql("SELECT pg_notify('taskd_q', repeat('x', 7000) || n) FROM generate_series(1, 200) n")
-    # Transactions of a second are nobody's fault.
+    # Transactions of a second are ordinary.
     taskd.sql("SELECT pg_sleep(1.1)")
     finding = doctor.finds_and_repairs("notify_queue", "warning", "deaf", "idle in transaction")
     assert str(deaf.info.backend_pid) in finding["repairs"][0]["text"]

@@ -222,7 +222,7 @@ def on_a_terminal(taskd, stdin, *options):
     ):
         os.close(terminal)
         shown = b""
-        with suppress(OSError):  # what Linux answers when nobody holds the terminal any more
+        with suppress(OSError):  # what Linux answers when the terminal has no other end any more
             while part := seen.read(4096):
                 shown += part
         assert process.wait() == 0, shown

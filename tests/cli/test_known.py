@@ -1,4 +1,4 @@
-"""Filters with a name that nobody knows."""
+"""Filters with an unknown name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`taskd limits` and `taskd queues set`: what operators allow, and what is said of it."""
+"""`taskd limits` and `taskd queues set`: what operators set, and what the commands print."""
 
 import pytest
 

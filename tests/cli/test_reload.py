@@ -35,13 +35,13 @@ async def wait() -> str:
 
 
 class Watcher:
-    """A `taskd run --reload`, and what it has said."""
+    """A `taskd run --reload`, and its output."""
 
     def __init__(self, process):
         self.process, self.said = process, []
 
     def until(self, *words):
-        """Read what it says up to a line that holds all of these."""
+        """Read its output up to a line that contains all of these words."""
         too_late = threading.Timer(2 * WITHIN_S, self.give_up)
         too_late.start()
         try:
@@ -55,7 +55,10 @@ class Watcher:
         raise AssertionError(f"it ended with {self.process.wait()}: {''.join(self.said)}")
 
     def give_up(self):
-        """Let the worker say where it is, and end both: a failure then shows all that was said."""
+        """Print where the worker stands, and end both:
+
+        the message of a failure then has all output.
+        """
         pid = self.process.pid
         workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         self.said.append(f"nothing more came from {pid} and its workers {workers}\n")
@@ -186,7 +189,7 @@ def test_the_environment_cannot_ask_for_more_processes_either(taskd):
     taskd("run", "--reload", code=2, TASKD_PROCESSES="3")
 
 
-# What is looked at.
+# The watched files.
 
 
 def test_other_peoples_code_is_not_looked_at(home):

@@ -255,7 +255,7 @@ def test_health_tells_what_became_of_this_hosts_worker(taskd, here, change, stat
 def test_a_worker_of_another_host_or_container_is_not_this_one(taskd, here, fact):
     here(**{fact: "other"})
     taskd("health", "--worker", code=4)
-    here()  # one that lives is enough
+    here()  # one live worker is enough
     taskd("health", "--worker")
 
 
@@ -317,7 +317,7 @@ def test_a_broken_file_that_says_nothing_of_taskd_is_not_ours(nowhere, home, nam
 def test_a_variable_that_is_no_setting_is_said_with_the_nearest_one(nowhere, command):
     code = 0 if command == "config" else 78
     wrong = {"TASKD_CONCURENCY": "5", "TASKD_XYZZY": "1"}
-    # The last three are what Kubernetes tells of a service named taskd.
+    # The last three are the variables that Kubernetes sets for a service named taskd.
     others = ("CHILD", "TEST_DSN", "SERVICE_HOST", "PORT", "PORT_8080_TCP_ADDR")
     place = {"TASKD_EMBEDDED": "off"} | wrong
     if command == "config":

@@ -29,7 +29,7 @@ def shells(logins, home):
 
 @pytest.fixture
 def worker(process, logins, home):
-    """`taskd run` as a member of taskd_worker; called, it is stopped and says all that it said."""
+    """`taskd run` as a member of taskd_worker; a call stops it and returns its output."""
     (home / "greetings.py").write_text(APP)
     settings = f"[tool.taskd]\nsmtp_host = 'localhost'\nsmtp_password = '{PASSWORD}'\n"
     (home / "pyproject.toml").write_text(settings)

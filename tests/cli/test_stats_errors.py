@@ -9,7 +9,7 @@ from tests.cli.conftest import Shell
 
 
 def fail(taskd, task, reason, *, queue="email", ago="1 s", **more):
-    """A job that failed so long ago."""
+    """A job that failed this long ago."""
     made = taskd.enqueue(task, "--queue", queue)
     taskd.finish(made, "failed", reason=reason, **more)
     taskd.sql(

@@ -16,7 +16,7 @@ from tests.store.test_watching import FINISH
 
 
 def read(stream, events):
-    """So many events."""
+    """Read `count` events."""
     return [json.loads(stream.readline()) for _ in range(events)]
 
 
@@ -39,7 +39,7 @@ def test_what_happens_is_told_until_ctrl_c(taskd, process, server):
     assert told([claimed, failed]) == [("claimed", before), ("failed", before)]
     assert failed["error"] == "no\nsecond line"
     assert (failed["queue"], failed["task"], failed["state"]) == ("email", "send_report", "failed")
-    # What ends during an outage is told after it.
+    # The end of a job during an outage is printed after it.
     [[name]] = taskd.sql("SELECT current_database()")
     server.admin(
         f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false',

@@ -55,7 +55,7 @@ def busy(taskd):
 
 
 def asked(taskd, top):
-    """Wait until it has asked the database again, and shown what there is to show."""
+    """Wait until it has polled the database again, and drawn the result."""
     latest = (
         "SELECT max(query_start) FROM pg_stat_activity "
         "WHERE application_name = 'taskd top' AND datname = current_database()"
@@ -76,14 +76,14 @@ def test_a_person_sees_what_goes_on_and_leaves_the_terminal_as_it_was(busy, tty)
     assert "25% half" in top.line(" render ")
     assert top.row("send_report")[1:3] == ["0", "1"]
     assert top.line("1 failed")
-    # What somebody else wrote stays text, and in its line.
+    # Text of other people stays text, and in its line.
     assert "boom \\x1b[2J" in top.text
     assert not top.screen.titles
     assert b"\x1b[2J\x1b]" not in top.written
-    # What changes is seen.
+    # Changes become visible.
     busy.enqueue("send_report", "--queue", "web")
     top.until("4 queued")
-    # A held screen stands still, and says so.
+    # A held screen does not change, and shows that it is held.
     top.press(" ")
     top.until("held")
     busy.enqueue("send_report", "--queue", "web")

@@ -21,7 +21,7 @@ ERROR = {
 
 @pytest.fixture
 def why(taskd):
-    """Asks why: the words of the reasons, and what was printed."""
+    """Run `taskd why`; return the codes of the reasons, and the output."""
 
     def ask(job_id):
         [told] = taskd.json("why", job_id)
@@ -30,7 +30,7 @@ def why(taskd):
         lines = []
         for reason in told["reasons"]:
             lines += [f"- {reason['text']}", *(f"  next: {each}" for each in reason["next"])]
-        # Asked a moment later, so that spans differ.
+        # A moment later, so that spans differ.
         assert list(map(without_spans, text.splitlines()[1:])) == list(map(without_spans, lines))
         return [reason["why"] for reason in told["reasons"]], text
 

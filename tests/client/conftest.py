@@ -26,7 +26,7 @@ ROW = "SELECT * FROM taskd.job WHERE id = $1"
 
 
 class Listener:
-    """Hears the channels of queues; `rung()` says which, up to now."""
+    """Listens to the channels of queues; `notified()` returns the notified ones so far."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -42,8 +42,8 @@ class Listener:
     def _hear(self, _connection: Any, _pid: int, channel: str, _payload: str) -> None:
         self._heard.append(channel.removeprefix("taskd_"))
 
-    async def rung(self) -> list[str]:
-        # Notifications arrive in the order of the commits: whatever came before is here then.
+    async def notified(self) -> list[str]:
+        # Notifications arrive in the order of the commits: earlier ones have arrived by then.
         await self._connection.execute("NOTIFY echo")
         await self._echo.get()
         heard, self._heard = self._heard, []

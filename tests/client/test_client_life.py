@@ -132,7 +132,7 @@ async def test_a_client_survives_the_loss_of_its_connections(dsn: str, sql: Any,
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name = 'taskd client'"
         )
-        for _ in range(3):  # the first may meet the broken connection before it is known to be
+        for _ in range(3):  # the first one may find the broken connection before the pool does
             try:
                 await client.enqueue(send.job(to="y"))
             except StoreUnavailable:

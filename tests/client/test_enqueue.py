@@ -23,7 +23,7 @@ from taskd.store.connections.database import Lane
 
 
 class Counters:
-    """Runs statements on a lane and notes what was known when each was sent."""
+    """Runs statements on a lane and records the known tasks when each was sent."""
 
     def __init__(self, lane: Lane, known: Callable[[], Any]) -> None:
         self.lane = lane
@@ -350,7 +350,7 @@ async def test_a_queue_is_paused_and_resumed(client: Client, sql: Any, listener:
     paused_for = row["paused_until"] - row["paused_at"]
     assert abs(paused_for - timedelta(seconds=60)) < timedelta(seconds=1)
     assert await client.resume(["email", "never"]) == ["email"]
-    assert await listener.rung() == ["email"]
+    assert await listener.notified() == ["email"]
 
 
 @pytest.mark.parametrize("for_s", [0, -1, float("nan"), float("inf")])

@@ -1,7 +1,7 @@
 """A job enqueued over SQLAlchemy, Django or psycopg2 is part of the caller's transaction.
 
-The first statement of each transaction is taskd's: frameworks begin theirs when they are asked for
-something, and whoever reaches past them writes outside of it.
+The first statement of each transaction is taskd's: frameworks begin a transaction with their first
+statement, and code that uses the driver's connection directly writes outside of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def over(dsn: str, driver: str) -> str:
 
 
 class Caller:
-    """A connection of somebody's, and how its owner works with it."""
+    """A connection of a framework, and how an app works with it."""
 
     def __init__(self, conn: Any, run: Any, commit: Any, rollback: Any, savepoint: Any) -> None:
         self.conn = conn

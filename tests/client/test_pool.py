@@ -39,7 +39,7 @@ def ask(pool: Pool) -> asyncio.Task[Any]:
 
 
 def wait(pool: Pool) -> asyncio.Task[Any]:
-    """Begin a statement that ends when nobody holds the table."""
+    """Begin a statement that ends when the lock on the table is released."""
     return asyncio.create_task(pool.fetch("set_busy_mark", "default", 1, 1.0, False))
 
 
@@ -192,7 +192,7 @@ async def test_a_statement_that_is_under_way_for_less_than_the_limit_is_awaited(
         while looks < 5:
             await asyncio.sleep(0.01)
     assert await running
-    # Nobody looks where nothing is under way.
+    # There is no timer while no statement runs.
     while pool._silence_timer is not None:
         await asyncio.sleep(0.01)
     seen = looks

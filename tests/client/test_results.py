@@ -1,4 +1,7 @@
-"""Waiting for results: woken by the end of the job, polled for when nothing is heard."""
+"""Waiting for results:
+
+a notification at the end of the job wakes the caller; otherwise it polls.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +34,20 @@ def job(**options: Any) -> NewJob:
 
 @pytest.fixture
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits is woken, or not at all."""
+    """Each waiting caller is woken, or none is."""
     monkeypatch.setattr(results, "LISTENED_S", 600.0)
     monkeypatch.setattr(results, "LISTENED_S_MAX", 600.0)
 
 
 async def heard_of(client: Client, job_id: int, sql: Any) -> asyncio.Task[Any]:
-    """Somebody who waits, once notifications reach them and the row has its mark."""
+    """A caller that waits, when notifications reach it and the row has its mark."""
     task = asyncio.create_task(client.result(job_id, 10.0))
     await asyncio.sleep(0)
     while not await sql.fetchval(AWAITED, job_id):
         await asyncio.sleep(0.005)
     while not any(each._listens for each in client._waiters.values()):
         await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)  # the look that follows the LISTEN
+    await asyncio.sleep(0.05)  # the check that follows the LISTEN
     assert not task.done()
     return task
 
@@ -134,9 +137,9 @@ async def test_a_waiting_job_that_was_marked_is_rung_for_as_its_claim_may_have_m
 ) -> None:
     await listener.listen("sync")
     job_id = await client.enqueue(job())
-    assert await listener.rung() == ["sync"]
+    assert await listener.notified() == ["sync"]
     waits = await heard_of(client, job_id, sql)
-    assert await listener.rung() == ["sync"]  # once, however often it was looked at
+    assert await listener.notified() == ["sync"]  # once, however often it was checked
     waits.cancel()
 
 

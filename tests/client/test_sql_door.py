@@ -81,8 +81,8 @@ async def test_an_unknown_task_with_a_queue_is_taken(sql: Any) -> None:
 async def test_its_notification_arrives_only_at_the_commit(sql: Any, listener: Any) -> None:
     async with sql.transaction():
         await enqueue(sql, "'a', queue => 'email'")
-        assert await listener.rung() == []
-    assert await listener.rung() == ["email"]
+        assert await listener.notified() == []
+    assert await listener.notified() == ["email"]
 
 
 async def test_a_value_that_must_be_made_once_is_made_once(sql: Any) -> None:
@@ -99,7 +99,7 @@ async def test_a_rollback_takes_job_and_notification_back(sql: Any, listener: An
     await enqueue(sql, "'a', queue => 'email'")
     await transaction.rollback()
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
-    assert await listener.rung() == []
+    assert await listener.notified() == []
 
 
 async def test_a_search_path_does_not_lead_it_astray(sql: Any) -> None:

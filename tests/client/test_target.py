@@ -44,7 +44,7 @@ async def test_without_a_dsn_the_embedded_one_is_started_migrated_and_announced(
 
 
 async def joins_quietly(settings: Settings, heard: Any) -> list[Any]:
-    """A second use while the server still runs says nothing; enqueueing through it works."""
+    """A second use while the server still runs logs nothing; enqueueing through it works."""
     heard.clear()
     holder = embedded.start(settings=settings)
     async with Client(settings=settings) as client:

@@ -27,7 +27,7 @@ from taskd.workflows import chain
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """The finished spans of a real provider, which the API knows for the time of a test."""
+    """The finished spans of a real provider, which is installed for the time of a test."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -55,7 +55,7 @@ async def test_a_rolled_back_enqueue_leaves_nothing(
     assert len(await client.enqueue_many([send.job(to="y")] * 3, conn=connection)) == 3
     await rollback()
     assert await sql.fetchval(COUNT) == 0
-    assert await listener.rung() == []
+    assert await listener.notified() == []
 
 
 async def test_a_committed_enqueue_is_there_and_rings_once_it_is(
@@ -64,10 +64,10 @@ async def test_a_committed_enqueue_is_there_and_rings_once_it_is(
     connection, commit, _ = caller
     ids = await client.enqueue_many((send.job(to=str(n)) for n in range(1200)), conn=connection)
     assert await sql.fetchval(COUNT) == 0
-    assert await listener.rung() == []
+    assert await listener.notified() == []
     await commit()
     assert [r["id"] for r in await sql.fetch("SELECT id FROM taskd.job ORDER BY id")] == ids
-    assert await listener.rung() == ["email"]
+    assert await listener.notified() == ["email"]
 
 
 async def test_a_task_enqueues_in_the_callers_transaction_without_a_client_of_its_own(

@@ -1,4 +1,7 @@
-"""Unique keys in the database: who holds one, for how long, and what becomes of the next job."""
+"""Unique keys in the database:
+
+which job holds one, for how long, and what happens to the next job.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ async def test_a_waiting_key_is_free_once_a_worker_has_claimed_its_job(
     claimed = await claim(worker)
     second = await client.enqueue(job(3, waiting))
     assert (second.outcome, second > first) == ("enqueued", True)
-    # Whatever becomes of the first: it does not come back into the way of the second.
+    # The first job, however it ends, does not block the second again.
     await end(worker, claimed, JobState.QUEUED, refund=True)
     assert await client.enqueue(job(4, waiting)) == second
     both = await jobs.claim(worker, ME, "sync", 10)
@@ -228,7 +231,7 @@ async def test_a_rollback_takes_the_key_back(client: Client, dsn: str) -> None:
     await client.enqueue(job(1, Unique("k", for_s=60.0)), conn=connection)
     waiting = asyncio.create_task(client.enqueue(job(2)))
     await asyncio.sleep(0.05)
-    assert not waiting.done()  # nobody knows yet who will hold it
+    assert not waiting.done()  # the holder is not decided yet
     await transaction.rollback()
     assert (await waiting).outcome == "enqueued"
     await connection.close()
@@ -237,7 +240,7 @@ async def test_a_rollback_takes_the_key_back(client: Client, dsn: str) -> None:
 async def test_a_holder_begins_after_the_transaction_that_found_it_waiting(
     client: Client, worker: Lane, dsn: str, sql: Any
 ) -> None:
-    """So that it sees what the transaction has written, of which nobody else will be told."""
+    """So that it sees what the transaction has written, for which no notification will come."""
     waiting = Unique("k", scope="waiting")
     first = await client.enqueue(job(1, waiting))
     connection = await asyncpg.connect(dsn)
@@ -253,14 +256,14 @@ async def test_the_queue_is_rung_when_a_claim_may_have_passed_over_the_holder(
 ) -> None:
     await listener.listen("sync")
     await client.enqueue(job(1))
-    assert await listener.rung() == ["sync"]
+    assert await listener.notified() == ["sync"]
     connection = await asyncpg.connect(dsn)
     await client.enqueue(job(2), conn=connection)
-    assert await listener.rung() == ["sync"]
+    assert await listener.notified() == ["sync"]
     await connection.close()
-    # Alone it has locked nothing, so nobody has passed over it.
+    # Alone it has locked nothing, so no claim has skipped it.
     await client.enqueue(job(2))
-    assert await listener.rung() == []
+    assert await listener.notified() == []
 
 
 @pytest.mark.parametrize("scope", ["waiting", "live"])

@@ -1,4 +1,4 @@
-"""The unique key of a task holds whoever enqueues: its code, SQL, or a client by its name."""
+"""The unique key of a task applies to every producer: its code, SQL, or a client by its name."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_a_newer_version_of_a_running_job_follows_its_end(
     assert (newer, newer.outcome) == (first, "follows")
     assert (await client.enqueue(job(4))).outcome == "ignored"
     assert not await jobs.claim(worker, ME, "sync", 10)
-    await listener.rung()
+    await listener.notified()
     if how == "crashed":
         await workers.declare_dead(worker, [ME], proved=True)
         await jobs.rescue(worker, 10, 1)
@@ -81,7 +81,7 @@ async def test_a_newer_version_of_a_running_job_follows_its_end(
     else:
         await end(worker, claimed, JobState(how))
     if how != "crashed":
-        assert await listener.rung() == ["sync"]
+        assert await listener.notified() == ["sync"]
     [row] = await sql.fetch(ROWS)
     assert (row["id"] > first, row["state"], row["version"]) == (True, "queued", 5)
     assert (row["args"], row["priority"], row["max_attempts"]) == ('{"v": 5}', 7, 2)

@@ -1,4 +1,7 @@
-"""Workflows as producers make them: all or nothing, and what is wrong is told before anything."""
+"""Workflows as producers make them:
+
+all or nothing, and errors are raised before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_who_puts_a_large_workflow_together_does_not_hold_up_a_loop() -> None:
         made.add(JOB)
     assert (
         time.process_time() - began < 3.0
-    )  # 0.2 s; it was 20 s when each name was looked for in a list
+    )  # 0.2 s; it was 20 s when each name was searched in a list
     assert len(made) == 19_999
 
 

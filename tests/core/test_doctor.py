@@ -38,7 +38,7 @@ SERVER = {
 
 
 def worst(decide, **facts):
-    """The level of what is said of these rows, and the words."""
+    """Return the level and the text of the finding about these rows."""
     finding = run_check(Check("c", "about", "why", (), decide), facts, {})
     return finding.level, " ".join(finding.found)
 

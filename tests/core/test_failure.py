@@ -1,4 +1,4 @@
-"""What is kept of an exception: always small, always storable, whatever the exception does."""
+"""The stored form of an exception: always small, always storable, whatever the exception does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handshake: which code works with which schema, and what it says when it does not."""
+"""The handshake: which code works with which schema, and the errors when it does not."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def wall(expression: str, zone: str, after: str, count: int) -> list[str]:
             "2026-02-14 12:00",
             ["02-15 02:30+0100", "02-16 02:30+0000"],
         ),
-        # Also for whoever looks in the middle of the hour that is repeated.
+        # The same if the next tick is computed in the middle of the repeated hour.
         ("45 2 * * *", "Europe/Berlin", "2026-10-25 01:30", ["10-26 02:45+0100"]),
         # What comes every hour or within it follows the time that passes.
         (
@@ -138,7 +138,7 @@ def test_a_nightly_tick_comes_once_on_each_day_of_a_year() -> None:
     st.floats(0, 365 * 86400.0),
 )
 def test_where_one_looks_from_changes_no_tick(zone: str, expression: str, into_s: float) -> None:
-    # Whoever takes over in the middle sees the same ticks as who was there from the begin.
+    # A worker that takes over in the middle computes the same ticks as one from the beginning.
     when, start = Cron(expression, zone), utc("2026-01-01") + timedelta(seconds=into_s)
     ticks = list(itertools.islice(when.ticks(start), 8))
     assert ticks == sorted(set(ticks))

@@ -1,4 +1,4 @@
-"""What `taskd tail` makes of its looks: nothing ends unseen, and nothing is told twice."""
+"""The events that `taskd tail` makes of its polls: each end is reported, and no event twice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_id_that_is_committed_late_is_found_even_when_its_job_has_ended_at_on
 def test_an_id_that_was_rolled_back_is_forgotten_when_every_transaction_of_then_is_over():
     _, watch = Watch().compare(poll(live=[1]))
     _, watch = watch.compare(poll(live=[1, 3], after=1, xids=(100, 101), seconds=1))
-    # Over, but for a moment only: a transaction draws an id before it is seen to be open.
+    # Over, but for a moment only: a transaction draws an id before it is visible as open.
     _, watch = watch.compare(poll(live=[1, 3], after=3, xids=(101, 101), seconds=2))
     assert set(watch.missing) == {2}
     _, watch = watch.compare(poll(live=[1, 3], after=3, xids=(101, 101), seconds=12))

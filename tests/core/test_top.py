@@ -1,4 +1,4 @@
-"""What `taskd top` makes of its looks."""
+"""The view that `taskd top` makes of its polls."""
 
 from __future__ import annotations
 

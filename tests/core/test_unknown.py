@@ -1,4 +1,4 @@
-"""When jobs that a worker cannot run are looked at again."""
+"""When jobs that a worker cannot run are due again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_jobs_of_a_task_that_stays_unknown_wait_ever_longer() -> None:
 
 def test_many_come_back_a_claims_worth_at_a_time() -> None:
     unknown = Unknown()
-    # Met within a second, as a worker does that claims them as fast as it can.
+    # Released and claimed again within a second, as by a worker that claims as fast as it can.
     met = [1000.0 + each / (4 * TOGETHER) for each in range(4 * TOGETHER)]
     back_at = [now + unknown.delay_s("stranger", 0, now) for now in met]
     assert back_at == sorted(back_at), "they keep their order"
@@ -39,7 +39,7 @@ def test_no_crowd_makes_them_wait_for_longer_than_the_limit() -> None:
     unknown = Unknown()
     waits = [unknown.delay_s("stranger", 0, 1000.0) for _ in range(300 * TOGETHER)]
     assert max(waits) == waits[-1] == DELAY_S_MAX
-    # Nor does it hold up for longer who comes when it has gone.
+    # It does not delay a task for longer that comes after it is gone.
     assert unknown.delay_s("stranger", 0, 1000.0 + DELAY_S_MAX - DELAY_S) == DELAY_S_MAX - DELAY_S
 
 

@@ -11,7 +11,7 @@ import pytest
 from taskd.core.explain.reasons import Facts, Reason, Why, reasons
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-# A queued job in a queue that one worker serves, which knows its task.
+# A queued job in a queue with one worker, which has the job's task.
 QUEUED = {
     "id": 1,
     "queue": "email",

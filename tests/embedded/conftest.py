@@ -11,7 +11,7 @@ from taskd.errors import EmbeddedError
 
 
 @pytest.fixture
-def users(clean_up):  # ends them before that looks for what is left
+def users(clean_up):  # ends them before that checks what is left
     """Makes user processes; each ends with the test."""
     made = []
 

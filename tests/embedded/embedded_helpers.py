@@ -34,7 +34,7 @@ def until(condition, deadline_s=20.0):
 
 
 def processes(word):
-    """The pids of living processes whose command line has this word, with that line."""
+    """Return the pids of live processes whose command line contains this word, with that line."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

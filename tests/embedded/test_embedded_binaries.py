@@ -1,4 +1,4 @@
-"""Which PostgreSQL programs are taken, and what is said when there are none."""
+"""Which PostgreSQL programs are chosen, and the message when there are none."""
 
 import os
 import shutil
@@ -118,7 +118,7 @@ def test_a_bin_directory_that_is_no_use(empty, tmp_path, monkeypatch):
 
 
 def fake(directory, major, initdb="exit 0", postgres="exit 0"):
-    """A PostgreSQL that does as told."""
+    """A PostgreSQL that behaves as the test says."""
     directory.mkdir()
     version = f'[ "$1" = --version ] && echo "postgres (PostgreSQL) {major}.1" && exit 0\n'
     for name, body in (("initdb", initdb), ("postgres", postgres)):
@@ -154,7 +154,7 @@ def test_the_reason_of_a_failing_postgres(home, tmp_path, monkeypatch):
 
 
 def test_the_deadline_counts_from_the_last_progress(home, tmp_path, monkeypatch):
-    """A server that recovers for three deadlines, and one that says nothing."""
+    """A server that recovers for three deadlines, and one that never answers."""
     real = installed()[embedded.status(home).major] / "postgres"
     slow = 'i=0; while [ $i -lt 22 ]; do echo "redo in progress"; sleep 0.1; i=$((i+1)); done'
     fake(tmp_path / "slow", embedded.status(home).major, postgres=f'{slow}; exec "{real}" "$@"')

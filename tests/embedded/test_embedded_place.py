@@ -1,4 +1,4 @@
-"""Names, lengths, owners, disks: where the server lives and as whom it runs."""
+"""Names, lengths, owners, disks: where the server's data is, and under which user it runs."""
 
 import os
 import pwd

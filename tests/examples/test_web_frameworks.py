@@ -24,7 +24,7 @@ WITHIN_S = 45.0
 
 @pytest.fixture
 def environ(dsn: str) -> dict[str, str]:
-    """The database as each of the examples looks for it, and nothing else."""
+    """The variable with which each example finds its database, and no others."""
     parts = conninfo_to_dict(dsn)
     return os.environ | {
         "PGHOST": str(parts["host"]),
@@ -56,7 +56,7 @@ def run(*args: str, cwd: Path, environ: dict[str, str]) -> str:
 @pytest.fixture
 def shop(dsn: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module of the FastAPI example, imported as its server would."""
-    # SQLAlchemy hands every option to asyncpg, which does not know this one.
+    # SQLAlchemy passes every option to asyncpg, which does not accept this one.
     url = re.sub(r"&?sslmode=\w+", "", dsn).replace("postgresql://", "postgresql+asyncpg://")
     environ["DATABASE_URL"] = url
     monkeypatch.setenv("DATABASE_URL", url)
@@ -154,6 +154,6 @@ async def test_a_django_worker_outlives_its_threads_connections(
 
 
 async def done(sql: asyncpg.Connection, count: int) -> None:
-    """Wait until so many jobs are done."""
+    """Wait until `count` jobs are done."""
     while await sql.fetchval("SELECT count(*) FROM taskd.jobs WHERE state = 'done'") < count:
         await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""`python -m tests.models`: the models hold, and fail without any of their mechanisms."""
+"""`python -m tests.models`: the models hold, and each fails without one of its mechanisms."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ class DrainReport:
         return (
             f"seed {self.plan.seed}: {len(self.trials):,} trials in {self.rounds:,} rounds on "
             f"{self.plan.queues} queues, {self.took_s:.0f} s; {dict(levels)}\n"
-            f"polled {self.marks:,} times, slept {self.naps:,} times; {self.unnotified:,} jobs written "
-            f"without a notification, {self.crossed:,} of them committed after the mark was cleared\n"
+            f"polled {self.marks:,} times, slept {self.naps:,} times; {self.unnotified:,} jobs "
+            f"without a notification, {self.crossed:,} committed after the mark was cleared\n"
             f"from COMMIT to the handler: {_spread(self.lateness_s)}; "
             f"{len(self.late()):,} late (over {self.plan.late_s:g} s)\n"
             f"from its answer: {_spread(self.wait_s)}"

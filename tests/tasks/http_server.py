@@ -1,4 +1,4 @@
-"""A real HTTP server that answers as a test wants, and keeps what it was asked."""
+"""A real HTTP server that answers as a test wants, and records its requests."""
 
 from __future__ import annotations
 

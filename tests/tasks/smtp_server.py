@@ -1,4 +1,4 @@
-"""A real SMTP server for tests, in the same loop: it records mails and misbehaves as told."""
+"""A real SMTP server for tests, in the same loop: it records mails and misbehaves on request."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Server:
         return "250 OK"
 
     async def handle_DATA(self, protocol: Any, session: Any, envelope: Any) -> str:
-        # The server has a thread of its own: who changes data_s must know who has read it.
+        # The server has a thread of its own: a test that changes data_s must know when it was read.
         data_s = self.data_s
         self.contents += 1
         await asyncio.sleep(data_s)

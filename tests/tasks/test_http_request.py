@@ -302,7 +302,7 @@ async def test_a_name_or_number_that_leads_to_this_machine_is_not_connected_to(
 ) -> None:
     requester = Requester(Settings(http_hosts=("*:*", "[::1]:*")))
     try:
-        # What only looks like a number is refused before anything is looked up.
+        # A text that only resembles a number is refused before a name is resolved.
         with pytest.raises((HttpNotAllowed, Fail), match=r"not a (public|canonical)"):
             await request(requester, server.url(host=host))
     finally:
@@ -313,7 +313,7 @@ async def test_a_name_or_number_that_leads_to_this_machine_is_not_connected_to(
 async def test_the_address_is_checked_when_it_is_connected_to_and_not_before(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A name server that says something else each time it is asked.
+    # A name server with a different answer each time.
     loop = asyncio.get_running_loop()
     answers = [["93.184.216.34"], ["127.0.0.1"]]
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What is enqueued, and what is said when it is not."""
+"""Assertions about enqueued jobs, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that a limit, a pause or another job holds back: they wait, and hold up no run."""
+"""Jobs that a limit, a pause or another job holds back: they wait, and delay no run."""
 
 from __future__ import annotations
 

@@ -230,10 +230,10 @@ async def test_a_transaction_of_any_level_notifies_only_queues_that_are_not_poll
     desk: Any, rings: Ears, isolation: str
 ) -> None:
     await desk.sql.execute(MARK, "default", 50.0, 1)
-    for rung in (0, 1):
+    for notified in (0, 1):
         async with desk.sql.transaction(isolation=isolation):
             await desk.sql.execute("SELECT taskd.enqueue('work', queue => 'default')")
-        assert len(await rings.so_far()) == rung
+        assert len(await rings.so_far()) == notified
         await desk.sql.execute(UNMARK, "default")
 
 

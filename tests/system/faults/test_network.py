@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from tests.system.faults.cluster import Cluster, private
-from tests.system.faults.proxy import Ambush, Fault, Link, Proxy
 from tests.system.faults.fixture import Outcome, Scene, scene
+from tests.system.faults.proxy import Ambush, Fault, Link, Proxy
 
 # What a worker of two queues holds open.
 PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd listen")

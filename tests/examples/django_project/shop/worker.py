@@ -1,4 +1,4 @@
-"""What `taskd run --app shop.worker` imports: Django, then the tasks, whose models need it."""
+"""The module that `taskd run --app shop.worker` imports: Django, then the tasks, which need it."""
 
 import os
 

@@ -33,7 +33,10 @@ async def charge(ctx: Context, order: int, cents: int) -> None:
 
 @task(queue="billing")
 async def charge_carelessly(ctx: Context, order: int, cents: int) -> None:
-    """The same without ctx.complete: a worker that dies after the commit charges twice."""
+    """The same without ctx.complete:
+
+    if a worker dies after the commit, the order is charged twice.
+    """
     async with ctx.resources["pool"].acquire() as conn, conn.transaction():
         await conn.execute("INSERT INTO charge (order_id, cents) VALUES ($1, $2)", order, cents)
 
