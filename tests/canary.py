@@ -1,9 +1,9 @@
-"""Canaries: a password and a payload that must never be seen in what taskd prints or logs.
+"""Canaries: a password and a payload that must never appear in the output or the log of taskd.
 
-The password is in every DSN that tests use (where the server asks for none), so it is looked for in
-whatever a test prints, in all events of workers in this process, and in what commands and `taskd
-run` print in processes of their own. The payload is in the arguments of jobs in
-tests/worker/test_security.py and tests/cli/test_roles.py, and looked for in the same places.
+The password is in every DSN that tests use (where the server requires none), so it is searched in
+all output of a test, in all events of workers in this process, and in the output of commands and
+`taskd run` in processes of their own. The payload is in the arguments of jobs in
+tests/worker/test_security.py and tests/cli/test_roles.py, and searched in the same places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def with_canary(dsn: str) -> str:
 
 
 def assert_unseen(text: object) -> None:
-    """Neither of them is in what was printed, logged or said."""
+    """Check that neither of them was printed or logged."""
     said = str(text)
     for canary in (PASSWORD, PAYLOAD):
         at = said.find(canary)

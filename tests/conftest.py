@@ -1,8 +1,8 @@
 """A real PostgreSQL for every test: one server per run, one database per test.
 
 Without TASKD_TEST_DSN the suite starts an embedded server of its own. No other variable that names
-a database is read; those that exist are taken out of the environment, so that nothing reaches a
-real one.
+a database is read; existing ones are removed from the environment, so that no test reaches a real
+database.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TestServer:
         self.roles: list[str] = []
 
     def tell_password(self) -> None:
-        """Put a password into every DSN, if the server asks for none: no output may show it."""
+        """Put a password into every DSN, if the server requires none: no output may show it."""
         with_password = with_canary(self.admin_dsn)
         with contextlib.suppress(asyncpg.PostgresError, OSError):
             asyncio.run(_connects(with_password))
@@ -98,7 +98,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """A test in whose output a canary is seen has failed."""
+    """A test whose output contains a canary has failed."""
     report = yield
     told = "".join(text for _, text in report.sections)
     if report.passed and any(canary in told for canary in (PASSWORD, PAYLOAD)):

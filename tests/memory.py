@@ -20,13 +20,13 @@ CHOSEN = "PYTEST_SERVER_HOME"
 
 
 def home() -> Path | None:
-    """Where this run's server lives; None: with the other files of the run."""
+    """The directory of this run's server; None: with the other files of the run."""
     chosen = os.environ.get(CHOSEN)
     return Path(chosen) if chosen else None
 
 
 def choose() -> None:
-    """Choose a home for this run, for its other processes to read; drop those of dead runs."""
+    """Choose a directory for this run, for its other processes to read; drop those of dead runs."""
     if not (os.access(SHARED_MEMORY, os.W_OK) and _free_bytes() >= FREE_BYTES):
         return
     for old in SHARED_MEMORY.glob("taskd-tests-*"):

@@ -1,4 +1,4 @@
-"""Processes of this machine, as the tests look at them."""
+"""Processes of this machine, as tests check them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def lives(pid: int) -> bool:
 def send(process: Process, number: signal.Signals) -> None:
     """Send a signal to a child that may be about to end.
 
-    Its own send_signal() looks first whether it has ended, and so takes its exit code away from who
-    waits for it, who then says 255 ("Unknown child process").
+    Its own send_signal() first checks whether it has ended, and so takes its exit code away from
+    the
+    task that waits for it, which then gets 255 ("Unknown child process").
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):

@@ -1,12 +1,12 @@
-"""S7: what a backlog costs. Rates of taskd, each against the base of the same repetition.
+"""S7: the cost of a backlog. Rates of taskd, each against the base of the same repetition.
 
-- base: nothing but the due jobs;
+- base: only the due jobs;
 - queued: 1,000,000 jobs are queued, and as many of them are drained as in the base;
-- future: beside the due jobs, 1,000,000 are due in a month;
-- unknown: before the due jobs lie 100,000 more urgent ones of a task that the worker does not know.
+- future: besides the due jobs, 1,000,000 are due in a month;
+- unknown: 100,000 more urgent jobs of an unknown task come before the due jobs.
 
 The rate runs from the first handler's start to the handler that completes the count. `from_ready`
-runs from when the worker was ready: it contains the time in which unknown jobs are set aside.
+begins when the worker is ready: it contains the time in which unknown jobs are released.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JOBS = (
 
 
 def measure(results: harness.Results, reps: int, due: int) -> None:
-    """Run it with so many due jobs; at least 200,000, or the run is too short to be read."""
+    """Run it with `due` due jobs; at least 200,000, or the run is too short to be read."""
     asyncio.run(_measure(results, reps, due))
 
 
@@ -63,7 +63,7 @@ async def _template(case: str, due: int) -> str:
 
 
 async def _drain(count: int, limit_s: float = 120.0) -> dict[str, Any]:
-    """Let one worker run so many jobs."""
+    """Let one worker run this many jobs."""
     async with harness.worker("taskd") as [worker]:
         ready = time.time()
         while worker.n < count and time.time() < ready + limit_s:

@@ -1,4 +1,4 @@
-"""What taskd is to reach, scenario by scenario, and how far it got."""
+"""The bounds of taskd, scenario by scenario, and the figures that it reached."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OWN = ", by their own clients"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One thing to reach.
+    """One bound.
 
     Attributes:
-        measure: what is measured, in words.
-        limit: the bound; at least or at most this, as `at_least` says.
-        get: the figure, of rows; None when it was not measured.
+        measure: the measured quantity, in words.
+        limit: the bound; at least or at most this, by `at_least`.
+        get: the figure, from rows; None when it was not measured.
         unit: empty for a ratio.
     """
 

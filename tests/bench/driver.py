@@ -38,7 +38,7 @@ async def carry(i: int, text: str) -> None:
 
 
 async def unnoted(i: int) -> None:
-    """A job of whose start nothing is kept."""
+    """A job whose start is not recorded."""
 
 
 TASK: Task[..., None] = Task(noop, name="noop", queue=QUEUE)

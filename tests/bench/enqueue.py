@@ -1,10 +1,10 @@
-"""S2, with a worker that is busy: how many jobs one program can enqueue per second.
+"""S2, also with a busy worker: how many jobs one program can enqueue per second.
 
 Each way of enqueueing (one client, 10 clients, 1,000 per call) is measured on a quiet server, and
-while a worker drains what is enqueued. The floors are plain inserts that ring nobody: `plain` of
-the same rows into taskd's own table, `raw` of the harness into its own smaller one. A busy worker
-of taskd, and of what rings nobody, gets a job or a ring every 5 ms beside (see harness.bell), so
-that all share the machine with a worker that works.
+while a worker drains the enqueued jobs. The floors are plain inserts without NOTIFY: `plain`
+inserts the same rows into taskd's own table, `raw` of the harness into its own smaller one. A busy
+worker gets one job or notification every 5 ms besides (see harness.bell), so that all share the
+machine with a worker that works.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Slow flush: S1, S2, S3 and S8 again, on a server whose every commit takes 2 ms longer.
 
 `commit_delay = 2000` with `commit_siblings = 0` makes each flush wait 2 ms, as a disk with a slow
-flush does. Both are set for the whole server (ALTER SYSTEM) and reset at the end, whatever
-happened. Results go to RESULTS/flush/, in the harness's format and ours.
+flush does. Both are set for the whole server (ALTER SYSTEM) and reset at the end in any case.
+Results go to RESULTS/flush/, in the harness's format and ours.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def _system(*changes: str) -> None:
         for each in changes:
             await connection.execute(f"ALTER SYSTEM {each}")
         await connection.execute("SELECT pg_reload_conf()")
-        # The server's processes read it when they have heard of it.
+        # The server's processes apply it after they have received the signal.
         await asyncio.sleep(0.5)
     finally:
         await connection.close()

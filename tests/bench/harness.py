@@ -1,8 +1,8 @@
-"""The shared harness as a library: its peers, its drivers, its templates; and where results go.
+"""The shared harness as a library: its peers, its drivers, its templates; and the results' folder.
 
-BENCH_COMMON is the harness's folder, BENCH_ROOT and BENCH_PORT what its setup.sh was given. Rows
-go to RESULTS/<scenario>.jsonl, one JSON object a line; RESULTS/machine.json says where they are
-from.
+BENCH_COMMON is the harness's folder; BENCH_ROOT and BENCH_PORT are the values given to its
+setup.sh. Rows go to RESULTS/<scenario>.jsonl, one JSON object per line; RESULTS/machine.json
+describes the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECKOUT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 DATABASE = "scenario"
 BELL_EVERY_S = 0.005
-# What lets a peer's workers know of jobs that were inserted behind their back.
+# Statements that notify a peer's workers of jobs that were inserted without the peer.
 TASKD_RING = """SELECT taskd.enqueue('noop', '{"i":1}', queue => 'bench')"""
 RAW_RING = "NOTIFY jobs"
 
@@ -45,9 +45,9 @@ def run() -> ModuleType:
         sys.exit("BENCH_COMMON is not set: the folder of the shared harness (run.py, common.py)")
     driver = [sys.executable, str(HERE / "driver.py")]
     os.environ.setdefault("TASKD_BENCH", " ".join(driver))
-    # run.py makes this folder when it is imported; what it writes goes where harness_results says.
+    # run.py makes this folder when it is imported; harness_results says where its results go.
     os.environ.setdefault("BENCH_RESULTS", tempfile.mkdtemp(prefix="taskd-bench-"))
-    # The drivers are scripts: they find the taskd of this checkout, whatever is installed.
+    # The drivers are scripts: they import the taskd of this checkout, whatever is installed.
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.path.insert(0, os.environ["BENCH_COMMON"])
@@ -74,7 +74,7 @@ def peer(name: str) -> dict[str, Any]:
 
 
 def present(*names: str) -> list[str]:
-    """Those that are installed; the others are said."""
+    """Return the installed peers; print the others."""
     found = [each for each in names if run().have(each)]
     for each in names:
         if each not in found:
@@ -97,13 +97,13 @@ async def empty(name: str) -> str:
 
 
 async def queued(name: str, count: int) -> str:
-    """The database, fresh, with so many no-op jobs of this peer."""
+    """A fresh database with `count` no-op jobs of this peer."""
     template = await run().template(setup_of(name), count)
     return await run().fresh(template, DATABASE)
 
 
 def setup_of(name: str) -> dict[str, Any]:
-    """Whose schema a peer uses: plain inserts go into taskd's tables."""
+    """The peer whose schema a peer uses: plain inserts go into taskd's tables."""
     return peer("taskd" if name == "plain" else name)
 
 
@@ -113,7 +113,7 @@ async def connect(database: str = DATABASE) -> asyncpg.Connection:
 
 @asynccontextmanager
 async def worker(name: str, count: int = 1, **options: Any) -> AsyncIterator[list[Any]]:
-    """So many workers of a peer in processes of their own, from ready to killed."""
+    """Run `count` workers of a peer in processes of their own, from ready to killed."""
     config = setup_of(name)
     workers = [
         run().Worker(config, DATABASE, dict(config["worker"], **options)) for _ in range(count)
@@ -132,10 +132,11 @@ async def worker(name: str, count: int = 1, **options: Any) -> AsyncIterator[lis
 async def bell(ring: str) -> AsyncIterator[None]:
     """Run this statement every 5 ms on a connection of its own.
 
-    Plain inserts ring nobody: a worker that has just found nothing would sleep until its next poll,
-    and they would be measured on a machine that has nothing else to do. So taskd's workers get one
-    job every 5 ms by taskd.enqueue, which rings, or does not, as it does for everybody; beside
-    taskd's own enqueueing too, so that the conditions are the same.
+    Plain inserts send no NOTIFY: a worker whose claim was empty would sleep until its next poll,
+    and
+    the inserts would be measured on an idle machine. So taskd's workers get one job every 5 ms by
+    taskd.enqueue, which notifies, or does not, as for every producer. taskd's own enqueueing is
+    measured with the same addition, so that the conditions are equal.
     """
     connection = await connect()
 

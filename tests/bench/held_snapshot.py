@@ -1,14 +1,14 @@
 """S6: a REPEATABLE READ snapshot is held while jobs are enqueued and drained.
 
 The snapshot keeps every dead row and index entry of the run, so a worker that reads its index from
-the front reads through more of them with every job. Measured is the worker's rate in windows of one
-second: the mean of the last ten against the mean of the first ten, after two of warm-up.
+the front reads through more of them with every job. The figure is the worker's rate in windows of
+one second: the mean of the last ten against the mean of the first ten, after two of warm-up.
 
-The producer is the peer's own bulk insert in processes of its own, called again whenever 100,000
-jobs of three millions have gone, so that it runs all the time, as the worker does: one that drains
-28,000 jobs per second more than are brought takes 1.7 millions of them in the minute. They share
-the machine, so the rates are lower than in S1. A row says `starved` when the worker had nothing to
-do for a moment: then its rate is the producer's, and the row counts as not measured.
+The producer is the peer's own bulk insert in processes of its own. It is called again whenever
+100,000 of three million jobs were taken, so that it runs all the time, as the worker does: a worker
+that drains 28,000 jobs per second more than are enqueued takes 1.7 million of them in the minute.
+They share the machine, so the rates are lower than in S1. A row is `starved` when the worker had no
+job for a moment: then its rate is the producer's, and the row counts as not measured.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Producer:
 
     Attributes:
         enqueued: jobs that were committed so far.
-        fewest: the smallest backlog that was seen.
+        fewest: the smallest backlog so far.
     """
 
     def __init__(self, name: str, worker: Any) -> None:
@@ -99,7 +99,10 @@ class Producer:
         self._worker = worker
 
     def look(self) -> int:
-        """Jobs that are left. The worker tells its count every 20 ms, so it is a little late."""
+        """Return the remaining jobs.
+
+        The worker reports its count every 20 ms, so it is a little late.
+        """
         left = self.enqueued - self._worker.n
         self.fewest = min(self.fewest, left)
         return left
@@ -120,7 +123,7 @@ class Producer:
                     {"n": count}, secs + 60,
                 )  # fmt: skip
                 self.enqueued += count
-                if ring:  # its bulk insert rings nobody
+                if ring:  # its bulk insert sends no NOTIFY
                     await connection.execute(ring)
         finally:
             await connection.close()

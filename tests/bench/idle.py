@@ -1,16 +1,16 @@
-"""What a worker costs that has nothing to do: transactions, CPU and memory.
+"""The cost of an idle worker: transactions, CPU and memory.
 
     python -m tests.bench.idle --secs 20 --runs 3 [--queues 50] [--dsn postgresql://...]
     python -m tests.bench idle --results RESULTS          # the same on the benchmark's server, kept
 
 Starts a real `taskd run` with its default settings on a fresh database, of an embedded server of
-its own unless another is named, waits until its start is over, and then only looks.
+its own unless another is named, waits until its start is over, and then only measures.
 
-Transactions are what pg_stat_database says of that database, commits and rollbacks, autovacuum's
-among them; who looks is connected to another one. A session reports its transactions when it ends
-one, at most once a second and at the latest ten seconds after it: over 20 s the figure may be off
-by one or two. CPU is that of the worker with all its threads, and of the sessions that it holds,
-to the nanosecond where the kernel tells, else in its clock ticks.
+Transactions are the commits and rollbacks of that database in pg_stat_database, including
+autovacuum's; the measuring session is connected to another database. A session reports its
+transactions when it ends one, at most once a second and at the latest ten seconds after it: over
+20 s the figure may be off by one or two. CPU is that of the worker with all its threads, and of its
+sessions, in nanoseconds where the kernel reports them, otherwise in its clock ticks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.servers import server
 ROOT = Path(__file__).parents[2]
 READY_S = 30.0
 STOP_S = 40.0
-# The slow back-off of polling, the first look at the history and the plans of the first statements.
+# The slow back-off of polling, the first prune and the plans of the first statements.
 SETTLE_S = 12.0
 
 SESSIONS = """
@@ -103,7 +103,7 @@ def rss_mib(pid: int) -> float:
 
 
 def is_session(pid: int) -> bool:
-    """Whether this number is a PostgreSQL session of this machine; on another it says nothing."""
+    """Whether this number is a PostgreSQL session of this machine; on another it proves nothing."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
     except FileNotFoundError:
@@ -111,13 +111,13 @@ def is_session(pid: int) -> bool:
 
 
 class Watched:
-    """A worker and its database, as seen by a session of another one."""
+    """A worker and its database, measured from a session of another database."""
 
     def __init__(self, pid: int, database: str, monitor: asyncpg.Connection) -> None:
         self._pid, self._database, self._monitor = pid, database, monitor
 
     async def read(self) -> Reading:
-        """Look at all counters."""
+        """Read all counters."""
         sessions = [row[0] for row in await self._monitor.fetch(SESSIONS, self._database)]
         transactions = await self._monitor.fetchval(TRANSACTIONS, self._database)
         return Reading(
@@ -128,7 +128,7 @@ class Watched:
         )
 
     async def cost(self, secs: float) -> Cost:
-        """Look twice; what lies between."""
+        """Read all counters twice; return the differences."""
         before = await self.read()
         await asyncio.sleep(secs)
         after = await self.read()
@@ -184,7 +184,7 @@ async def worker(dsn: str, queues: int, log: Path) -> AsyncIterator[int]:
 
 
 async def measure(admin_dsn: str, secs: float, runs: int, queues: int) -> list[Cost]:
-    """Watch one worker for so many windows."""
+    """Measure one worker for `count` windows."""
     costs: list[Cost] = []
     monitor = await asyncpg.connect(admin_dsn)
     try:

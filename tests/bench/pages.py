@@ -1,10 +1,10 @@
 """How long the pages of the dashboard take beside a large history: `python -m tests.bench.pages`.
 
 Makes a database on the server of TASKD_TEST_DSN (or an embedded one), fills it, serves the
-dashboard in this process and asks for each page over HTTP, and reads what a scrape of /metrics
-does. Times are those of a browser that gets the whole page; what is shared by all who look
-(`overview`) is asked cold, too. Beside them the CPU of the sessions of this database, where their
-server runs on this machine, and that of this process.
+dashboard in this process and requests each page over HTTP, and a scrape of /metrics. Times are
+those of a browser that gets the whole page; the part that all viewers share (`overview`) is
+requested cold, too. Besides them it prints the CPU of the sessions of this database, where their
+server runs on this machine, and the CPU of this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from taskd.web.metrics.exposition import write
 from taskd.web.pages.dashboard import Dashboard
 from taskd.web.routes import routes
 from taskd.web.server import Server
-from tests.web import scene
+from tests.web import busy_database
 
 NAME = "taskd_bench_pages"
 CHUNK_JOBS = 100_000
@@ -107,14 +107,14 @@ HEAD = (
 
 
 class Bench:
-    """Asks again and again, and counts the CPU of whoever answers."""
+    """Requests pages repeatedly, and counts the CPU of the processes that answer."""
 
     def __init__(self, sql: asyncpg.Connection[Any], times: int) -> None:
         self._sql, self._times = sql, times
         self.found: list[Measured] = []
 
     async def ask(self, name: str, once: Callable[[], Awaitable[int]]) -> None:
-        """Ask so many times; `once` says how many bytes came."""
+        """Request it `times` times; `once` returns how many bytes came."""
         # Not the first time: connections are made then, and statements are planned.
         size = await once()
         before, own = await self._server_ms(), time.process_time()
@@ -184,10 +184,10 @@ async def fill(dsn: str, finished: int, queued: int) -> None:
     await connection.execute(PARTITION)
     for first in range(1, finished + 1, CHUNK_JOBS):
         last = min(first + CHUNK_JOBS - 1, finished)
-        await scene.history(connection, finished, HOURS, first, last)
+        await busy_database.history(connection, finished, HOURS, first, last)
         print(f"{last:,} finished jobs, {time.perf_counter() - began:.0f} s", flush=True)
-    await scene.live(connection)
-    await connection.execute(QUEUED, queued, list(scene.QUEUES), list(scene.TASKS))
+    await busy_database.live(connection)
+    await connection.execute(QUEUED, queued, list(busy_database.QUEUES), list(busy_database.TASKS))
     await connection.execute("VACUUM ANALYZE taskd.job")
     await connection.execute("VACUUM ANALYZE taskd.job_history")
     await connection.close()

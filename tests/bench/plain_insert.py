@@ -1,6 +1,6 @@
-"""The floor for enqueueing: the rows that taskd writes, by plain prepared INSERTs that ring nobody.
+"""The floor for enqueueing: the rows that taskd writes, by plain prepared INSERTs without NOTIFY.
 
-Run by the harness in the place of a driver: `plain_insert.py enqueue JSON`.
+The harness runs it in place of a driver: `plain_insert.py enqueue JSON`.
 """
 
 from __future__ import annotations

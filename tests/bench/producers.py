@@ -1,23 +1,23 @@
-"""S8: 16 clients commit one job each, again and again (pgbench), while workers are busy.
+"""S8: 16 clients commit one job each, repeatedly (pgbench), while workers are busy.
 
-The worker drains what the clients commit, which keeps it busy. Measured are the clients' commits
-per second, with one worker on the queue, and with three more that are there for nothing:
+The worker drains the clients' jobs, which keeps it busy. The figure is the clients' commits per
+second, with one worker on the queue, and with three more idle ones:
 
-- taskd: `SELECT taskd.enqueue(...)`, which checks the job and rings if nobody attends the queue;
+- taskd: `SELECT taskd.enqueue(...)`, which checks the job and notifies a queue that is not polled;
 - plain: the same row by a plain INSERT;
-- function: the same by a function that does nothing but this INSERT, which is as far as any
-  function can come, and how far that is depends on the machine's caches;
+- function: the same by a function that contains only this INSERT: the most that any function can
+  reach, which depends on the machine's caches;
 - raw_insert, raw_notify: the harness's smaller table, without and with pg_notify;
 - graphile: its own `add_job`.
 
-A plain INSERT rings nobody. Left alone, its worker would go to sleep until the next poll, and the
+A plain INSERT sends no NOTIFY. Left alone, its worker would sleep until the next poll, and the
 clients would have the machine to themselves. So `plain`, `function` and `taskd` have one more
-client, which calls taskd.enqueue every 5 ms (harness.bell): it rings whoever taskd would ring, and
-the workers do the same work in all three. `drained_per_s` tells whether they did.
+client, which calls taskd.enqueue every 5 ms (harness.bell). It notifies in the same cases, and the
+workers do the same work in all three; `drained_per_s` shows whether they did.
 
-Claims are counted by the server: each one is a scan of the index job_claim, so the workers run as
-they are. A session tells its scans when it has ended, so they are read after the workers were
-killed. Anything else that reads that index counts as a claim here too.
+The server counts the claims: each one is a scan of the index job_claim, so the workers run
+unchanged. A session reports its scans when it has ended, so they are read after the workers were
+killed. Any other statement that reads that index counts as a claim here too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BEGIN
 END
 $$
 """
-# What the clients commit, whose workers drain it, and what keeps those busy beside.
+# The jobs of the clients, which the workers drain, and the additional jobs that keep them busy.
 KINDS: dict[str, tuple[str, str, str | None]] = {
     "plain": (
         """INSERT INTO taskd.job (queue, task, args) VALUES ('bench', 'noop', '{"i":1}');""",

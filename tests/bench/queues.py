@@ -1,12 +1,12 @@
 """Many queues: one process serves 50 of 1,000 queues, with one job per second on each of the 50.
 
-Measured are transactions per second of the whole database beyond the jobs' own four: the enqueue,
-the listener's wake-up, the claim and the ack. The jobs come evenly, one every 20 ms, so that no two
-share a transaction. A NOTIFY wakes every listening session of its database, whatever the channel,
-and each of them counts a transaction: of these, one per job is the job's own. Autovacuum's count
-too, as nobody can tell them apart. Sessions tell their transactions seconds late, so the run has
-to be long. Claims per job are told beside (counted as in producers.py); the scout's looks count
-like claims, one for each queue that sleeps, about once a second.
+The figure is the transactions per second of the whole database beyond the jobs' own four: the
+enqueue, the listener's wake-up, the claim and the ack. The jobs come evenly, one every 20 ms, so
+that no two share a transaction. A NOTIFY wakes every listening session of its database, on any
+channel, and each of them counts a transaction: of these, one per job is the job's own. Autovacuum's
+transactions are included, as they cannot be told apart. Sessions report their transactions seconds
+late, so the run has to be long. Claims per job are reported besides (counted as in producers.py);
+polls of idle queues count like claims, one for each sleeping queue, about once a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SERVED = 50
 QUEUES = 1_000
 JOBS_PER_S = 50
 OWN_PER_JOB = 4
-# A session tells its transactions at the latest ten seconds after them.
+# A session reports its transactions at the latest ten seconds after them.
 SETTLE_S = 12.0
 NAMES = [f"q{number}" for number in range(QUEUES)]
 ENQUEUE = """SELECT taskd.enqueue('noop', '{"i":1}', queue => $1)"""

@@ -1,4 +1,4 @@
-"""The harness's hand-written worker (raw.py) with handlers that wait; `sleep` says how long, in s.
+"""The harness's hand-written worker (raw.py) with handlers that wait; `sleep` is the time, in s.
 
 It is what bare coroutines over the same statements can do with real work.
 """

@@ -1,8 +1,9 @@
-"""What the commands and the shared harness have written, and the figures made of it.
+"""The rows that the commands and the shared harness have written, and the figures made of them.
 
-A folder holds `<scenario>.json` (the harness: a list of rows) and `<scenario>.jsonl` (ours: a row a
+A folder has `<scenario>.json` (the harness: a list of rows) and `<scenario>.jsonl` (ours: a row per
 line); rows of its subfolder `flush` are those of `flush/<scenario>`. Ratios are made within one
-repetition of one folder, where both sides ran on the same server minutes apart; told is the median.
+repetition of one folder, where both sides ran on the same server minutes apart; the figure is the
+median.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How long it takes to start: `python -m tests.bench.start`, the median of 20 starts each.
+"""How long a start takes: `python -m tests.bench.start`, the median of 20 starts each.
 
-CPU time (user and system, of all threads) is what a start costs; the time by the clock is what
-somebody waits who has a core for it.
+CPU time (user and system, of all threads) is the cost of a start; the elapsed time is what a user
+waits who has a core for it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _bound(bound: Bound, rows: Rows) -> Cells:
     figure = bound.get(rows)
     if figure is None:
         return bound.scenario, bound.measure, bound.asked(), "not measured", "", ""
-    # Rounding must not make a figure that misses its bound look as if it reached it.
+    # Rounding must not make a figure that misses its bound appear to reach it.
     rounded = figure._replace(value=round(figure.value, 2))
     digits = 2 if bound.holds(rounded) == bound.holds(figure) else 5
     reached = f"{figure.value:.{digits}f}{' ' + bound.unit if bound.unit else ''}"

@@ -1,9 +1,9 @@
 """Safe wake-ups: the random trials of tests/system/wakeups.py, and their figures among the results.
 
-`by_poll` counts jobs that were found so late that no ring can have told of them. Two queues at the
-same time take a quarter of an hour for 10,000 trials, and hold each other up little; with more,
-what is late is the loop that all trials share with the worker (four: p99.9 86 ms).
-`p999_answered_ms` counts from the answer to COMMIT, as S3 does, `p999_ms` from before it was sent.
+`by_poll` counts jobs that were found too late for a notification. Two queues at the same time take
+a quarter of an hour for 10,000 trials, and delay each other little; with more, the loop that all
+trials share with the worker is late (four: p99.9 86 ms). `p999_answered_ms` counts from the answer
+to COMMIT, as S3 does, `p999_ms` from before it was sent.
 """
 
 from __future__ import annotations

@@ -57,10 +57,10 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path, text: str | None = None) -> list[Block]:
-    """The blocks of a page in its order, those that nobody sees too.
+    """Return the blocks of a page in its order, including hidden ones.
 
     Raises:
-        Wrong: a mark or a language that there is not, or a block without an end.
+        Wrong: an unknown marker or language, or a block without an end.
     """
     lines = (page.read_text(encoding="utf-8") if text is None else text).splitlines()
     found: list[Block] = []

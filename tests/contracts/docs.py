@@ -1,8 +1,8 @@
-"""Runs the code blocks of the pages: README.md and all under taskd/docs.
+"""Runs the code blocks of the pages: README.md and all pages under taskd/docs.
 
-taskd/docs/README.md tells the rules. A page is walked from its first block to its last in a
-directory and on a database of its own. Commands of taskd and Python are run in processes that a
-server of this module forks, so that each does not read all modules anew.
+taskd/docs/README.md has the rules. The blocks of a page run from the first to the last, in a
+directory and on a database of its own. Commands of taskd and Python run in processes that a server
+of this module forks, so that they do not import all modules again.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from tests.contracts.docs_processes import FORKS, run_command, run_import, run_p
 from tests.system import dockerfile
 
 WITHIN_S = 60.0
-# A job that nobody attends is found by a poll; the machine may be slow.
+# A job without a notification is found by a poll; the machine may be slow.
 READY_WITHIN_S = 45.0
 ENDED_BY_US = {0, 130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
 
 
 class Page:
-    """Somebody who does what a page says, from its first block to its last."""
+    """A reader who does what a page says, from its first block to its last."""
 
     def __init__(
         self, home: Path, dsn: str, environ: Mapping[str, str], stand_ins: Mapping[str, str]
@@ -110,7 +110,7 @@ class Page:
                 raise Wrong(f"{block.place}: what goes on ended with {code}")
         self._leave_prompt()
 
-    # What a reader looks at.
+    # Blocks to read only.
 
     def _is_in_file(self, block: Block) -> None:
         file = (CHECKOUT / block.marks["from"]).read_text(encoding="utf-8")
@@ -120,7 +120,7 @@ class Page:
                 raise Wrong(f"{block.place}: this is not in {block.marks['from']}:\n{part}")
 
     def _reads(self, block: Block) -> None:
-        """What cannot be run is at least what it says it is."""
+        """Check that a block that cannot run is at least valid in its language."""
         try:
             if block.language == "python":
                 flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -135,7 +135,8 @@ class Page:
             raise Wrong(f"{block.place}: {error}") from error
 
     def _was_said(self, block: Block) -> None:
-        """The lines of a text are among those that the block before it has printed."""
+        """Check that the lines of a text are among the lines that the block before it has
+        printed."""
         rest = [plain(line) for line in self.said.splitlines()]
         for line in filter(None, map(plain, block.text.splitlines())):
             wanted = re.compile(".*".join(map(re.escape, line.split("..."))))
@@ -152,7 +153,7 @@ class Page:
         file = self.home / block.file
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
-            self._leave_prompt()  # it knows the module as it was
+            self._leave_prompt()  # it has imported the earlier version of the module
         file.write_text(text, encoding="utf-8")
 
     def _python(self, block: Block, text: str) -> None:
@@ -275,7 +276,8 @@ class Page:
         return ended.returncode
 
     def _go_on(self, block: Block, text: str) -> None:
-        """Start what does not end by itself, and wait until it has said what the mark names."""
+        """Start a program that does not end by itself, and wait for the output that the marker
+        names."""
         *before, last = text.strip().splitlines()
         # A log of its own, for its pipe would be full at last.
         log = self.home / f".goes-on-{len(self._going_on)}"
@@ -303,7 +305,7 @@ class Page:
             place = self.home / ".settings"
             place.mkdir(exist_ok=True)
             (place / block.file).write_text(text)
-            # What it does not know, or cannot read, is an error.
+            # An unknown or unreadable block is an error.
             config.load(environ={}, directory=place)
             (place / block.file).unlink()
         assert read, block.place

@@ -1,4 +1,7 @@
-"""What the processes of docs.py know when they are forked: reading it takes half a second."""
+"""The modules that the processes of docs.py have when they are forked:
+
+importing takes half a second.
+"""
 
 import importlib
 

@@ -50,7 +50,7 @@ def run_import(module: str, home: str, environ: Mapping[str, str], told: Connect
 
 
 def run_python(home: str, environ: Mapping[str, str], pipe: Connection) -> None:
-    """Somebody at a Python prompt that knows `await`: runs blocks one after the other."""
+    """A Python prompt that accepts `await`: runs blocks one after the other."""
     _prepare(home, environ)
     names: dict[str, Any] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:

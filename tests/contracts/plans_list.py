@@ -38,7 +38,7 @@ AFTER = ALL._replace(after_priority=100, after_id=7)
 PICKED = "job_claim queue_pkey tid job worker_alive"
 
 PINS = (
-    # A claim selects along its index and writes by ctid, whatever its size.
+    # A claim selects along its index and writes by ctid, at any size.
     Pin("claim_jobs", (ME, "q1", 1, *ALL, 1), PICKED),
     Pin("claim_jobs", (ME, "q1", 500, *ALL, 1), PICKED),
     Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1), PICKED),
@@ -82,7 +82,7 @@ PINS = (
         "job_pkey job_pkey job_running job_running queue_pkey worker_alive",
     ),
     Pin("running_jobs", (ME,), "job_running"),
-    # Leases and marks.
+    # Leases and busy marks.
     Pin("renew_lease", (ME, 30, "f"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "worker_alive"),
     Pin("declare_workers_dead", ([1, 2], "t"), "worker_alive"),

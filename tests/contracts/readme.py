@@ -103,7 +103,7 @@ def _fields(call: ast.Call, job_fields: list[str]) -> list[str]:
     for keyword in call.keywords:
         match keyword.arg, keyword.value:
             case None, ast.Call(ast.Name("job_fields"), args):
-                # The times are told by those who know how long the attempt took.
+                # The callers that know how long the attempt took pass the times.
                 told += [each for each in job_fields if len(args) > 1 or not each.endswith("_ms")]
             case None, ast.Name(name):
                 told.append(f"{name} ...")

@@ -96,7 +96,7 @@ def _paragraph(text: str) -> str:
 
 
 def functions() -> str:
-    """The functions that are there to be called: those whose comment shows how."""
+    """The public functions: their comments show how to call them."""
     parts = []
     for file in sorted((sql_root() / "migrations").glob("*.sql")):
         for comment, name, parameters, returns in FUNCTION.findall(file.read_text("utf-8")):
@@ -182,7 +182,7 @@ class Doc(NamedTuple):
 
 
 def read_doc(thing: object) -> Doc:
-    """The text of a docstring, and what it says of arguments, attributes and errors."""
+    """The text of a docstring, and its descriptions of arguments, attributes and errors."""
     text, *rest = SECTION.split(inspect.getdoc(thing) or "")
     bodies = (inspect.cleandoc("\n" + body) for body in rest[1::2])
     return Doc(text.strip(), dict(zip(rest[::2], bodies, strict=True)))
@@ -208,7 +208,7 @@ def names() -> str:
 
 
 def _is_error(thing: object) -> bool:
-    """Those of errors.py have a table of their own."""
+    """The errors of errors.py have a table of their own."""
     return inspect.isclass(thing) and thing.__module__ == "taskd.errors"
 
 

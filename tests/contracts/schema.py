@@ -24,7 +24,7 @@ OBJECTS = sql_root() / "objects.tsv"
 
 async def installed(connection: Any) -> str:
     """Return the text of sql/objects.tsv for a freshly migrated database."""
-    await connection.execute("SET search_path = pg_catalog")  # as the doctor has it
+    await connection.execute("SET search_path = pg_catalog")  # as in the doctor
     rows = await connection.fetch(statement("doctor_objects").text)
     lines = [f"{row['kind']}\t{row['name']}\t{on_one_line(row)}" for row in rows]
     return "\n".join(sorted(lines)) + "\n"

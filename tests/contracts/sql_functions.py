@@ -62,7 +62,7 @@ def callers(name: str) -> str:
 
 
 def with_callers(text: str) -> str:
-    """The text of a migration whose comments say what calls each function."""
+    """The text of a migration whose comments name the callers of each function."""
 
     def put(m: re.Match[str]) -> str:
         kept = [line for line in m[1].splitlines(keepends=True) if not is_called_by(line)]

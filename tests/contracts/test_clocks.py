@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TASKD = Path(__file__).parents[2] / "taskd"
-# What tells the time of day.
+# Functions that return the time of day.
 WALL = {
     "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "CLOCK_REALTIME"},
     "datetime": {"now", "utcnow", "today"},

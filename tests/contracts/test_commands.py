@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from taskd.cli import cli
 
-# Those without `--json`, and why.
+# Commands without `--json`, and the reason.
 NO_RESULT = {
     "run": "a worker; its log is JSON off a terminal, --log-format json everywhere",
     "completion": "prints a script, for a shell",
@@ -53,6 +53,6 @@ def test_help_is_text_for_people(name: str) -> None:
     shown = CliRunner().invoke(cli, [*name.split(), "--help"], prog_name="taskd")
     assert shown.exit_code == 0
     assert shown.output.startswith(f"Usage: taskd {name}".rstrip())
-    # Marks of click's that were written as text.
+    # Marks of click that were written as text.
     assert "\\b" not in shown.output
     assert "\b" not in shown.output

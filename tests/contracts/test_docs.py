@@ -1,4 +1,4 @@
-"""The documentation does what it says: every block runs, every link leads somewhere."""
+"""The documentation is right: every block runs, and every link has a target."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_every_command_and_variable_that_a_page_mentions_exists(page: Path) -> N
     text = page.read_text(encoding="utf-8")
     known = {f"TASKD_{each.name.upper()}" for each in fields(Settings)}
     known |= {"TASKD_TEST_DSN", "TASKD_JOB_ID", "TASKD_ATTEMPT", "TASKD_MAX_ATTEMPTS"}
-    known |= {"TASKD_IDEMPOTENCY_KEY"}  # those of run_command, and of the tests
+    known |= {"TASKD_IDEMPOTENCY_KEY"}  # the settings of run_command, and of the tests
     assert set(re.findall(r"\bTASKD_[A-Z_]*[A-Z]\b", text)) <= known
     prose = re.sub(r"(?ms)^( *)```.*?^\1```$", "", text)
     for span in re.findall(r"`(taskd [a-z][^`]*)`", prose):
@@ -177,7 +177,7 @@ def without_code(lines: list[str]) -> list[str]:
     return kept
 
 
-# Who walks the pages sees what is wrong.
+# The test that runs the pages finds what is wrong.
 
 BROKEN = {
     "python that raises": ("python", "1 / 0", "ZeroDivisionError"),

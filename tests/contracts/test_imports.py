@@ -26,7 +26,7 @@ main()
 
 
 def imported(program: str, *args: str, **environment: str) -> set[str]:
-    """The modules that it has imported by its end, without those that Python begins with."""
+    """The modules that it has imported by its end, without the modules that Python starts with."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     told = subprocess.run(
         [sys.executable, "-c", program, *args],

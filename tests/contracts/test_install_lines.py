@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 CHECKOUT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = set(PROJECT["optional-dependencies"])
-# Other projects that pages tell people to install.
+# Other projects that pages install.
 OTHERS = {"hatchling", "opentelemetry-sdk", "pre-commit", "pytest-asyncio"}
 PATTERNS = (
     "README.md", "CHANGELOG.md", "Dockerfile", "requirements.lock", "pyproject.toml", "systemd/*",

@@ -54,7 +54,7 @@ def test_the_lock_names_nothing_that_nobody_needs() -> None:
         if name in locked() and name not in needed:
             needed.add(name)
             found = map(Requirement, distribution(name).requires or [])
-            # A marker may be true on another Python; extras were not asked for.
+            # A marker may be true on another Python; extras were not requested.
             waiting += [one.name for one in found if "extra" not in str(one.marker)]
     assert set(locked()) == needed
 

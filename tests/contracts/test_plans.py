@@ -1,4 +1,4 @@
-"""Each hot statement has one plan, whatever the table holds and the statistics say.
+"""Each hot statement has one plan, at any content of the table and its statistics.
 
 The settings of a worker's connections leave the planner no choice. With a choice it uses a
 sequential scan for an empty table, keeps that plan, and then reads all of 200,000 new jobs for each

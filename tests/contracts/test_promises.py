@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 PAGE = (TESTS / "README.md").read_text(encoding="utf-8")
 SCHEMA = "\n".join(each.text for each in all_migrations())
-# Files, Python and SQL are told apart by how they look.
+# The form of a path tells files, Python and SQL apart.
 FILE = re.compile(r"[\w./-]+\.(py|sql|pml|service|lock)|Dockerfile")
 COMMAND = re.compile(r"python -m (tests(?:\.\w+)+)")
 SPAN = re.compile(r"`([^`]+)`")

@@ -1,7 +1,7 @@
-"""Functions of the schema read few rows, by indexes, from tables that hold 10,000 rows each.
+"""Functions of the schema read few rows, by indexes, from tables with 10,000 rows each.
 
 EXPLAIN shows the call of a function, and not the statements inside. So the tests run the functions
-and count what they read.
+and count the rows that they read.
 """
 
 from __future__ import annotations

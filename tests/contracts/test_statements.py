@@ -34,7 +34,7 @@ async def test_every_statement_can_be_pasted_into_psql(sql) -> None:
 
 
 async def test_no_column_of_an_answer_has_a_type_that_drivers_do_not_know(sql) -> None:
-    # For a domain or an enum each new connection would look up the type.
+    # For a domain or an enum each new connection would query the type.
     for each in load().values():
         for column in (await sql.prepare(each.text)).get_attributes():
             schema = column.type.schema

@@ -20,7 +20,7 @@ from packaging.metadata import Metadata
 from taskd.store.connections.statements import load
 
 CHECKOUT = Path(__file__).parents[2]
-# What hatchling stamps files with when it is told no time, and what it is told here once.
+# The time stamp of files that hatchling uses by default, and the one that the test gives.
 EPOCH = 1_600_000_000
 
 
@@ -38,7 +38,7 @@ def files() -> list[str]:
 
 
 def copied(to: Path, *, mode: int, mtime: float) -> Path:
-    """The project somewhere else, as somebody else has checked it out."""
+    """The project in another directory, as another user has checked it out."""
     for path in files():
         target = to / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def test_the_sdist_builds_the_same_and_the_time_is_the_one_that_is_told(
     built: dict[str, Path], tmp_path: Path
 ) -> None:
     with tarfile.open(built["sdist"]) as archive:
-        # Debian 12's Python 3.11.2 knows no filters, and newer ones want to be told one.
+        # Debian 12's Python 3.11.2 has no filters, and newer versions require one.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path)
     [source] = tmp_path.iterdir()

@@ -1,1 +1,1 @@
-"""Promises held against whatever hypothesis thinks of: by subject, one module each."""
+"""Promises checked with hypothesis's examples: by subject, one module each."""

@@ -1,7 +1,7 @@
 """The long form: `python -m tests.fuzz --examples 5000 [--seed N] [names...]`.
 
-Names are those of modules (`errors` for test_errors.py), all without any. Each property is tried so
-often, by a seed of its own kind for each run; the command that repeats a failure is printed.
+Names are those of modules (`errors` for test_errors.py), by default all. Each property is tried
+`--examples` times, with a new seed in each run; the command that repeats a failure is printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker that lives as long as its module: examples bring jobs, and look at what became of them."""
+"""A worker for all tests of a module: examples enqueue jobs and check how they ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskd.core.tasks.registry import Registry
 from tests.canary import assert_unseen
 from tests.worker.conftest import WITHIN_S, Desk, Heard, Started
 
-# Whatever handlers, rows and notifications are, these are mistakes of taskd's.
+# Whatever handlers, rows and notifications do, these would be errors of taskd.
 MISTAKES = {"service.crashed", "job.lost", "job.abandoned", "worker.fenced", "worker.stuck"}
 
 
@@ -23,7 +23,7 @@ class Live:
 
     Attributes:
         sql: a plain connection.
-        complaints: what asyncio said of tasks and callbacks, of which there is to be nothing.
+        complaints: asyncio's messages about tasks and callbacks, which must be empty.
     """
 
     def __init__(self, dsn: str, registry: Registry, **settings: Any) -> None:
@@ -47,7 +47,7 @@ class Live:
         return self.runner.run(work)
 
     def clear(self) -> None:
-        """Forget what was heard."""
+        """Forget the events so far."""
         self.heard.all.clear()
 
     def unharmed(self) -> None:

@@ -1,4 +1,4 @@
-"""Handlers of every kind that tell a secret of theirs in whatever they raise, for test_secrets.py."""
+"""Handlers of every kind that put a secret into the exception they raise, for test_secrets.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fuzz.test_errors import tellings
 
 REGISTRY = Registry()
 OPTIONS: dict[str, Any] = {"registry": REGISTRY, "redact": ["secret"], "max_attempts": 1}
-# Whether middleware tells it once more, in words of its own.
+# Whether middleware repeats it in a text of its own.
 RETELLS: list[bool] = []
 
 

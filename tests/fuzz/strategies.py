@@ -1,7 +1,7 @@
-"""What is thrown at taskd: texts, numbers, moments, JSON and names, the hostile ones among them.
+"""The inputs for taskd: texts, numbers, moments, JSON and names, with hostile ones among them.
 
 `examples(n)` is the short form, the same in every run. With FUZZ_EXAMPLES, which `python -m
-tests.fuzz` sets, it is so many, by a seed that differs from run to run.
+tests.fuzz` sets, it is that number, with a seed that differs from run to run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 LONG = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
-# What texts are made of that somebody means to do harm with, or copied from anywhere.
+# Parts of texts that attackers write, or that users paste from anywhere.
 PIECES = [
     "", " ", "\t", "\n", "\r\n", "\x00", "\\u0000", "\x1b[31m", "\x1b]0;x\x07", "\x9b2J", "\x7f",
     "\u202e", "\u200b", "\ufeff", "\u0301" * 9, "e\u0301", "\ud800", "\udcff", "\U0001f600", "\\",
@@ -100,12 +100,12 @@ json_texts = st.one_of(
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """How often a property is tried: so often in the suite."""
+    """The number of examples of a property in the suite."""
     return settings(
         max_examples=LONG or count,
         derandomize=not LONG,
         database=None,
-        # A small example is worth its minutes where somebody asked for it.
+        # Shrinking an example is worth minutes in the long form.
         phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if LONG else [])],
         deadline=None,
         print_blob=True,

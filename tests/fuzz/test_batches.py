@@ -32,7 +32,7 @@ class Number:
 
 
 class Work:
-    """What the jobs of an example do: told by its number, as JSON could not carry it."""
+    """The behaviour of the jobs of an example, by its number, as JSON could not carry it."""
 
     def __init__(self) -> None:
         self.what: list[Any] = []
@@ -80,7 +80,7 @@ class Work:
 
 
 class Crowd(Live):
-    """A worker of those."""
+    """A worker for these tasks."""
 
     def __init__(self, dsn: str) -> None:
         self.work = Work()
@@ -187,7 +187,7 @@ TYPES = """SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
 
 
 async def insert(crowd: Crowd, row: dict[str, str]) -> None:
-    """The row as somebody writes it who may write the table; not there if the table refuses it."""
+    """The row as a user with write access could write it; None if the table refuses it."""
     types = dict([tuple(each) for each in await crowd.sql.fetch(TYPES)])
     wanted = FRESH | row
     holes = ", ".join(f"${n}::text::{types[name]}" for n, name in enumerate(wanted, 1))

@@ -68,7 +68,7 @@ SLOW = {"run", "demo", "bench", "shell"}
 
 @pytest.fixture(autouse=True, scope="module")
 def empty_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever a command line makes it write, it writes there; no settings file is read."""
+    """A command line can write only there, and no settings file is read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("cli"))
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

@@ -1,4 +1,4 @@
-"""Whatever a handler raises or returns is stored bounded, as PostgreSQL can have it, and secret."""
+"""What a handler raises or returns is stored bounded, in a form that PostgreSQL accepts, and secret."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _texts(value: Any) -> list[str]:
 
 
 class Text(str):
-    """A text whose every word fails."""
+    """A string whose methods all raise."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Text(str):
 
 
 class Meta(type):
-    """A class that says nothing of itself."""
+    """A class without a usable name."""
 
     def __getattribute__(cls, name: str) -> Any:
         if name == "__qualname__":
@@ -86,7 +86,7 @@ def named(name: str) -> BaseException:
 
 
 def knot(length: int) -> BaseException:
-    """Causes and contexts in a ring."""
+    """Causes and contexts in a cycle."""
     ring = [ValueError(f"knot {number}") for number in range(length)]
     for number, error in enumerate(ring):
         error.__cause__ = ring[(number + 1) % length]
@@ -175,7 +175,7 @@ def test_rules_of_a_task_stand_whatever_is_raised(error: BaseException, rule: An
 
 
 class Shape:
-    """Its text is whatever."""
+    """Its text is arbitrary."""
 
     def __init__(self, told: Any) -> None:
         self.told = told

@@ -95,7 +95,7 @@ class Held(Live):
         return {"the worker": worker_id, "the job": str(self.job_id)}.get(payload, payload)
 
     async def works(self) -> None:
-        """Jobs go on, and nothing was changed; who waits has no false result."""
+        """Jobs go on, and nothing was changed; no waiting caller has a false result."""
         await self.ended(await self.desk.enqueue(self.quick.job()))
         assert not self.waiter.done()
         assert await self.kept() == self.before

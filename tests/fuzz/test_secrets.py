@@ -1,4 +1,4 @@
-"""A redacted argument is in no log line, no row and no command's output, whatever handler tells it."""
+"""A redacted argument is in no log line, no row and no command's output, in any kind of handler."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from taskd.worker.observing.progress import ProgressWriter
 from tests.fuzz import strategies as odd
 from tests.fuzz.conftest import Ground
 
-# What a caller's wrong value is told as; another class would be a mistake of ours.
+# The errors for a caller's wrong value; another class would be an error of taskd.
 REFUSED = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -219,7 +219,7 @@ def test_set_schedule_takes_what_workers_can_fire_or_refuses_it(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal as JSON has it: PostgreSQL knows numbers, and writes 1e23 with all of its digits."""
+    """Equal as JSON: PostgreSQL writes 1e23 with all of its digits."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):

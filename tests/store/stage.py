@@ -15,7 +15,7 @@ from taskd.store import workers
 from taskd.store.jobs import limits
 from taskd.store.reading import reports
 from taskd.worker.assembly import PLANS
-from tests.planted import Bug, FunctionBug, Hand
+from tests.planted_bugs import Bug, FunctionBug, Hand
 
 QUEUES = ["a", "b"]
 # A task without a limit, and one whose jobs have one, by their tenant.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.planted import Bug, FunctionBug, planted
+from tests.planted_bugs import Bug, FunctionBug, planted
 from tests.store import machine
 
 EXAMPLES = 100

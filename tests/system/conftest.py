@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.planted import Bug
+from tests.planted_bugs import Bug
 from tests.system.judge_helpers import Open, Scene
 
 

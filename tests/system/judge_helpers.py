@@ -17,7 +17,7 @@ from taskd.core.tasks.task import Task
 from taskd.core.workflows.workflow import Node, plan
 from taskd.store import workflows
 from taskd.store.jobs import jobs
-from tests.planted import Bug, Hand
+from tests.planted_bugs import Bug, Hand
 from tests.system.judge import Judge, Verdict
 from tests.system.recorder import RECORD
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted, Raised
 from taskd.store.jobs import jobs
-from tests.planted import Hand, planted
+from tests.planted_bugs import Hand, planted
 from tests.system.judge_helpers import QUEUE, Open, Scene
 
 

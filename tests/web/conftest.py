@@ -18,7 +18,7 @@ __all__ = ["desk", "heard", "other", "silent_loop"]
 
 
 class Served:
-    """A worker, and what it says over HTTP."""
+    """A worker, and its answers over HTTP."""
 
     def __init__(self, started: Started, endpoint: Endpoint) -> None:
         self.started, self.worker = started, started.worker

@@ -1,4 +1,4 @@
-"""/metrics: every metric, with bounded labels, whatever the database does."""
+"""/metrics: every metric, with bounded labels, in any state of the database."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def written(counted: Counters) -> dict[str, float]:
 
 
 def families(text: str) -> dict[str, tuple[str, ...]]:
-    """The labels of each metric that has samples, without those that a histogram brings."""
+    """The labels of each metric that has samples, without the labels that a histogram adds."""
     found = {}
     for line in text.splitlines():
         match = re.match(r"(\w+?)(?:_bucket|_sum|_count)?(?:\{(.*)\})? ", line)
@@ -154,7 +154,7 @@ def test_odd_names_of_tasks_are_written_so_that_they_can_be_read() -> None:
     assert len([name for name in written(counted) if 'outcome="done"' in name]) == 4
 
 
-# What the database says.
+# Metrics of the database.
 
 
 async def test_the_database_tells_what_waits_and_what_is_wrong(

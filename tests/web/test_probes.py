@@ -1,4 +1,4 @@
-"""/livez and /readyz: who gets on, and who claims."""
+"""/livez and /readyz: which worker makes progress, and which one claims."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_an_outage_kills_nobody(desk: Desk, serve: Serve, how: str) -> Non
 def stands_still(
     monkeypatch: pytest.MonkeyPatch, service: object, seconds: float, clock: str = "turned_at"
 ) -> None:
-    """As if it had not turned for so long, whatever it does meanwhile."""
+    """As if the loop had not turned for this long, whatever it does meanwhile."""
     since = time.monotonic() - seconds
     still = property(lambda self: since, lambda self, value: None)
     monkeypatch.setattr(type(service), clock, still, raising=False)

@@ -28,7 +28,7 @@ TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
 
 class Client:
-    """Asks a worker that has said where it listens."""
+    """Requests pages of a worker that has logged its address."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -66,7 +66,7 @@ async def test_the_parent_answers_for_all_of_its_processes(family: Family, clien
     assert found['taskd_process_ready{process="1"}'] == 1
     assert found['taskd_process_ready{process="2"}'] == 1
     assert found['taskd_workers{state="live"}'] == 2
-    # One that is killed is replaced: the worker lives on, and is not ready meanwhile.
+    # A killed process is replaced: the worker lives on, and is not ready meanwhile.
     os.kill(children(parent.pid)[0], KILL)
     _, why = await client.until("/readyz", lambda status, _: status == 503)
     assert why.startswith("process ")
@@ -85,7 +85,7 @@ async def test_a_process_whose_loop_is_blocked_is_named_within_bounded_time(
     me = f"process {number} "
     _, why = await client.until("/livez", lambda status, why: status == 503 and me in why)
     assert re.fullmatch(rf"process {number} \(pid \d+\): its event loop has not run for \d+ s", why)
-    # The others' metrics are there, and nobody waits for long for its own.
+    # The metrics of the others are there, and a scrape does not wait long for the stopped one.
     _, text = await client.get("/metrics")
     assert {name for name in samples(text) if "process_ready" in name} == {
         f'taskd_process_ready{{process="{3 - number}"}}'

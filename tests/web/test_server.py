@@ -1,4 +1,4 @@
-"""The HTTP server: limits for strangers, clear errors, an end in time."""
+"""The HTTP server: limits for unknown clients, clear errors, an end in time."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_many_sockets_that_say_nothing_more_do_not_keep_a_probe_out(sent: 
             writer.write(sent)
             silent.append((reader, writer))
         assert (await get(server)).text == "hello\n"
-        # Those that came first were closed for it.
+        # The oldest connections were closed for it.
         assert await silent[0][0].read() == b""
         for _, writer in silent:
             writer.close()

@@ -24,7 +24,7 @@ PASSWORD = "correct horse"
 
 
 class Browser(httpx.AsyncClient):
-    """A client that knows how forms are sent."""
+    """A client that sends forms as browsers do."""
 
     async def log_in(self, password: str = PASSWORD, **fields: str) -> httpx.Response:
         return await self.post("/login", data={"password": password} | fields)
@@ -53,7 +53,7 @@ class Site:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is live is read often here, and passwords are hashed fast."""
+    """Live data is read often here, and passwords are hashed fast."""
     monkeypatch.setattr(live, "EVERY_S", 0.05)
     monkeypatch.setattr(live, "REST", 1.0)
     monkeypatch.setattr(login, "SCRYPT_N", 2)
@@ -86,7 +86,7 @@ async def serve(dsn: str) -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.fixture
 async def guarded(serve: Callable[..., Any]) -> AsyncIterator[Browser]:
-    """Somebody who has logged in."""
+    """A user who has logged in."""
     site = await serve(PASSWORD)
     async with site.browser() as browser:
         answer = await browser.log_in()

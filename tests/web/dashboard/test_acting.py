@@ -1,4 +1,4 @@
-"""Who may act, what it takes, and that it is the same as on the command line."""
+"""Which users can act, what an action requires, and that it equals the command line's."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from taskd.web.access.guard import check_reach
 from taskd.web.access.login import hashed, read_passwords
 from taskd.web.app import BODY_BYTES_MAX
 from taskd.web.routes import mounted
-from tests.web import scene
+from tests.web import busy_database
 from tests.web.dashboard.conftest import PASSWORD
 from tests.web.dashboard.test_pages import enqueue, fail
 
@@ -117,7 +117,7 @@ async def test_guessing_ends_soon(serve):
     async with site.browser() as browser:
         answers = [(await browser.log_in(f"guess {n}")).status_code for n in range(6)]
         assert answers == [403] * 5 + [429]
-        # Also the right one: who guesses learns nothing more.
+        # Also the right password: a guesser learns nothing more.
         assert (await browser.log_in()).status_code == 429
 
 
@@ -125,7 +125,7 @@ async def test_who_guesses_behind_a_proxy_keeps_nobody_else_out(serve):
     site = await serve(PASSWORD, web_proxies=("127.0.0.0/8", "10.0.0.7"))
     async with site.browser() as stranger, site.browser() as owner:
         for n in range(6):
-            # What the stranger writes there himself stands before what the proxies have written.
+            # What the client itself writes there comes before the addresses that the proxies add.
             stranger.headers["x-forwarded-for"] = f"10.1.1.{n}, 203.0.113.9, 10.0.0.7"
             last = await stranger.log_in(f"guess {n}")
         assert last.status_code == 429
@@ -191,7 +191,7 @@ async def test_guesses_fill_no_log(serve, told, monkeypatch):
     site.dashboard.refusals.log("a", "b", "c")
     for _ in range(9):
         site.dashboard.refusals.log("a", "b", "c")
-    # What is left is told at the end, too.
+    # The rest is logged at the end, too.
     site.dashboard.refusals.log_rest()
     assert sum(fields["times"] for name, fields in told if name == "login.refused") == 19
 
@@ -345,7 +345,7 @@ async def test_jobs_are_retried_and_cancelled(guarded, sql, told):
 async def test_a_workflow_is_cancelled_and_brought_back_with_a_look_at_it_before(
     guarded, sql, told
 ):
-    ids = await scene.workflow(sql)
+    ids = await busy_database.workflow(sql)
     path = f"/workflows/{ids['workflow']}"
     await sql.execute(
         "UPDATE taskd.job SET state = 'running', worker_id = 1, attempt = 1, fence = 1, "
@@ -418,7 +418,7 @@ async def test_in_bulk_one_sees_how_many_and_which_and_then_those_are_meant(guar
     assert preview.count('class="go"') == 10
     fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', preview))
     assert fields["state"] == "failed"
-    # One that fails after the preview is not meant.
+    # A job that fails after the preview is left out.
     later = await enqueue(sql)
     await fail(sql, later, message="timed out")
     await sql.execute(

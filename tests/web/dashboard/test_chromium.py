@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: nothing is refused by its own policy, keys work, it is live."""
+"""The dashboard in a real browser: its own policy refuses nothing, keys work, it is live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.web import scene
+from tests.web import busy_database
 from tests.web.dashboard.conftest import PASSWORD
 from tests.web.dashboard.test_pages import HOSTILE, enqueue, fail
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-# Contrast of each text that is seen with what stands behind it, as WCAG reckons it.
+# The contrast of each visible text with its background, as WCAG computes it.
 CONTRAST = r"""
 () => {
   const channels = (text) => { const c = text.match(/[\d.]+/g).map(Number); return c.length > 3 ? c : [...c, 1]; };
@@ -82,8 +82,8 @@ async def tab(chromium: Any, site: Any, **options: Any) -> AsyncIterator[Tab]:
 
 
 async def test_pages_are_seen_on_a_desk_on_a_phone_and_in_the_dark(chromium, serve, sql):
-    await scene.history(sql, 600)
-    ids = await scene.live(sql) | await scene.workflow(sql)
+    await busy_database.history(sql, 600)
+    ids = await busy_database.live(sql) | await busy_database.workflow(sql)
     site = await serve()
     jobs = [f"/jobs/{ids[name]}" for name in ("retrying", "running", "merge")]
     paths = ["/", "/jobs?state=failed", "/queues/email", "/schedules", "/workers", *jobs]
@@ -102,7 +102,7 @@ async def test_pages_are_seen_on_a_desk_on_a_phone_and_in_the_dark(chromium, ser
 
 
 async def limits(sql: Any) -> list[str]:
-    """A limit with a key that a stranger has named, one that is held, and their pages."""
+    """A limit with a key from untrusted input, a used one, and their pages."""
     await sql.execute(
         "INSERT INTO taskd.job_limit (name, concurrency, rate, burst, by_hand) "
         "VALUES ('provider', 2, 5, 10, true)"
@@ -117,7 +117,7 @@ async def limits(sql: Any) -> list[str]:
 
 
 async def test_everything_but_what_is_live_works_without_script(chromium, serve, sql):
-    await scene.history(sql, 200)
+    await busy_database.history(sql, 200)
     site = await serve(PASSWORD)
     failed = await enqueue(sql)
     await fail(sql, failed)
@@ -171,7 +171,7 @@ async def test_the_overview_is_live_and_a_job_too(chromium, serve, sql):
 
 
 async def test_a_job_with_errors_is_live_and_what_is_folded_stays_folded(chromium, serve, sql):
-    job_id = (await scene.live(sql))["retrying"]
+    job_id = (await busy_database.live(sql))["retrying"]
     site = await serve()
     async with tab(chromium, site) as each:
         await each.go(f"/jobs/{job_id}")
@@ -181,7 +181,7 @@ async def test_a_job_with_errors_is_live_and_what_is_folded_stays_folded(chromiu
             "started_at = now() WHERE id = $1",
             job_id,
         )
-        # What somebody reads is not taken away.
+        # Rows under the reader's eyes are not removed.
         await each.page.wait_for_selector("#sign:has-text('changed: click')")
         assert await each.page.is_visible("h1 .state.scheduled")
         await each.page.click("h1")
@@ -222,7 +222,7 @@ async def test_keys_lead_everywhere(chromium, serve, sql):
 
 async def test_a_login_in_a_browser_lasts_and_ends(chromium, serve, sql):
     job_id = await enqueue(sql)
-    await scene.workflow(sql)
+    await busy_database.workflow(sql)
     site = await serve(PASSWORD)
     async with tab(chromium, site, viewport={"width": 360, "height": 700}) as each:
         await each.go(f"/jobs/{job_id}")

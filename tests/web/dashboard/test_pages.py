@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from taskd.core.humanize import printable
-from tests.web import scene
+from tests.web import busy_database
 
 PAGES = (
     "/",
@@ -63,8 +63,8 @@ async def test_every_page_of_an_empty_database_says_what_to_do_next(anybody):
 
 
 async def test_every_page_of_a_busy_database_is_shown(anybody, sql):
-    await scene.history(sql, 600)
-    ids = await scene.live(sql) | await scene.workflow(sql)
+    await busy_database.history(sql, 600)
+    ids = await busy_database.live(sql) | await busy_database.workflow(sql)
     for path in (*PAGES, *(f"/jobs/{ids[name]}" for name in ("running", "retrying", "merge"))):
         assert "<h1" in await ok(anybody, path)
     overview = await ok(anybody, "/")
@@ -77,7 +77,7 @@ async def test_every_page_of_a_busy_database_is_shown(anybody, sql):
 
 
 async def test_a_job_tells_its_whole_story(anybody, sql):
-    ids = await scene.live(sql)
+    ids = await busy_database.live(sql)
     text = await ok(anybody, f"/jobs/{ids['retrying']}")
     assert "Attempt 3 of 5 failed; the next one is due" in text
     assert text.count("ConnectTimeout") >= 6
@@ -240,7 +240,7 @@ async def test_jobs_are_found_by_error_arguments_and_key(anybody, sql):
 
 
 async def test_what_a_task_redacts_is_not_searched(anybody, sql):
-    await scene.live(sql)
+    await busy_database.live(sql)
     assert "No match so far" in await ok(anybody, "/jobs?args=hunter2") or "No job matches" in (
         await ok(anybody, "/jobs?args=hunter2")
     )
@@ -266,7 +266,7 @@ async def test_a_search_reads_so_much_and_says_how_to_go_on(anybody, sql, monkey
 
 
 async def test_the_chart_counts_what_finished_in_its_window(sql):
-    await scene.history(sql, 6000, hours=3)
+    await busy_database.history(sql, 6000, hours=3)
     rows = await sql.fetch("SELECT * FROM taskd.finished_recently(NULL, 3600, 60, 2048)")
     whole = await sql.fetchval(
         "SELECT count(*) FROM taskd.job_history WHERE finished_at >= $1 AND finished_at < $2",
@@ -277,7 +277,7 @@ async def test_the_chart_counts_what_finished_in_its_window(sql):
     assert len(rows) in (59, 60, 61)
     email = await sql.fetch("SELECT * FROM taskd.finished_recently('email', 3600, 60, 2048)")
     assert 300 < sum(row["done"] + row["failed"] + row["cancelled"] for row in email) < 350
-    # So few blocks that the window becomes shorter, and says so.
+    # With this few blocks the window becomes shorter, and the page says so.
     short = await sql.fetch("SELECT * FROM taskd.finished_recently(NULL, 10800, 60, 16)")
     assert (short[0]["until"] - short[0]["since"]).total_seconds() < 3600
 
@@ -354,7 +354,7 @@ async def test_pages_are_live_for_all_who_look_by_one_reading(serve, sql):
         assert not live.closed
         assert second["parts"]["tiles"] == first["parts"]["tiles"]
         await asyncio.gather(one.aclose(), two.aclose())
-    # Nobody looks any more, so nothing is read.
+    # No viewer is left, so nothing is read.
     await asyncio.wait_for(live._polling, 20)
     assert not live._viewers
 

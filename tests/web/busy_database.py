@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - statements are written as in psql
-"""A database as a team's might be at night: for what is looked at, and for its pictures."""
+"""A database like that of a busy team: for tests of pages, and for their pictures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASKS = (
 
 
 def errors(attempts: int, ago_s: int = 600, message: str = ERROR) -> str:
-    """The errors of so many attempts, in SQL: they end before now."""
+    """The errors of `count` attempts, in SQL: they end before now."""
     return " || ".join(
         f"jsonb_build_array(jsonb_build_object('attempt', {n}, 'worker', '7001', "
         f"'started', now() - interval '{ago_s * (attempts - n + 1) + 30} s', "
@@ -40,7 +40,7 @@ def quoted(text: str) -> str:
 async def history(
     sql: Any, jobs: int, hours: float = 1.0, first: int = 1, last: int | None = None
 ) -> None:
-    """Finished jobs, evenly over the last hours; every 60th has failed. Or a part of so many."""
+    """Finished jobs, evenly over the last hours; every 60th has failed. Or only a part of them."""
     await sql.execute(
         f"""
         INSERT INTO taskd.job_history (id, worker_id, enqueued_at, run_at, started_at, finished_at,

@@ -1,4 +1,4 @@
-"""However many ask for what takes a while, probes are answered."""
+"""Probes are answered, however many clients request slow pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.web.conftest import Serve, Served
 
 
 async def ask(served: Served, ends: AsyncExitStack, path: str) -> asyncio.Task[bytes]:
-    """A request on a connection of its own; the first line of its answer is to come."""
+    """A request on a connection of its own; the first line of its answer will follow."""
     host, _, port = served.endpoint.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     ends.callback(writer.close)
@@ -27,7 +27,7 @@ async def ask(served: Served, ends: AsyncExitStack, path: str) -> asyncio.Task[b
 
 
 async def refused(asked: list[asyncio.Task[bytes]], number: int) -> set[asyncio.Task[bytes]]:
-    """Wait until so many were answered, all of them with 503; those that still wait."""
+    """Wait until `count` requests were answered, all with 503; return the ones that still wait."""
     left = set(asked)
     async with asyncio.timeout(60):
         while len(asked) - len(left) < number:
@@ -55,7 +55,7 @@ async def test_a_flood_of_pages_is_told_to_come_back_and_probes_are_answered(
 
     monkeypatch.setattr(views, "jobs", held_up)
     async with serve() as served, AsyncExitStack() as ends:
-        # Those that were refused idle, and make room for others.
+        # Refused connections become idle, and make room for others.
         asked = [await ask(served, ends, "/jobs") for _ in range(number)]
         left = await refused(asked, number - PAGES_MAX)
         assert len(left) == PAGES_MAX

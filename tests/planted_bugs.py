@@ -1,6 +1,7 @@
 """Planted bugs: statements and functions with parts of their real text replaced.
 
-Whoever judges the product must be seen to fail: each judge's tests plant bugs and expect a verdict.
+A test of the product must be seen to fail: the tests of each checker plant bugs and expect a
+verdict.
 """
 
 from __future__ import annotations
