@@ -291,7 +291,7 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @pass_session
 def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Delete schedules; their jobs stay. A schedule that an app declares returns when it starts."""
+    """Delete schedules; their jobs stay. An app that declares one creates it again at its start."""
     from taskd.store import schedules as store
 
     deleted = session.ask(lambda lane: store.delete(lane, names))

@@ -100,7 +100,7 @@ class Client(ClientControl):
         return await self.enqueue(job, conn=conn)
 
     def enqueue_sync(self, job: NewJob, *, conn: object = None) -> Enqueued:
-        """Do as enqueue() does, without an event loop; `conn` is a blocking connection.
+        """Enqueue like enqueue(), without an event loop; `conn` is a blocking connection.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -108,7 +108,7 @@ class Client(ClientControl):
         return self.enqueue_many_sync([job], conn=conn)[0]
 
     def enqueue_many_sync(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
-        """Do as enqueue_many() does, without an event loop; `conn` is a blocking connection.
+        """Enqueue like enqueue_many(), without an event loop; `conn` is a blocking connection.
 
         Without `conn`, a generator is read in the client's background thread.
 
@@ -128,7 +128,7 @@ class Client(ClientControl):
         conn: object = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """Do as enqueue_named() does, without an event loop; `conn` is a blocking connection.
+        """Enqueue like enqueue_named(), without an event loop; `conn` is a blocking connection.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -176,8 +176,8 @@ class Client(ClientControl):
             timeout_s: seconds to wait, outages of the database included; None: without a limit.
 
         Raises:
-            JobFailed, JobCancelled: the job ended so; the error has its reason and error.
-            JobNotFound: the job was never committed, or its queue keeps it no longer.
+            JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
+            JobNotFound: the job was never committed, or has been pruned.
             TimeoutError: the job has not ended in time. The job goes on.
             PermissionDenied: this user may not read results.
         """
@@ -191,7 +191,7 @@ class Client(ClientControl):
         return None if outcome.result is None else msgspec.json.decode(outcome.result)
 
     def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
-        """Do as result() does, for code without an event loop.
+        """Wait like result(), for code without an event loop.
 
         Raises:
             RuntimeError: called in an event loop, which it would block.

@@ -94,7 +94,7 @@ class ClientControl(ClientConnections):
         return await stored_tasks.resume(await self._pool(), list(tasks))
 
     async def limit(self, queue: str, concurrency: int | None) -> None:
-        """Set how many attempts each worker process runs of a queue; None: as its settings say.
+        """Set a queue's concurrency in each worker process; None: the worker's own setting.
 
         Raises:
             InvalidJob: the number is not within 1 to 10,000, or the queue's name is not valid.

@@ -70,7 +70,7 @@ class Enqueues(Generic[P]):
     def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
     def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Do as enqueue() does, without an event loop; `conn` can be Django's or psycopg2's, too.
+        """Enqueue like enqueue(), without an event loop; `conn` can be Django's or psycopg2's.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.

@@ -145,13 +145,13 @@ class Workflow(Startable):
             client: replaces the default client.
 
         Raises:
-            InvalidWorkflow: circles, unknown names, too many jobs, a job with a unique key.
+            InvalidWorkflow: cycles, unknown names, too many jobs, a job with a unique key.
             As Client.enqueue().
         """
         return await self._write(self._plan(), client, conn)
 
     def start_sync(self, *, conn: object = None, client: Client | None = None) -> Started:
-        """Do as start() does, for code without an event loop; `conn` is a blocking connection."""
+        """Start like start(), for code without an event loop; `conn` is a blocking connection."""
         return self._write_sync(self._plan(), client, conn)
 
     def _taken(self, name: str) -> bool:
@@ -298,7 +298,7 @@ class Pipeline(Startable):
     def start_sync(
         self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
     ) -> Started:
-        """Do as start() does, for code without an event loop; `conn` is a blocking connection."""
+        """Start like start(), for code without an event loop; `conn` is a blocking connection."""
         return self._write_sync(self._run(args, kwargs), client, conn)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

@@ -45,7 +45,7 @@ class CatchUp(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What a tick does while a job of the schedule is live: add one, skip, or replace it."""
+    """What a tick does while a job of the schedule is live: add one, skip, or cancel the other."""
 
     ALLOW = "allow"
     SKIP = "skip"
@@ -146,7 +146,7 @@ def _zone(name: str) -> ZoneInfo:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule: what it makes, and when. A value, checked when made.
+    """A schedule: the job to enqueue, and when. An immutable value, checked when created.
 
     Attributes:
         name: 1 to 200 printable bytes, unique in the database.

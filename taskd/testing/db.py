@@ -124,7 +124,7 @@ class TaskdDB:
             check: raise what a handler raised, and do not continue with assertions on the outcome.
             crash: ids of jobs whose worker dies when their handler has ended, before it writes the
                 outcome. Another worker rescues them and those that ran beside them, and runs them
-                again. To let it die earlier, raise Crash inside the handler.
+                again. To make a worker die earlier, raise Crash in a handler.
             concurrency: concurrent attempts per queue; by default one at a time.
             timeout_s: seconds after which this is an error.
 
@@ -161,7 +161,7 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """Do as run_all() does, for tests without an event loop.
+        """Run like run_all(), for tests without an event loop.
 
         Raises:
             RuntimeError: called in an event loop: await run_all().
@@ -179,14 +179,14 @@ class TaskdDB:
     # Time.
 
     def travel(self, seconds: float) -> None:
-        """Make due all that is due within this many seconds: delays, schedules, pauses, keys.
+        """Make everything due that becomes due within `seconds`: jobs, schedules, pauses, keys.
 
-        This declares schedules of the imported modules as a worker does, so that the first tick of
-        each counts from here at the latest. A skipped tick follows its schedule's catch_up: by
-        default the last one makes a job.
+        First declare the schedules of the imported modules, as a worker does at its start; a new
+        schedule counts its first tick from now. Ticks in the skipped time follow the schedule's
+        catch_up: by default, the last one enqueues a job.
 
-        The database's clock is not changed: all future times are moved towards it. Nor is the clock
-        of this process: a handler that reads it sees the real time.
+        The method moves all future times in the database towards the present. It changes neither
+        the database's clock nor the clock of this process, so a handler sees the real time.
 
         Raises:
             ValueError: seconds is not a number above zero.

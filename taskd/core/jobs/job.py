@@ -271,11 +271,11 @@ class NewJob:
         return unique.of(self.args)
 
     def at(self, run_at: datetime) -> Self:
-        """Return the same job, not before `run_at` (a datetime with a time zone)."""
+        """Return a copy of the job that is due at `run_at` (a datetime with a time zone)."""
         return replace(self, run_at=run_at, delay_s=None)
 
     def after(self, delay_s: float) -> Self:
-        """Return the same job, not before `delay_s` seconds after the start of its transaction."""
+        """Return a copy of the job that is due `delay_s` seconds after its transaction began."""
         return replace(self, delay_s=delay_s, run_at=None)
 
 

@@ -30,7 +30,7 @@ class Next:
         object.__setattr__(self, "args", args)
 
     def to_json(self) -> str:
-        """Return what the ack carries.
+        """Return the JSON text that the ack carries.
 
         Raises:
             InvalidArgs: the arguments have no JSON form, PostgreSQL cannot store them, or no stage
@@ -59,5 +59,5 @@ class Stop:
     result: Any = None
 
     def to_json(self) -> str:
-        """Return what the ack carries."""
+        """Return the JSON text that the ack carries."""
         return '{"stop":true}'

@@ -47,7 +47,7 @@ class Context(Protocol):
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        """What the app made when the worker started, by name."""
+        """The resources of the app, by name."""
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None: no limit."""

@@ -65,7 +65,7 @@ class Task(Generic[P, R]):
         max_attempts: 1 to 1000.
         timeout_s: seconds of one attempt; None for no limit.
         backoff: delay after a failed attempt.
-        on_error: exception class -> verdict, or a backoff of its own.
+        on_error: maps exception classes to a verdict or to a backoff of their own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
         limit: how many of its jobs run at the same time or start per time; see Limit.
         process: a plain `def` runs in a process of its own, which can be stopped and killed.
@@ -73,13 +73,13 @@ class Task(Generic[P, R]):
         max_wait_s: how long the first job of a batch waits for others, 0 to 3 seconds.
         transaction: the handler gets `ctx.conn`, whose transaction commits with the completion;
             True, or its isolation level: `repeatable_read` or `serializable`.
-        args_version: the present version of its arguments; 1 is the first.
+        args_version: the current version of its arguments; 1 is the first.
         upgrade: for each older version that can still be in the database, a function that turns its
             arguments (a dict, from JSON) into those of the next version.
-        aliases: its former names; jobs with such a name run, too.
+        aliases: its former names; jobs that were enqueued under these names run, too.
         redact: arguments that the command line and errors show as `***`; with `upgrade` also
             arguments that only older versions have.
-        keep_logs: of which attempts the handler's log lines are kept with the job: `off`, `failed`
+        keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
             or `all`; None: the worker's setting.
 
     Attributes:
