@@ -157,7 +157,7 @@ GRANT SELECT,
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
-GRANT SELECT, INSERT, DELETE, UPDATE (beat_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
+GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer), taskd.truncate_expired_partition(),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
@@ -217,7 +217,7 @@ GRANT SELECT (
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
-    interrupts, cancel_asked, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
+    interrupts, cancel_requested, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
     workflow_id, node, limit_name, limit_key, schedule, tick
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;

@@ -269,7 +269,7 @@ CREATE INDEX job_history_default_expires ON taskd.job_history_default (expires_a
 CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
-           cancel_reason IS NOT NULL AS cancel_asked, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
+           cancel_reason IS NOT NULL AS cancel_requested, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
            args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
            deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb
     FROM taskd.job
@@ -362,7 +362,7 @@ CREATE TABLE taskd.task (
 CREATE TABLE taskd.worker (
     id bigint PRIMARY KEY,                  -- random 63 bits drawn by the worker, never reused
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    beat_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    renewed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     lease_until timestamptz NOT NULL,
     died_at timestamptz,                    -- set once, never cleared
     pid integer NOT NULL,
@@ -450,13 +450,13 @@ CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at N
 CREATE TABLE taskd.workflow (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     created_at timestamptz NOT NULL DEFAULT now(),
-    look_at timestamptz NOT NULL DEFAULT now() + interval '1 day', -- when upkeep checks whether it still has jobs
+    check_at timestamptz NOT NULL DEFAULT now() + interval '1 day', -- when upkeep checks whether it still has jobs
     stopped_at timestamptz,                 -- when it was cancelled: no further stage begins
     name taskd.workflow_name NOT NULL,
     kind text NOT NULL CONSTRAINT workflow_kind_is_known CHECK (kind IN ('workflow', 'pipeline')),
     stages jsonb                            -- of a pipeline: the plan of this run, whatever is deployed meanwhile
 );
-CREATE INDEX workflow_look ON taskd.workflow (look_at);
+CREATE INDEX workflow_check ON taskd.workflow (check_at);
 CREATE INDEX workflow_named ON taskd.workflow (name, id);
 
 -- Which job waits for which other job. `counted`: the parent does not block the job any more. A row is updated once, when
@@ -561,7 +561,7 @@ CREATE UNLOGGED TABLE taskd.progress (
     done double precision NOT NULL,
     total double precision,                 -- NULL: unknown
     note text NOT NULL CONSTRAINT note_is_bounded CHECK (octet_length(note) <= 500),
-    told_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
 
 -- Log lines of handlers, one row for each attempt of which they are kept (`keep_logs`). Neither claims nor acks read this
@@ -1208,7 +1208,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
-<<asked>>
+<<vars>>
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
@@ -1237,12 +1237,12 @@ BEGIN
     IF NOT checked THEN
         SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
                CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
-        INTO target_queue, asked.required, asked.accepted, target_args_version, target_limit, limit_values
+        INTO target_queue, vars.required, vars.accepted, target_args_version, target_limit, limit_values
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
         IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
-           OR NOT args ?& asked.required OR args - asked.accepted <> '{}'
+           OR NOT args ?& vars.required OR args - vars.accepted <> '{}'
         THEN
-            PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, asked.required, asked.accepted);
+            PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, vars.required, vars.accepted);
         END IF;
     END IF;
     IF target_limit IS NOT NULL THEN
@@ -1887,7 +1887,7 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-<<asked>>
+<<vars>>
 DECLARE
     run_id bigint := enqueue_workflow.workflow_id;
     existing bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(parent_ids) AS id WHERE id IS NOT NULL ORDER BY id);
@@ -1948,10 +1948,10 @@ BEGIN
     SELECT array_agg(inserted.id ORDER BY inserted.id),
            array_agg(DISTINCT inserted.queue::text) FILTER (
                WHERE inserted.waits_for IS NULL AND inserted.run_at < clock_timestamp() + interval '60 s')
-    INTO asked.ids, asked.queues_to_notify
+    INTO vars.ids, vars.queues_to_notify
     FROM inserted;
     INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
-    SELECT coalesce(edge.parent_id, asked.ids[edge.parent_place]), asked.ids[edge.place], run_id, edge.policy::taskd.on_failed
+    SELECT coalesce(edge.parent_id, vars.ids[edge.parent_place]), vars.ids[edge.place], run_id, edge.policy::taskd.on_failed
     FROM unnest(places, parent_places, parent_ids, enqueue_workflow.on_failed)
         AS edge (place, parent_place, parent_id, policy);
     IF existing <> '{}' THEN
@@ -1967,7 +1967,7 @@ BEGIN
         );
     END IF;
     PERFORM taskd.notify_workers(notified) FROM (SELECT DISTINCT unnest(queues_to_notify)) AS q (notified);
-    RETURN run_id || asked.ids;
+    RETURN run_id || vars.ids;
 END
 $$;
 
@@ -2190,12 +2190,12 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     due bigint[] := ARRAY(
-        SELECT id FROM taskd.workflow WHERE look_at <= now() ORDER BY look_at LIMIT 100 FOR UPDATE SKIP LOCKED
+        SELECT id FROM taskd.workflow WHERE check_at <= now() ORDER BY check_at LIMIT 100 FOR UPDATE SKIP LOCKED
     );
     gone bigint[];
     pruned bigint;
 BEGIN
-    WITH looked AS MATERIALIZED (
+    WITH checked AS MATERIALIZED (
         SELECT w.id,
                CASE WHEN EXISTS (SELECT FROM taskd.job AS job WHERE job.workflow_id = w.id) THEN now()
                     ELSE (SELECT max(past.expires_at) FROM taskd.job_history AS past WHERE past.workflow_id = w.id)
@@ -2203,11 +2203,11 @@ BEGIN
         FROM unnest(due) AS w (id)
     ), later AS (
         UPDATE taskd.workflow AS w
-        SET look_at = greatest(looked.until, now()) + interval '1 day'
-        FROM looked
-        WHERE w.id = looked.id AND looked.until IS NOT NULL
+        SET check_at = greatest(checked.until, now()) + interval '1 day'
+        FROM checked
+        WHERE w.id = checked.id AND checked.until IS NOT NULL
     )
-    SELECT array_agg(id) INTO gone FROM looked WHERE until IS NULL;
+    SELECT array_agg(id) INTO gone FROM checked WHERE until IS NULL;
     DELETE FROM taskd.dependency
     WHERE ctid = ANY (ARRAY(SELECT d.ctid FROM taskd.dependency AS d WHERE d.workflow_id = ANY (gone) LIMIT 5000));
     GET DIAGNOSTICS pruned = ROW_COUNT;
@@ -2667,7 +2667,7 @@ SET enable_bitmapscan = off
 SET enable_hashjoin = on
 AS $$
 #variable_conflict use_column
-<<looked>>
+<<vars>>
 DECLARE
     rule taskd.job_limit;
     moment timestamptz := clock_timestamp();
@@ -2738,19 +2738,19 @@ BEGIN
            array_agg(coalesce(m.jobs, 0)),
            (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate IS NULL),
            (SELECT coalesce(array_agg(queue), '{}') FROM moved WHERE gate = 'admitted')
-    INTO looked.key, looked.free_slots, looked.tokens, looked.waiting, looked.taken, looked.queues_admitted, looked.queues_of_suspects
+    INTO vars.key, vars.free_slots, vars.tokens, vars.waiting, vars.taken, vars.queues_admitted, vars.queues_of_suspects
     FROM line
     LEFT JOIN (SELECT limit_key, count(*) AS jobs FROM moved GROUP BY limit_key) AS m ON m.limit_key = line.key;
     IF rule.rate IS NOT NULL THEN
         INSERT INTO taskd.bucket (limit_name, limit_key, tokens, filled_at)
         SELECT rule.name, u.key, u.tokens - u.taken, moment
-        FROM unnest(looked.key, looked.tokens, looked.taken) AS u (key, tokens, taken)
+        FROM unnest(vars.key, vars.tokens, vars.taken) AS u (key, tokens, taken)
         WHERE u.taken > 0
         ON CONFLICT (limit_name, limit_key) DO UPDATE SET tokens = excluded.tokens, filled_at = excluded.filled_at;
     END IF;
     INSERT INTO taskd.opening (limit_name, limit_key, at)
     SELECT rule.name, u.key, w.at
-    FROM unnest(looked.key, looked.free_slots, looked.tokens, looked.waiting, looked.taken)
+    FROM unnest(vars.key, vars.free_slots, vars.tokens, vars.waiting, vars.taken)
         AS u (key, free_slots, tokens, waiting, taken)
     CROSS JOIN LATERAL (
         SELECT moment + make_interval(secs => CASE
@@ -2805,7 +2805,7 @@ BEGIN
         )
         SELECT coalesce(array_agg(queue) FILTER (WHERE gate IS NULL), '{}'),
                queues_of_suspects || coalesce(array_agg(queue) FILTER (WHERE gate = 'admitted'), '{}')
-        INTO looked.queues_of_moved, looked.queues_of_suspects
+        INTO vars.queues_of_moved, vars.queues_of_suspects
         FROM moved;
         queues_admitted := queues_admitted || queues_of_moved;
         IF cardinality(queues_of_moved) < free_in_all THEN
@@ -2856,7 +2856,7 @@ $$;
 -- room, and park the others. Return the number of jobs and openings checked, and the queue of each admitted job. Limits
 -- that stay locked are skipped. Suspects need an admission too, when they are due.
 -- Called by: admit_jobs.
-CREATE FUNCTION taskd.admit_due(batch bigint, OUT looked integer, OUT queues text[])
+CREATE FUNCTION taskd.admit_due(batch bigint, OUT checked integer, OUT queues text[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -2869,7 +2869,7 @@ DECLARE
     keys text[];
     opened record;
 BEGIN
-    looked := 0;
+    checked := 0;
     queues := '{}';
     -- One index probe per limit: any number of jobs of a locked limit must not hide other limits.
     WITH RECURSIVE came AS (
@@ -2925,7 +2925,7 @@ BEGIN
             ORDER BY j.id
             LIMIT batch
         ) AS a;
-        looked := looked + coalesce(cardinality(arrived), 0);
+        checked := checked + coalesce(cardinality(arrived), 0);
         FOR opened IN
             DELETE FROM taskd.opening AS o
             WHERE o.ctid = ANY (ARRAY(
@@ -2935,7 +2935,7 @@ BEGIN
             ))
             RETURNING o.limit_key, o.after_key
         LOOP
-            looked := looked + 1;
+            checked := checked + 1;
             keys := keys || CASE WHEN opened.limit_key IS NULL THEN taskd.keys_with_waiting_jobs(one, opened.after_key, batch)
                                  ELSE ARRAY[opened.limit_key] END;
         END LOOP;
@@ -3435,7 +3435,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
-<<asked>>
+<<vars>>
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
     ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));

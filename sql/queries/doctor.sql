@@ -277,7 +277,7 @@ FROM pg_roles AS r
 CROSS JOIN pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'taskd' AND c.relname = 'job'
 WHERE r.oid IN (SELECT usesysid FROM pg_stat_activity
-                WHERE datname = current_database() AND application_name IN ('taskd claim', 'taskd ack', 'taskd beat'))
+                WHERE datname = current_database() AND application_name IN ('taskd claim', 'taskd ack', 'taskd lease'))
 ORDER BY r.rolname;
 
 -- The partitions of the history, with the day after which their rows have expired.
@@ -404,7 +404,7 @@ WHERE paused_at IS NOT NULL AND paused_until IS NULL;
 -- name: doctor_workers()
 -- roles: worker, observer, admin
 SELECT id::text AS id, host, pid, app, version, queues, draining, date_part('epoch', clock_timestamp() - started_at) AS up_s,
-       date_part('epoch', clock_timestamp() - beat_at) AS beat_s,
+       date_part('epoch', clock_timestamp() - renewed_at) AS renewed_ago_s,
        date_part('epoch', clock_timestamp() - lease_until) AS late_s
 FROM taskd.worker
 WHERE died_at IS NULL

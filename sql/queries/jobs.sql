@@ -34,7 +34,7 @@ WITH locked AS MATERIALIZED (
            now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
                                                   CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
-           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, coalesce(nullif($2, ''), 'cancel asked'), ended.errors,
+           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, coalesce(nullif($2, ''), 'cancel requested'), ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
@@ -43,7 +43,7 @@ WITH locked AS MATERIALIZED (
     WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
 ), requested AS (
     UPDATE taskd.job AS job
-    SET cancel_reason = coalesce(job.cancel_reason, nullif($2, ''), 'cancel asked')
+    SET cancel_reason = coalesce(job.cancel_reason, nullif($2, ''), 'cancel requested')
     FROM held
     WHERE job.id = held.id AND held.state = 'running'
     RETURNING job.id, job.worker_id

@@ -20,7 +20,7 @@ RETURNING id;
 -- name: renew_lease(worker_id bigint, lease_s double precision, draining boolean)
 -- roles: worker
 UPDATE taskd.worker
-SET beat_at = clock_timestamp(),
+SET renewed_at = clock_timestamp(),
     lease_until = clock_timestamp() + make_interval(secs => $2),
     draining = $3
 WHERE id = $1 AND died_at IS NULL

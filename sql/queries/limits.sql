@@ -7,7 +7,7 @@
 -- name: admit_jobs(batch bigint)
 -- roles: worker
 -- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
-SELECT looked, queues FROM taskd.admit_due($1);
+SELECT checked, queues FROM taskd.admit_due($1);
 
 -- Claim from a limited queue; otherwise as claim_jobs. A row without an id says in how many seconds there will be a token.
 

@@ -71,7 +71,7 @@ WITH RECURSIVE ahead AS (
     UNION SELECT queue FROM due
 ), living AS (
     SELECT CASE WHEN lease_until < clock_timestamp() THEN 'silent' WHEN draining THEN 'draining' ELSE 'live' END AS state,
-           queues, beat_at
+           queues, renewed_at
     FROM taskd.worker
     WHERE died_at IS NULL
 ), result AS (
@@ -113,7 +113,7 @@ WITH RECURSIVE ahead AS (
     SELECT 'workers', state, NULL, (SELECT count(*) FROM living WHERE living.state = each.state)
     FROM unnest(ARRAY['live', 'draining', 'silent']) AS each (state)
     UNION ALL
-    SELECT 'worker_beat_age_seconds', NULL, NULL, date_part('epoch', clock_timestamp() - min(beat_at)) FROM living
+    SELECT 'worker_lease_renewal_age_seconds', NULL, NULL, date_part('epoch', clock_timestamp() - min(renewed_at)) FROM living
     UNION ALL
     SELECT 'dead_tuples', relname, NULL, pg_stat_get_dead_tuples(pg_class.oid)
     FROM pg_class

@@ -53,7 +53,7 @@ LIMIT $5;
 -- roles: admin
 SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt, job.max_attempts,
        job.timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
-       job.crashes, job.interrupts, job.cancel_asked, job.enqueued_at, job.started_at,
+       job.crashes, job.interrupts, job.cancel_requested, job.enqueued_at, job.started_at,
        job.finished_at, job.deadline, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
        job.result::text AS result, job.unique_key, job.key_scope, job.version,
@@ -61,7 +61,7 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        job.schedule, job.tick, job.metadata::text AS metadata,
        CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
            'done', progress.done, 'total', progress.total, 'note', progress.note,
-           'told_s', date_part('epoch', clock_timestamp() - progress.told_at)
+           'reported_ago_s', date_part('epoch', clock_timestamp() - progress.reported_at)
        )::text END AS progress
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
@@ -80,18 +80,18 @@ LIMIT 1;
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin
 WITH found AS MATERIALIZED (
-    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, fence, crashes, cancel_asked, deadline,
+    SELECT id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, fence, crashes, cancel_requested, deadline,
            args_version, schedule, tick,
            worker_id, started_at, finished_at, reason, errors -> -1 AS error, limit_name, limit_key
     FROM taskd.jobs
     WHERE id = $1
     LIMIT 1
 ), peer AS MATERIALIZED (
-    SELECT worker.id, worker.host, worker.pid, worker.app, worker.started_at, worker.beat_at, worker.died_at,
+    SELECT worker.id, worker.host, worker.pid, worker.app, worker.started_at, worker.renewed_at, worker.died_at,
            worker.lease_until, worker.draining,
            CASE WHEN worker.died_at IS NOT NULL THEN 'dead'
                 WHEN worker.lease_until < clock_timestamp() THEN 'silent'
-                WHEN worker.beat_at + (worker.lease_until - worker.beat_at) / 3 < clock_timestamp() THEN 'late'
+                WHEN worker.renewed_at + (worker.lease_until - worker.renewed_at) / 3 < clock_timestamp() THEN 'late'
                 WHEN worker.draining THEN 'draining'
                 ELSE 'live' END AS state,
            found.queue = ANY (worker.queues) AS serves,
@@ -100,7 +100,7 @@ WITH found AS MATERIALIZED (
 )
 SELECT found.id, found.queue, found.task, found.state, found.attempt,
        coalesce(found.max_attempts, published.max_attempts::smallint) AS max_attempts,
-       found.fence > 0 AS claimed_before, found.crashes, found.cancel_asked, found.run_at,
+       found.fence > 0 AS claimed_before, found.crashes, found.cancel_requested, found.run_at,
        date_part('epoch', found.run_at - clock_timestamp()) AS due_in_s,
        found.started_at, date_part('epoch', clock_timestamp() - found.started_at) AS started_ago_s,
        coalesce(found.timeout_s, published.timeout_s::double precision) AS timeout_s,
@@ -119,8 +119,8 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        pause.pause_reason,
        found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
        owner.state AS worker_state,
-       date_part('epoch', clock_timestamp() - owner.beat_at) AS worker_beat_ago_s,
-       date_part('epoch', owner.lease_until - owner.beat_at) AS worker_lease_s, owner.lease_until AS worker_lease_until,
+       date_part('epoch', clock_timestamp() - owner.renewed_at) AS worker_renewed_ago_s,
+       date_part('epoch', owner.lease_until - owner.renewed_at) AS worker_lease_s, owner.lease_until AS worker_lease_until,
        found.limit_name, rule.known AS limit_known, rule.concurrency AS limit_concurrency,
        rule.concurrency_in_all AS limit_in_all, rule.rate AS limit_rate,
        (SELECT gate::text FROM taskd.job WHERE id = found.id) AS gate,
@@ -331,15 +331,15 @@ WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $
 SELECT id::text AS id,
        CASE WHEN died_at IS NOT NULL THEN 'dead'
             WHEN lease_until < clock_timestamp() THEN 'silent'
-            WHEN beat_at + (lease_until - beat_at) / 3 < clock_timestamp() THEN 'late'
+            WHEN renewed_at + (lease_until - renewed_at) / 3 < clock_timestamp() THEN 'late'
             WHEN draining THEN 'draining'
             ELSE 'live' END AS state,
        host, pid, app, version, schema_oldest, schema_newest, queues, cardinality(tasks) AS tasks,
        (SELECT count(*) FROM taskd.job
         WHERE worker_id = worker.id) AS running,
-       started_at, beat_at, lease_until, died_at,
-       date_part('epoch', clock_timestamp() - beat_at) AS beat_age_s,
-       date_part('epoch', lease_until - beat_at) AS lease_s,
+       started_at, renewed_at, lease_until, died_at,
+       date_part('epoch', clock_timestamp() - renewed_at) AS renewed_ago_s,
+       date_part('epoch', lease_until - renewed_at) AS lease_s,
        date_part('epoch', coalesce(died_at, clock_timestamp()) - started_at) AS up_s
 FROM taskd.worker AS worker
 WHERE died_at IS NULL OR died_at > clock_timestamp() - make_interval(secs => $1)
@@ -356,7 +356,7 @@ SELECT id::text AS id, pid, pid_started,
        CASE WHEN lease_until < clock_timestamp() THEN 'silent'
             WHEN draining THEN 'draining'
             ELSE 'live' END AS state,
-       date_part('epoch', clock_timestamp() - beat_at) AS beat_age_s
+       date_part('epoch', clock_timestamp() - renewed_at) AS renewed_ago_s
 FROM taskd.worker
 WHERE died_at IS NULL AND host = $1 AND boot_id = $2 AND pid_namespace = $3
 ORDER BY started_at DESC

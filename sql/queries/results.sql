@@ -13,7 +13,7 @@ FROM unnest($1::bigint[], $2::bigint[], $3::double precision[], $4::double preci
 ORDER BY job_id
 ON CONFLICT (job_id) DO UPDATE
 SET fence = excluded.fence, done = excluded.done, total = excluded.total, note = excluded.note,
-    told_at = excluded.told_at
+    reported_at = excluded.reported_at
 WHERE progress.fence <= excluded.fence;
 
 -- Delete the progress of attempts that have ended, each with its fence: the next attempt may have begun elsewhere.

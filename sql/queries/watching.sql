@@ -120,10 +120,10 @@ WITH live AS MATERIALIZED (
     SELECT id, queue::text, task::text, attempt, started_at, worker_id, fence
     FROM taskd.job WHERE worker_id IS NOT NULL
 ), peer AS MATERIALIZED (
-    SELECT worker.id, worker.host, worker.pid, worker.app, worker.version, worker.queues, worker.started_at, worker.beat_at,
+    SELECT worker.id, worker.host, worker.pid, worker.app, worker.version, worker.queues, worker.started_at, worker.renewed_at,
            worker.draining,
            CASE WHEN worker.lease_until < clock_timestamp() THEN 'silent'
-                WHEN worker.beat_at + (worker.lease_until - worker.beat_at) / 3 < clock_timestamp() THEN 'late'
+                WHEN worker.renewed_at + (worker.lease_until - worker.renewed_at) / 3 < clock_timestamp() THEN 'late'
                 WHEN worker.draining THEN 'draining'
                 ELSE 'live' END AS state,
            (SELECT count(*) FROM running WHERE running.worker_id = worker.id) AS running
@@ -175,7 +175,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
            SELECT json_agg(json_build_object(
                       'id', id::text, 'host', host, 'pid', pid, 'app', app, 'version', version, 'queues', queues,
                       'state', state, 'running', running,
-                      'beat_ago_s', date_part('epoch', clock_timestamp() - beat_at),
+                      'renewed_ago_s', date_part('epoch', clock_timestamp() - renewed_at),
                       'up_s', date_part('epoch', clock_timestamp() - started_at)
                   ) ORDER BY host, pid, id)::text
            FROM peer

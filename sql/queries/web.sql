@@ -131,13 +131,13 @@ WHERE ($3::text IS NULL OR unique_key = $3)
 SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt,
        coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
        coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s,
-       job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence, job.crashes, job.interrupts, job.cancel_asked,
+       job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence, job.crashes, job.interrupts, job.cancel_requested,
        job.enqueued_at, job.started_at, job.finished_at, job.reason, job.errors::text AS errors, job.deadline,
        job.args_version, job.workflow_id, workflow.name::text AS workflow, job.node, job.limit_name, job.limit_key,
        job.schedule, job.tick, clock_timestamp() AS now,
        CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
            'done', progress.done, 'total', progress.total, 'note', progress.note,
-           'told_s', date_part('epoch', clock_timestamp() - progress.told_at)
+           'reported_ago_s', date_part('epoch', clock_timestamp() - progress.reported_at)
        )::text END AS progress
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id

@@ -217,8 +217,8 @@ def report(error: BaseException, session: Session | None = None) -> int:
     return 1
 
 
-def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
         from taskd.cli.shared.session import version_line
 
         click.echo(version_line())
@@ -245,15 +245,15 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
     help="Print the versions of taskd, of its schema and of the libraries it runs on.",
 )
 @click.pass_context
-def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **place: Any) -> None:
+def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **options: Any) -> None:
     """A job queue in the PostgreSQL that you already have, and the daemon that runs the jobs."""
     from taskd.cli.shared.session import Session
 
-    if place["dsn"] and place["dsn_file"]:
+    if options["dsn"] and options["dsn_file"]:
         raise click.UsageError("give --dsn or --dsn-file, not both")
     if verbose and quiet:
         raise click.UsageError("give --verbose or --quiet, not both")
-    if place["dsn"] and has_password(place["dsn"]):
+    if options["dsn"] and has_password(options["dsn"]):
         click.echo(
             "taskd: --dsn shows its password in the process list; "
             "use TASKD_DSN or --dsn-file instead",
@@ -261,7 +261,7 @@ def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **place: Any) -> None
         )
     if os.environ.get("NO_COLOR"):
         ctx.color = False
-    ctx.obj = Session(**place, verbose=verbose, quiet=quiet)
+    ctx.obj = Session(**options, verbose=verbose, quiet=quiet)
 
 
 def main() -> None:

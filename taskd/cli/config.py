@@ -33,7 +33,7 @@ def config(session: Session, as_json: bool) -> None:
     rows = [
         {
             "name": each.name,
-            "value": _shown(getattr(loaded.settings, each.name), each.metadata["secret"]),
+            "value": _masked(getattr(loaded.settings, each.name), each.metadata["secret"]),
             "source": loaded.sources[each.name],
             "variable": f"TASKD_{each.name.upper()}",
             "help": each.metadata["help"],
@@ -43,7 +43,7 @@ def config(session: Session, as_json: bool) -> None:
     print_rows(rows, COLUMNS, as_json=as_json)
 
 
-def _shown(value: Any, secret: bool) -> Any:
+def _masked(value: Any, secret: bool) -> Any:
     if value is None or not secret:
         return list(value) if isinstance(value, tuple) else value
     # Mask only the password: the rest of the DSN is useful here.

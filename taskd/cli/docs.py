@@ -87,21 +87,21 @@ def _list(pages: list[Page], *, as_json: bool) -> None:
     for page in pages:
         click.echo(f"{page.topic:{width}}  {page.title}")
     if sys.stdout.isatty():
-        said = "\ntaskd docs TOPIC shows a page, by its name or by the last part of the name."
-        click.echo(typed(said), err=True)
+        hint = "\ntaskd docs TOPIC shows a page, by its name or by the last part of the name."
+        click.echo(typed(hint), err=True)
 
 
 def _find(pages: list[Page], topic: str) -> Page | None:
-    asked = topic.lower().removesuffix(".md").replace("_", "-").replace(" ", "-").strip("/")
-    named = [page for page in pages if page.topic == asked]
-    parts = [page for page in pages if PurePosixPath(page.topic).name == asked]
+    name = topic.lower().removesuffix(".md").replace("_", "-").replace(" ", "-").strip("/")
+    named = [page for page in pages if page.topic == name]
+    parts = [page for page in pages if PurePosixPath(page.topic).name == name]
     found = named or (parts if len(parts) == 1 else [])
     return found[0] if found else None
 
 
 def _nothing_about(pages: list[Page], topic: str) -> str:
     """Suggest other pages: those with a similar name, or those that mention the word."""
-    shown = printable(topic)[:60]
+    quoted = printable(topic)[:60]
     names = [PurePosixPath(page.topic).name for page in pages]
     close = difflib.get_close_matches(topic.lower(), names, n=3)
     near = [page.topic for page in pages if PurePosixPath(page.topic).name in close]
@@ -111,10 +111,10 @@ def _nothing_about(pages: list[Page], topic: str) -> str:
         counts = {page.topic: len(word.findall(page.text)) for page in pages}
         near = sorted(filter(counts.get, counts), key=lambda each: -counts[each])[:5]
         if near:
-            return f"no page is called {shown!r}; these pages mention it: {', '.join(near)}"
+            return f"no page is called {quoted!r}; these pages mention it: {', '.join(near)}"
     if near:
-        return f"no page is called {shown!r}; did you mean {', '.join(near)}?"
-    return f"no page is called {shown!r}, and no page mentions it; `taskd docs` lists all pages"
+        return f"no page is called {quoted!r}; did you mean {', '.join(near)}?"
+    return f"no page is called {quoted!r}, and no page mentions it; `taskd docs` lists all pages"
 
 
 # Rendering for terminals.
@@ -192,8 +192,8 @@ def _rows(lines: list[str], topic: str, width: int) -> Iterator[str]:
         yield from (click.style(line, bold=True) for line in _filled(first, topic, width))
         for name, cell in zip(head[1:], rest, strict=False):
             if cell:
-                said = cell if len(rest) == 1 else f"{name}: {cell}"
-                yield from ("    " + line for line in _filled(said, topic, width - 4))
+                hint = cell if len(rest) == 1 else f"{name}: {cell}"
+                yield from ("    " + line for line in _filled(hint, topic, width - 4))
 
 
 def _cells(line: str) -> list[str]:
@@ -208,7 +208,7 @@ def _spans(text: str, topic: str) -> str:
 def _plain(text: str, topic: str) -> str:
     """Return text without Markdown marks; a link to another page becomes a `taskd docs` command."""
 
-    def shown(link: re.Match[str]) -> str:
+    def quoted(link: re.Match[str]) -> str:
         words, target = link[1], link[2].partition("#")[0]
         if target.startswith("http"):
             return f"{words} ({target})" if words not in target else target
@@ -219,7 +219,7 @@ def _plain(text: str, topic: str) -> str:
                 return f"{words} (`taskd docs {page}`)"
         return words
 
-    text = LINK.sub(shown, text)
+    text = LINK.sub(quoted, text)
     # Every second part is code, where a star is a star.
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [EMPHASIS.sub(r"\2", part).replace("<br>", " ") for part in parts[::2]]

@@ -46,19 +46,19 @@ def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: b
 def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -> bool:
     from taskd.store.reading import reports
 
-    async def look(lane: Lane) -> tuple[dict[str, int], Row]:
+    async def read(lane: Lane) -> tuple[dict[str, int], Row]:
         versions = await _versions(lane)
         if queues:
             return {queue: await reports.count_serving(lane, queue) for queue in queues}, versions
         return await reports.queues_with_due_jobs(lane), versions
 
-    workers, versions = session.ask(look)
+    workers, versions = session.run(read)
     unserved = [queue for queue, serving in workers.items() if not serving]
     if as_json:
         print_json({"healthy": not unserved, "unserved": unserved, "workers": workers} | versions)
     elif not unserved:
         served = f"{count(len(workers), 'queue')} served" if workers else "no queue has due jobs"
-        click.echo(f"healthy: {served}; {_told(versions)}")
+        click.echo(f"healthy: {served}; {_versions_text(versions)}")
     if unserved:
         names = ", ".join(unserved)
         click.echo(
@@ -72,21 +72,21 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
 
 def _check_worker(session: Session, *, as_json: bool) -> bool:
     from taskd.store.reading import reports
-    from taskd.worker.lease import new_incarnation
+    from taskd.worker.lease.incarnation import new_incarnation
 
     me = new_incarnation(app="")
 
-    async def look(lane: Lane) -> tuple[list[Row], Row]:
+    async def read(lane: Lane) -> tuple[list[Row], Row]:
         return await reports.list_workers_here(lane, me), await _versions(lane)
 
-    rows, versions = session.ask(look)
+    rows, versions = session.run(read)
     workers = [_with_its_process(row) for row in rows]
     live = [row for row in workers if row["state"] == "live"]
     if as_json:
         print_json({"healthy": bool(live), "host": me.host, "workers": workers} | versions)
     elif live:
         worker = f"the worker with pid {live[0]['pid']} on {me.host} is live"
-        click.echo(f"healthy: {worker}; {_told(versions)}")
+        click.echo(f"healthy: {worker}; {_versions_text(versions)}")
     if not live:
         found = ", ".join(f"the worker with pid {row['pid']} is {row['state']}" for row in workers)
         click.echo(
@@ -105,7 +105,7 @@ async def _versions(lane: Lane) -> Row:
     return {"schema": schema, "schema_oldest": code.oldest, "schema_newest": code.newest}
 
 
-def _told(versions: Row) -> str:
+def _versions_text(versions: Row) -> str:
     from taskd.core.migration import CodeRange
 
     code = CodeRange(versions["schema_oldest"], versions["schema_newest"])
@@ -115,9 +115,9 @@ def _told(versions: Row) -> str:
 def _with_its_process(row: Row) -> Row:
     """Return the row; its state is `gone` if the process has ended: a lease outlives its worker."""
     from taskd.store.workers import Other
-    from taskd.worker.lease import is_gone
+    from taskd.worker.lease.incarnation import is_gone
 
     pid, started = row["pid"], row["pid_started"]
     gone = is_gone(Other(int(row["id"]), pid, started, neighbour=True, silent=False))
     state = "gone" if gone else row["state"]
-    return {"id": row["id"], "pid": pid, "state": state, "beat_age_s": row["beat_age_s"]}
+    return {"id": row["id"], "pid": pid, "state": state, "renewed_ago_s": row["renewed_ago_s"]}

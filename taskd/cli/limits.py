@@ -135,7 +135,7 @@ def list_(session: Session, as_json: bool) -> None:
     """
     from taskd.store.jobs import limits as store
 
-    print_rows(session.ask(store.list_limits), COLUMNS, as_json=as_json)
+    print_rows(session.run(store.list_limits), COLUMNS, as_json=as_json)
 
 
 @limits.command()
@@ -157,10 +157,10 @@ def show(session: Session, name: str, keys_max: int, as_json: bool) -> None:
     """
     from taskd.store.jobs import limits as store
 
-    found = [row for row in session.ask(store.list_limits) if row["name"] == name]
+    found = [row for row in session.run(store.list_limits) if row["name"] == name]
     if not found:
         raise LimitNotFound(f"no limit is named {name!r}. List limits: taskd limits list")
-    keys = session.ask(lambda lane: store.list_keys(lane, name, keys_max))
+    keys = session.run(lambda lane: store.list_keys(lane, name, keys_max))
     if as_json:
         print_json(found[0] | {"keys": keys})
         return
@@ -202,9 +202,9 @@ def set_(
     given, without = bounds(
         concurrency=concurrency, concurrency_in_all=in_all, rate=rate, burst=burst
     )
-    row = session.ask(lambda lane: store.set_limit(lane, name, **given, without=without))
-    if not any(each["name"] == name and each["tasks"] for each in session.ask(store.list_limits)):
-        session.say(f"no published task has the limit {name} yet. List limits: taskd limits list")
+    row = session.run(lambda lane: store.set_limit(lane, name, **given, without=without))
+    if not any(each["name"] == name and each["tasks"] for each in session.run(store.list_limits)):
+        session.echo(f"no published task has the limit {name} yet. List limits: taskd limits list")
     if as_json:
         print_json(row)
         return
@@ -223,9 +223,9 @@ def clear(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Undo `taskd limits set`: the bounds in the code of the app apply again."""
     from taskd.store.jobs import limits as store
 
-    cleared = session.ask(lambda lane: store.clear(lane, names))
+    cleared = session.run(lambda lane: store.clear(lane, names))
     if as_json:
         print_json({"cleared": cleared, "not_set": sorted(set(names) - set(cleared))})
         return
     for name in dict.fromkeys(names):
-        session.say(f"cleared: {name}" if name in cleared else f"was not set by hand: {name}")
+        session.echo(f"cleared: {name}" if name in cleared else f"was not set by hand: {name}")

@@ -17,7 +17,14 @@ from taskd.cli.shared.output import (
     span_of,
     text_of,
 )
-from taskd.cli.shared.session import DURATION, QUEUE, REASON, Session, json_option, pass_session
+from taskd.cli.shared.session import (
+    DURATION,
+    QUEUE,
+    Session,
+    json_option,
+    pass_session,
+    pause_options,
+)
 from taskd.core.humanize import rate_text
 from taskd.core.jobs.limit import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable
@@ -33,12 +40,12 @@ DEPTH_MAX = 100_000_000
 
 
 def _limits(row: Row) -> str:
-    said = [
+    parts = [
         f"{row[name]:,} {words}"
         for name, words in (("max_running", "running"), ("max_depth", "deep"))
         if row[name] is not None
     ]
-    return "; ".join([*said, *filter(None, [rate_text(row["rate"], row["burst"])])])
+    return "; ".join([*parts, *filter(None, [rate_text(row["rate"], row["burst"])])])
 
 
 COLUMNS = {
@@ -68,13 +75,12 @@ def list_(session: Session, as_json: bool) -> None:
     """List queues: waiting and running jobs, failures of the last day, and workers."""
     from taskd.store.reading import reports
 
-    print_rows(session.ask(reports.list_queues), COLUMNS, as_json=as_json)
+    print_rows(session.run(reports.list_queues), COLUMNS, as_json=as_json)
 
 
 @queues.command()
 @click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
-@click.option("--reason", type=REASON, help="Shown by `taskd queues list`.")
+@pause_options("`taskd queues list`")
 @json_option
 @pass_session
 def pause(
@@ -88,8 +94,6 @@ def pause(
 
     A queue can be paused before it has jobs or workers; the answer then calls it new.
     """
-    if for_s == 0:
-        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import queues as store
     from taskd.store.reading import reports
 
@@ -98,13 +102,13 @@ def pause(
         stopped = await store.pause(lane, names, for_s, reason)
         return stopped, [name for name in stopped if name not in known]
 
-    stopped, new = session.ask(work)
+    stopped, new = session.run(work)
     if as_json:
         print_json({"paused": stopped, "new": new, "for_s": for_s, "reason": reason})
         return
-    session.say(f"{paused_for(for_s)}: {', '.join(stopped)}")
+    session.echo(f"{paused_for(for_s)}: {', '.join(stopped)}")
     for name in new:
-        session.say(f"{name} is new: no worker serves it and no job is in it")
+        session.echo(f"{name} is new: no worker serves it and no job is in it")
 
 
 @queues.command()
@@ -115,12 +119,12 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Claim from paused queues again."""
     from taskd.store import queues as store
 
-    resumed = session.ask(lambda lane: store.resume(lane, names))
+    resumed = session.run(lambda lane: store.resume(lane, names))
     if as_json:
         print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
         return
     for name in dict.fromkeys(names):
-        session.say(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
+        session.echo(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
 
 
 @queues.command("set")
@@ -153,7 +157,7 @@ def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
     from taskd.store.jobs import limits
 
     given, without = bounds(**options)
-    row = session.ask(lambda lane: limits.limit_queue(lane, name, **given, without=without))
+    row = session.run(lambda lane: limits.limit_queue(lane, name, **given, without=without))
     columns = {
         "QUEUE": text_of("name"),
         "CONCURRENCY": text_of("concurrency"),
@@ -186,7 +190,7 @@ def keep(
         if seconds is not None and seconds > KEEP_S_MAX:
             raise click.BadParameter("give at most 3650d", param_hint=option)
     whole = [None if seconds is None else round(seconds) for seconds in (done_s, failed_s)]
-    row = session.ask(lambda lane: _keep(lane, name, whole))
+    row = session.run(lambda lane: _keep(lane, name, whole))
     columns = {
         "QUEUE": text_of("name"),
         "DONE": span_of("keep_done_s"),

@@ -25,10 +25,10 @@ from taskd.cli.shared.session import (
     DURATION,
     MOMENT,
     QUEUE,
-    REASON,
     Session,
     json_option,
     pass_session,
+    pause_options,
 )
 from taskd.cli.shared.session import run as run_
 from taskd.core.jobs.arguments import encode_args
@@ -85,7 +85,7 @@ def list_(session: Session, as_json: bool) -> None:
     """List schedules: their times, their next and last ticks, and their errors."""
     from taskd.store import schedules as store
 
-    print_rows(session.ask(store.list_), COLUMNS, as_json=as_json)
+    print_rows(session.run(store.list_), COLUMNS, as_json=as_json)
 
 
 @schedules.command("next")
@@ -99,19 +99,19 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
     """Print the next ticks in the time zone of each schedule; without NAMES, of all schedules."""
     from taskd.store import schedules as store
 
-    rows = session.ask(store.list_)
-    _check_known(names, {row["name"] for row in rows})
-    wanted = [row for row in rows if not names or row["name"] in names]
+    rows = session.run(store.list_)
+    _check_exist(names, {row["name"] for row in rows})
+    selected = [row for row in rows if not names or row["name"] in names]
     coming = [
         _tick(row, tick)
-        for row in wanted
+        for row in selected
         if not _stopped(row)
         for tick in itertools.islice(_ticks(row), number)
     ]
     print_rows(coming, NEXT_COLUMNS, as_json=as_json)
-    for row in wanted:
+    for row in selected:
         if _stopped(row):
-            session.say(f"{row['name']} is paused: it has no tick until it is resumed")
+            session.echo(f"{row['name']} is paused: it has no tick until it is resumed")
 
 
 def _stopped(row: Row) -> bool:
@@ -123,10 +123,10 @@ def _ticks(row: Row) -> Iterator[datetime]:
     from taskd.store.schedules import rhythm
 
     when = rhythm(row["every_s"], row["cron"], row["timezone"], row["starts_at"])
-    known = row["next_at"]
+    existing = row["next_at"]
     # No worker has read this schedule yet, for example after a resume.
-    begin = known or max(row["now"], row["paused_until"] or row["now"])
-    return itertools.chain([known] if known else [], when.ticks(begin))
+    begin = existing or max(row["now"], row["paused_until"] or row["now"])
+    return itertools.chain([existing] if existing else [], when.ticks(begin))
 
 
 def _tick(row: Row, tick: datetime) -> dict[str, Any]:
@@ -231,9 +231,9 @@ def set_(
     if as_json:
         print_json(row | {"outcome": outcome})
         return
-    session.say(f"{outcome}: {name}, {_rhythm(row)}; next: {_next(row) or 'not computed yet'}")
+    session.echo(f"{outcome}: {name}, {_rhythm(row)}; next: {_next(row) or 'not computed yet'}")
     if row["app"] is not None and outcome != "unchanged":
-        session.say(f"app {row['app']} declares it, and no longer changes it until you delete it")
+        session.echo(f"app {row['app']} declares it, and no longer changes it until you delete it")
 
 
 async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any]]:
@@ -245,8 +245,7 @@ async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any
 
 @schedules.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
-@click.option("--reason", type=REASON, help="Shown by `taskd schedules list`.")
+@pause_options("`taskd schedules list`")
 @json_option
 @pass_session
 def pause(
@@ -257,13 +256,11 @@ def pause(
     as_json: bool,
 ) -> None:
     """Pause schedules until they are resumed, or for a time. Missed ticks are not made up for."""
-    if for_s == 0:
-        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import schedules as store
 
-    paused = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    paused = session.run(lambda lane: store.pause(lane, names, for_s, reason))
     answer = {"paused": paused, "for_s": for_s, "reason": reason}
-    _tell(session, paused_for(for_s), names, paused, answer if as_json else None)
+    _print_outcome(session, paused_for(for_s), names, paused, answer if as_json else None)
 
 
 @schedules.command()
@@ -277,13 +274,13 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     async def work(lane: Lane) -> tuple[list[str], set[str]]:
         return await store.resume(lane, names), {row["name"] for row in await store.list_(lane)}
 
-    resumed, known = session.ask(work)
-    _check_known(names, known)
+    resumed, existing = session.run(work)
+    _check_exist(names, existing)
     if as_json:
         print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
         return
     for name in dict.fromkeys(names):
-        session.say(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
+        session.echo(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
 
 
 @schedules.command()
@@ -294,12 +291,12 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Delete schedules; their jobs stay. An app that declares one creates it again at its start."""
     from taskd.store import schedules as store
 
-    deleted = session.ask(lambda lane: store.delete(lane, names))
+    deleted = session.run(lambda lane: store.delete(lane, names))
     answer = {"deleted": sorted(deleted)}
-    _tell(session, "deleted", names, sorted(deleted), answer if as_json else None)
+    _print_outcome(session, "deleted", names, sorted(deleted), answer if as_json else None)
     for name, app in sorted(deleted.items()):
         if app is not None and not as_json:
-            session.say(f"app {app} declares {name}, and makes it again when it starts")
+            session.echo(f"app {app} declares {name}, and makes it again when it starts")
 
 
 @schedules.command("run")
@@ -314,17 +311,17 @@ def run(session: Session, name: str, as_json: bool) -> None:
     """
     from taskd.store import schedules as store
 
-    ids = session.ask(lambda lane: store.run(lane, name))
+    ids = session.run(lambda lane: store.run(lane, name))
     if as_json:
         print_json({"schedule": name, "outcome": "skipped" if ids is None else "fired", "ids": ids})
     elif ids is None:
-        session.say(f"skipped: a job of {name} is live")
+        session.echo(f"skipped: a job of {name} is live")
     else:
         for job_id in ids:
             click.echo(job_id)
 
 
-def _tell(
+def _print_outcome(
     session: Session,
     done: str,
     names: tuple[str, ...],
@@ -335,13 +332,13 @@ def _tell(
     if answer is not None:
         print_json(answer)
     elif found:
-        session.say(f"{done}: {', '.join(found)}")
-    _check_known(names, set(found))
+        session.echo(f"{done}: {', '.join(found)}")
+    _check_exist(names, set(found))
 
 
-def _check_known(names: tuple[str, ...], known: set[str]) -> None:
+def _check_exist(names: tuple[str, ...], existing: set[str]) -> None:
     for name in names:
-        if name not in known:
+        if name not in existing:
             raise ScheduleNotFound(
                 f"there is no schedule {name!r}. List schedules: taskd schedules list"
             )

@@ -126,22 +126,22 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
         lambda lane: reports.stats_errors(lane, read_max=ERRORS_READ_MAX, **filters),
         queue=filters["queue"],
         task=filters["task"],
-        empty=lambda errors: not errors.told,
+        empty=lambda errors: not errors.failures,
     )
-    groups = group(read.told)
+    groups = group(read.failures)
     rows = [msgspec.structs.asdict(each) for each in groups[:limit]]
     print_rows(rows, ERROR_COLUMNS, as_json=as_json)
     if len(groups) > limit:
-        session.say(
+        session.echo(
             f"these are the {limit:,} most frequent of {count(len(groups), 'kind')}; "
             "see more with --limit"
         )
     if read.failed_back_s is not None:
-        session.say(
+        session.echo(
             f"only the newest {ERRORS_READ_MAX:,} failed jobs were read: "
             f"those of the last {span(read.failed_back_s)}"
         )
     if not read.all_scheduled:
-        session.say(
+        session.echo(
             f"only {ERRORS_READ_MAX:,} scheduled jobs were read for retries: those due first"
         )

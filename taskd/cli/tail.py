@@ -13,7 +13,7 @@ import click
 
 from taskd.cli.jobs.change import unknown_jobs
 from taskd.cli.jobs.command import STATES
-from taskd.cli.shared.name_hints import tell_unknown
+from taskd.cli.shared.name_hints import hint_unknown
 from taskd.cli.shared.output import cell, first_line, print_json, span
 from taskd.cli.shared.refreshing import Asking, watching
 from taskd.cli.shared.session import (
@@ -28,7 +28,7 @@ from taskd.cli.shared.session import (
 from taskd.cli.top.command import Interval
 from taskd.core.humanize import clock, zone
 from taskd.core.jobs.job import FINISHED
-from taskd.core.watching.tail import Event, Teller, Watch, story
+from taskd.core.watching.tail import Event, Reporter, Watch, events_of
 from taskd.errors import JobNotFound
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Lines:
             Full: the last requested event was printed.
         """
         for event in events:
-            if not self._wanted(event):
+            if not self._is_selected(event):
                 continue
             if self._as_json:
                 print_json(event)
@@ -121,7 +121,7 @@ class Lines:
                 if self._left == 0:
                     raise Full
 
-    def _wanted(self, event: Event) -> bool:
+    def _is_selected(self, event: Event) -> bool:
         if self._states and event.state not in self._states:
             return False
         return self.queue in (None, event.queue) and self.task in (None, event.task)
@@ -136,24 +136,24 @@ def line(event: Event) -> str:
 
 
 def _details(event: Event) -> str:
-    said = []
+    parts = []
     if event.event in ("enqueued", "released") and event.state not in (None, "queued"):
-        said.append(f"{event.state}")
+        parts.append(f"{event.state}")
     if event.attempt is not None and (event.attempt > 1 or event.event == "retried"):
-        said.append(f"attempt {event.attempt}")
+        parts.append(f"attempt {event.attempt}")
     if event.worker is not None:
-        said.append(f"by {event.worker}")
+        parts.append(f"by {event.worker}")
     if event.wait_s is not None:
-        said.append(f"waited {span(event.wait_s)}")
+        parts.append(f"waited {span(event.wait_s)}")
     if event.run_s is not None:
-        said.append(f"running for {span(event.run_s)}")
+        parts.append(f"running for {span(event.run_s)}")
     if event.run_at is not None:
-        said.append(_due(event.at, event.run_at))
+        parts.append(_due(event.at, event.run_at))
     if event.event == "gone":
-        said.append("it has ended, and its queue keeps no finished jobs")
+        parts.append("it has ended, and its queue keeps no finished jobs")
     if event.error:
-        said.append(first_line(event.error))
-    return cell(", ".join(said))
+        parts.append(first_line(event.error))
+    return cell(", ".join(parts))
 
 
 def _due(at: datetime, run_at: datetime) -> str:
@@ -165,7 +165,7 @@ async def _tail(
     session: Session, lines: Lines, job_id: int | None, since_s: float | None, interval_s: float
 ) -> None:
     async with watching(session, "tail") as lane:
-        await tell_unknown(session, lane, queue=lines.queue, task=lines.task)
+        await hint_unknown(session, lane, queue=lines.queue, task=lines.task)
         tail = Tail(session, lane, lines, interval_s)
         with suppress(Full):
             if job_id is not None:
@@ -174,7 +174,7 @@ async def _tail(
                 began = await tail.begin(since_s)
                 # Without this line, a quiet database would look like a command that hangs.
                 if sys.stderr.isatty():
-                    session.say(f"taskd: following events, times in {zone(began)}; Ctrl-C ends it")
+                    session.echo(f"taskd: following events, times in {zone(began)}; Ctrl-C ends it")
                 await tail.go_on()
 
 
@@ -183,55 +183,55 @@ class Tail:
 
     def __init__(self, session: Session, lane: Lane, lines: Lines, interval_s: float) -> None:
         self._session, self._lane, self._lines = session, lane, lines
-        self._asking = Asking(interval_s)
+        self._refreshing = Asking(interval_s)
         self._watch = Watch()
-        self._teller: Teller | None = None
+        self._reporter: Reporter | None = None
         self._silent = False
 
     async def begin(self, since_s: float | None) -> datetime:
         """Remember the live jobs, and print past events; return the time of the database."""
         from taskd.store.reading import watching as store
 
-        look = await store.look(self._lane, None, [])
-        _, self._watch = self._watch.compare(look)
-        self._teller = Teller(look.now - timedelta(seconds=since_s or 0.0))
+        poll = await store.poll(self._lane, None, [])
+        _, self._watch = self._watch.compare(poll)
+        self._reporter = Reporter(poll.now - timedelta(seconds=since_s or 0.0))
         if since_s is None:
-            return look.now
+            return poll.now
         where = (self._lines.queue, self._lines.task)
         ids = await store.since(self._lane, since_s, *where, PAST_MAX)
-        past = self._teller.past(await store.jobs(self._lane, ids))
+        past = self._reporter.past(await store.jobs(self._lane, ids))
         if len(ids) == PAST_MAX:
-            self._session.say(f"only the last {PAST_MAX:,} jobs of that time are shown")
+            self._session.echo(f"only the last {PAST_MAX:,} jobs of that time are shown")
         self._lines.print(past)
-        return look.now
+        return poll.now
 
     async def go_on(self) -> None:
         """Print events until cancelled."""
         while True:
-            events = await self._ask(self._look)
+            events = await self._query(self._poll)
             if events is not None:
                 self._lines.print(events)
-                await asyncio.sleep(self._asking.rest_s())
+                await asyncio.sleep(self._refreshing.rest_s())
 
-    async def _look(self) -> list[Event]:
+    async def _poll(self) -> list[Event]:
         from taskd.store.reading import watching as store
 
-        assert self._teller is not None
-        look = await store.look(self._lane, self._watch.after_id, list(self._watch.missing))
-        changes, going = self._watch.compare(look)
+        assert self._reporter is not None
+        poll = await store.poll(self._lane, self._watch.after_id, list(self._watch.missing))
+        changes, going = self._watch.compare(poll)
         rows = await store.jobs(self._lane, changes.all())
         # Both statements were answered: an outage between them repeats both, and misses no event.
         self._watch = going
-        return self._teller.tell(rows, changes, look.now)
+        return self._reporter.report(rows, changes, poll.now)
 
-    async def _ask(self, ask: Any) -> Any:
-        answer = await self._asking(ask)
+    async def _query(self, query: Any) -> Any:
+        answer = await self._refreshing(query)
         if answer is None and not self._silent:
             self._silent = True
-            self._session.say(f"taskd: {self._asking.error}; retrying")
+            self._session.echo(f"taskd: {self._refreshing.error}; retrying")
         elif answer is not None and self._silent:
             self._silent = False
-            self._session.say("taskd: the database answers again")
+            self._session.echo("taskd: the database answers again")
         return answer
 
     async def follow(self, job_id: int) -> None:
@@ -242,23 +242,23 @@ class Tail:
         """
         from taskd.store.reading import watching as store
 
-        told: list[Event] = []
+        printed: list[Event] = []
         rows = await store.jobs(self._lane, [job_id])
         if not rows:
             raise JobNotFound(unknown_jobs([job_id]))
         while True:
             if rows is not None:
-                events = story(rows[0]) if rows else _gone(told)
-                known = [(each.at, each.event) for each in told]
-                new = [each for each in events if (each.at, each.event) not in known]
-                told += new
+                events = events_of(rows[0]) if rows else _gone(printed)
+                seen = {(each.at, each.event) for each in printed}
+                new = [each for each in events if (each.at, each.event) not in seen]
+                printed += new
                 self._lines.print(new)
                 if not rows or rows[0].state in FINISHED:
                     return
-                await asyncio.sleep(self._asking.rest_s())
-            rows = await self._ask(lambda: store.jobs(self._lane, [job_id]))
+                await asyncio.sleep(self._refreshing.rest_s())
+            rows = await self._query(lambda: store.jobs(self._lane, [job_id]))
 
 
-def _gone(told: Sequence[Event]) -> list[Event]:
-    last = told[-1]
+def _gone(events: Sequence[Event]) -> list[Event]:
+    last = events[-1]
     return [Event(last.at, "gone", last.job_id, last.queue, last.task)]

@@ -14,7 +14,7 @@ from taskd.cli.shared.output import (
     span_of,
     text_of,
 )
-from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pass_session
+from taskd.cli.shared.session import Session, json_option, pass_session, pause_options
 from taskd.errors import UnknownTask
 
 
@@ -67,16 +67,15 @@ def list_(session: Session, as_json: bool) -> None:
     """List the tasks that workers have published, with their arguments."""
     from taskd.store.reading import reports
 
-    rows = session.ask(reports.list_tasks)
+    rows = session.run(reports.list_tasks)
     print_rows(rows, COLUMNS, as_json=as_json)
     if not rows:
-        session.say("no task is published; a worker publishes its tasks when it starts")
+        session.echo("no task is published; a worker publishes its tasks when it starts")
 
 
 @tasks.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--for", "for_s", type=DURATION, help="Resume automatically after this time.")
-@click.option("--reason", type=REASON, help="Shown by `taskd tasks list` and `taskd why`.")
+@pause_options("`taskd tasks list` and `taskd why`")
 @json_option
 @pass_session
 def pause(
@@ -90,16 +89,14 @@ def pause(
 
     Workers learn of it at once, or within five seconds. Former names are paused with the task.
     """
-    if for_s == 0:
-        raise click.BadParameter("the time must be above zero", param_hint="--for")
     from taskd.store import tasks as store
 
-    stopped = session.ask(lambda lane: store.pause(lane, names, for_s, reason))
+    stopped = session.run(lambda lane: store.pause(lane, names, for_s, reason))
     unknown = sorted(set(names) - set(stopped))
     if as_json:
         print_json({"paused": stopped, "unknown": unknown, "for_s": for_s, "reason": reason})
     elif stopped:
-        session.say(f"{paused_for(for_s)}: {', '.join(map(printable, stopped))}")
+        session.echo(f"{paused_for(for_s)}: {', '.join(map(printable, stopped))}")
     if unknown:
         raise UnknownTask(f"no worker has published a task named {', '.join(map(repr, unknown))}")
 
@@ -112,9 +109,9 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Start jobs of paused tasks again; parked jobs come back within seconds."""
     from taskd.store import tasks as store
 
-    resumed = session.ask(lambda lane: store.resume(lane, names))
+    resumed = session.run(lambda lane: store.resume(lane, names))
     if as_json:
         print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
         return
     for name in dict.fromkeys((*names, *resumed)):
-        session.say(f"{'resumed' if name in resumed else 'not paused'}: {printable(name)}")
+        session.echo(f"{'resumed' if name in resumed else 'not paused'}: {printable(name)}")

@@ -82,7 +82,7 @@ async def _serve(session: Session, flags: dict[str, Any]) -> None:
         server = Server(make_app(routes(dashboard)), settings.web_listen)
         try:
             await migrations.check(database)
-            session.say(_welcome(server.address, dashboard.url, dashboard.guarded))
+            session.echo(_welcome(server.address, dashboard.url, dashboard.guarded))
             await _until_stopped(server, dashboard)
         finally:
             server.close()

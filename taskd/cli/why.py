@@ -9,7 +9,7 @@ from taskd.cli import typed
 from taskd.cli.jobs.change import unknown_jobs
 from taskd.cli.shared.output import moment, print_json, printable
 from taskd.cli.shared.session import JOB_ID, Session, json_option, pass_session
-from taskd.core.explain.sentences import first_line, tell
+from taskd.core.explain.sentences import explain, first_line
 from taskd.errors import JobNotFound
 
 
@@ -24,16 +24,16 @@ def why(session: Session, job_id: int, as_json: bool) -> None:
     """
     from taskd.store.reading import reports
 
-    facts = session.ask(lambda lane: reports.why_job(lane, job_id))
+    facts = session.run(lambda lane: reports.why_job(lane, job_id))
     if facts is None:
         raise JobNotFound(unknown_jobs([job_id]))
-    told = list(tell(facts))
+    explanations = list(explain(facts))
     if as_json:
-        said = [
-            {"why": reason.why, "mend": reason.mend, "text": text, "next": commands}
-            for reason, text, commands in told
+        reasons = [
+            {"why": reason.why, "needs_action": reason.needs_action, "text": text, "next": commands}
+            for reason, text, commands in explanations
         ]
-        print_json(msgspec.structs.asdict(facts) | {"reasons": said})
+        print_json(msgspec.structs.asdict(facts) | {"reasons": reasons})
         return
     task = click.style(printable(first_line(facts.task)), bold=True)
     made = (
@@ -43,7 +43,7 @@ def why(session: Session, job_id: int, as_json: bool) -> None:
     )
     where = f"in the queue {facts.queue}"
     click.echo(f"job {facts.id} of the task {task} {where} is {facts.state}{made}")
-    for _, text, commands in told:
+    for _, text, commands in explanations:
         click.echo(f"- {printable(text)}")
         for command in commands:
             click.echo(f"  next: {click.style(typed(printable(command)), bold=True)}")

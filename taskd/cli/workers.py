@@ -17,7 +17,7 @@ COLUMNS = {
     "APP": text_of("app"),
     "QUEUES": text_of("queues"),
     "RUNNING": text_of("running"),
-    "BEAT": span_of("beat_age_s"),
+    "RENEWED": span_of("renewed_ago_s"),
     "UP": span_of("up_s"),
     "VERSION": text_of("version"),
     "SCHEMA": lambda row: str(CodeRange(row["schema_oldest"], row["schema_newest"])),
@@ -45,11 +45,11 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
     """
     from taskd.store.reading import reports
 
-    rows = session.ask(lambda lane: reports.list_workers(lane, dead_s))
+    rows = session.run(lambda lane: reports.list_workers(lane, dead_s))
     print_rows(rows, COLUMNS, as_json=as_json)
     for row in rows:
         if row["state"] == "late":
-            said = given_up(row["beat_age_s"], row["lease_s"], row["lease_until"])
-            session.say(f"{printable(row['host'])} (pid {row['pid']}) is late: it {said}")
+            silence = given_up(row["renewed_ago_s"], row["lease_s"], row["lease_until"])
+            session.echo(f"{printable(row['host'])} (pid {row['pid']}) is late: it {silence}")
     if not any(row["state"] in ("live", "late") for row in rows):
-        session.say("no live worker. Start one: taskd run")
+        session.echo("no live worker. Start one: taskd run")

@@ -17,7 +17,7 @@ from taskd.cli.shared.output import (
     text_of,
 )
 from taskd.cli.shared.session import REASON, Session, json_option, pass_session
-from taskd.core.workflows.tree import Line, Part, lines, state_of, told, with_stages
+from taskd.core.workflows.tree import Line, Part, lines, state_counts, state_of, with_stages
 from taskd.errors import WorkflowNotFound
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def list_(session: Session, name: str | None, limit: int, as_json: bool) -> None
     """List workflows, newest first, with the states of their jobs."""
     from taskd.store import workflows as store
 
-    rows = session.ask(lambda lane: store.list_workflows(lane, name, limit))
+    rows = session.run(lambda lane: store.list_workflows(lane, name, limit))
     rows = [row | {"state": state_of(row)} for row in rows]
     print_rows(rows, COLUMNS, as_json=as_json)
 
@@ -89,7 +89,7 @@ def show(session: Session, workflow_id: int, as_json: bool) -> None:
         found = await store.find(lane, workflow_id)
         return found, await store.parts(lane, workflow_id, PARTS_MAX)
 
-    found, rows = session.ask(work)
+    found, rows = session.run(work)
     if found is None:
         raise WorkflowNotFound(_unknown(workflow_id))
     parts = with_stages(rows, found["stages"])
@@ -108,7 +108,7 @@ def show(session: Session, workflow_id: int, as_json: bool) -> None:
     for line, label in zip(drawn, labels, strict=True):
         click.echo(f"{label:<{width}}  {_tail(line)}".rstrip())
     if len(rows) == PARTS_MAX:
-        session.say(f"the first {count(PARTS_MAX, 'part')}")
+        session.echo(f"the first {count(PARTS_MAX, 'part')}")
 
 
 def _cut(label: str) -> str:
@@ -118,7 +118,7 @@ def _cut(label: str) -> str:
 def _tail(line: Line) -> str:
     """Return what follows the name: states, the id of a single job, other jobs it waits for."""
     part = line.part
-    tail = told(part.states)
+    tail = state_counts(part.states)
     if sum(part.states.values()) == 1:
         tail += f"  job {part.first_id}"
     if line.also_after:
@@ -152,14 +152,14 @@ def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> No
         moved = await bulk.cancel_workflow(lane, workflow_id, reason)
         if moved is None:
             raise WorkflowNotFound(_unknown(workflow_id))
-        asked = list(moved.values()).count(JobState.RUNNING)
-        return len(moved) - asked, asked
+        stopping = list(moved.values()).count(JobState.RUNNING)
+        return len(moved) - stopping, stopping
 
-    ended, asked = session.ask(work)
+    ended, stopping = session.run(work)
     if as_json:
-        print_json({"id": workflow_id, "cancelled": ended, "asked": asked})
+        print_json({"id": workflow_id, "cancelled": ended, "stop_requested": stopping})
         return
-    session.say(f"{count(ended, 'job')} cancelled, {count(asked, 'running job')} asked to stop")
+    session.echo(f"{count(ended, 'job')} cancelled, {count(stopping, 'running job')} asked to stop")
 
 
 @workflows.command()
@@ -181,13 +181,13 @@ def retry(session: Session, workflow_id: int, as_json: bool) -> None:
             raise WorkflowNotFound(_unknown(workflow_id))
         return await bulk.retry_workflow(lane, workflow_id)
 
-    back, refused = session.ask(work)
+    back, refused = session.run(work)
     if as_json:
         print_json({"id": workflow_id, "retried": back, "refused": refused})
     else:
-        session.say(f"{count(len(back), 'job')} retried")
+        session.echo(f"{count(len(back), 'job')} retried")
         if refused:
-            session.say(
+            session.echo(
                 f"{count(len(refused), 'job')} cannot be retried. See: taskd why {refused[0]}"
             )
 
@@ -200,7 +200,7 @@ def stats(session: Session, name: str, as_json: bool) -> None:
     """Count the jobs of all workflows of one name, by stage or part."""
     from taskd.store import workflows as store
 
-    rows = session.ask(lambda lane: store.stats(lane, name, PARTS_MAX))
+    rows = session.run(lambda lane: store.stats(lane, name, PARTS_MAX))
     if not rows:
         raise WorkflowNotFound(
             f"no workflow is named {name!r}, or none of its jobs is kept any more"

@@ -244,14 +244,14 @@ class Buffered:
         self._in_doubt = True  # for the case that the block ends before the answer
         while True:
             try:
-                fate = await self._writer.fate(xid)
+                outcome = await self._writer.transaction_outcome(xid)
             except TaskdError as error:
                 self._last_error = error
             else:
-                if fate in {"committed", "aborted"}:
+                if outcome in {"committed", "aborted"}:
                     self._in_doubt = False
-                    return fate == "committed"
-                if fate is None:
+                    return outcome == "committed"
+                if outcome is None:
                     # The server has forgotten the transaction after an outage of days.
                     self._last_error = StoreUnavailable(
                         "the server no longer knows whether a transaction committed"

@@ -18,10 +18,10 @@ SAMPLE_JOBS = 10
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
 
 
-async def batches(on: Fetches, wanted: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
+async def batches(on: Fetches, chosen: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
     """Yield the ids of the matching jobs in batches, at most `limit` ids in all."""
     left = limit if limit is not None else sys.maxsize
-    async for ids in changes.find(on, wanted):
+    async for ids in changes.find(on, chosen):
         for at in range(0, len(ids), BATCH_JOBS):
             batch = ids[at : at + BATCH_JOBS][:left]
             if batch:
@@ -31,10 +31,10 @@ async def batches(on: Fetches, wanted: Filter, limit: int | None) -> AsyncIterat
                 return
 
 
-async def preview(on: Fetches, wanted: Filter, limit: int | None) -> tuple[int, list[int]]:
+async def preview(on: Fetches, chosen: Filter, limit: int | None) -> tuple[int, list[int]]:
     """Return how many jobs match, and the ids of the first of them."""
     found, sample = 0, list[int]()
-    async for ids in batches(on, wanted, limit):
+    async for ids in batches(on, chosen, limit):
         found += len(ids)
         sample += ids[: SAMPLE_JOBS - len(sample)]
     return found, sample
@@ -64,8 +64,8 @@ async def retry_workflow(
 ) -> tuple[list[int], list[int]]:
     """Retry at most `limit` failed and cancelled jobs; return the retried and the other ids."""
     # Parents have smaller ids, so they are retried before the jobs that wait for them.
-    wanted = (await workflows.jobs_to_retry(on, workflow_id))[:limit]
+    chosen = (await workflows.jobs_to_retry(on, workflow_id))[:limit]
     back: set[int] = set()
-    for at in range(0, len(wanted), BATCH_JOBS):
-        back |= {*await jobs.retry(on, wanted[at : at + BATCH_JOBS])}
-    return sorted(back), [each for each in wanted if each not in back]
+    for at in range(0, len(chosen), BATCH_JOBS):
+        back |= {*await jobs.retry(on, chosen[at : at + BATCH_JOBS])}
+    return sorted(back), [each for each in chosen if each not in back]

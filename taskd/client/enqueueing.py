@@ -115,19 +115,19 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     if not incomplete:
         return jobs
     published = await stored_tasks.find(on, incomplete)
-    known: dict[str, stored_tasks.PublishedTask | Task[..., Any]] = {}
+    tasks: dict[str, stored_tasks.PublishedTask | Task[..., Any]] = {}
     if any(job.queue is None and job.task not in published for job in jobs):
-        known.update({task.name: task for task in built_ins()})
-    known.update(published)
+        tasks.update({task.name: task for task in built_ins()})
+    tasks.update(published)
     complete = []
     for job in jobs:
         # The named queue can be that of an app's own task that has the name of a built-in one.
         if job.queue is not None and (job.checked or job.task not in published):
             complete.append(job)
-        elif job.task in known:
-            complete.append(_complete(job, known[job.task]))
+        elif job.task in tasks:
+            complete.append(_complete(job, tasks[job.task]))
         else:
-            raise UnknownTask(_unknown(job.task, {*known, *await stored_tasks.names(on)}))
+            raise UnknownTask(_unknown(job.task, {*tasks, *await stored_tasks.names(on)}))
     return complete
 
 
@@ -146,12 +146,12 @@ def _complete(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) ->
 
 def _stored_version(task: stored_tasks.PublishedTask | Task[..., Any]) -> int | None:
     if isinstance(task, Task):
-        return task.form.stored
+        return task.versions.stored
     return None if task.args_version == 1 else task.args_version
 
 
-def _unknown(task: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(task, sorted(known), n=3)
+def _unknown(task: str, tasks: Iterable[str]) -> str:
+    near = difflib.get_close_matches(task, sorted(tasks), n=3)
     meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return (
         f"no worker has published a task named {task!r}, and the job names no queue.{meant} "

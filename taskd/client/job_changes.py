@@ -16,23 +16,23 @@ from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import changes
 
 
-async def change(on: Fetches, ids: Sequence[int], wanted: Change) -> dict[int, ChangeOutcome]:
+async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, ChangeOutcome]:
     """Change those of these jobs that wait; return the outcome for each id.
 
     Raises:
         InvalidJob: no new value is given, or PostgreSQL refuses a value.
         InvalidArgs: the arguments do not fit the published task of one of them.
     """
-    if wanted.empty:
+    if new.empty:
         raise InvalidJob("no new value is given: give a priority, a time, arguments or the like")
-    given = wanted.update_args if wanted.args is None else wanted.args
+    given = new.update_args if new.args is None else new.args
     text = None if given is None else encode_args("of these jobs", given)
     if text is not None:
         published = await stored_tasks.find(on, await changes.tasks_of(on, ids))
         for task in published.values():
-            schema = task.args_schema if wanted.args is not None else _parts(task.args_schema)
+            schema = task.args_schema if new.args is not None else _parts(task.args_schema)
             check_args(task.name, text, schema, task.redact)
-    return await changes.change(on, ids, wanted, text)
+    return await changes.change(on, ids, new, text)
 
 
 def _parts(args_schema: str) -> str:

@@ -47,8 +47,8 @@ def propagators() -> list[Any]:
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    asked = "baggage" in os.environ.get("OTEL_PROPAGATORS", "").split(",")
-    return [TraceContextTextMapPropagator(), *([W3CBaggagePropagator()] if asked else [])]
+    wants_baggage = "baggage" in os.environ.get("OTEL_PROPAGATORS", "").split(",")
+    return [TraceContextTextMapPropagator(), *([W3CBaggagePropagator()] if wants_baggage else [])]
 
 
 def carrier(context: Any = None) -> dict[str, str]:
@@ -105,7 +105,7 @@ class Sending:
 
     def _describe(self, ids: Sequence[int] | None, error: BaseException | None) -> None:
         span, count = self._span, sum(self._seen.values())
-        tasks, queues = ({each[place] for each in self._seen} - {None} for place in (0, 1))
+        tasks, queues = ({each[index] for each in self._seen} - {None} for index in (0, 1))
         if len(queues) == 1:
             span.set_attribute("messaging.destination.name", queues.pop())
         if len(tasks) == 1:

@@ -16,7 +16,7 @@ from taskd.client.client import Client
 from taskd.client.default import default_client
 from taskd.client.enqueueing import BuiltIns, completed
 from taskd.core.jobs.job import NewJob
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.task import Task
 from taskd.core.workflows.stages import Stage, check_stages
 from taskd.core.workflows.workflow import (
@@ -263,7 +263,7 @@ def stage(
         sample.priority,
         max_attempts,
         timeout_s,
-        task.form.stored,
+        task.versions.stored,
     )
     return made, task
 
@@ -339,7 +339,7 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
 
 def _returns(task: Task[..., Any]) -> Any:
     """Return the annotated return type of the handler; None if it is not known."""
-    if task.kind is Kind.BATCH:
+    if task.kind is HandlerKind.BATCH:
         return None
     try:
         return typing.get_type_hints(inspect.unwrap(task.handler)).get("return")

@@ -133,8 +133,8 @@ def check_dsn(dsn: str) -> str:
 
 def _readable(rest: str) -> str:
     # The driver's own message about an unescaped password quotes a part of it.
-    place = _place(rest)
-    user, at, hosts = place.rpartition("@")
+    authority = _authority(rest)
+    user, at, hosts = authority.rpartition("@")
     matches = [m for m in map(HOST_AND_PORT.fullmatch, hosts.split(",")) if m]
     unread = len(matches) < hosts.count(",") + 1 or any(int(m[2] or 0) > 65535 for m in matches)
     if set("@[]") & set(user) or unread:
@@ -146,14 +146,14 @@ def _readable(rest: str) -> str:
     # Python's urlsplit(), which the driver uses too, refuses brackets that are not at the start of
     # the host (since the fix of CVE-2025-0938). PostgreSQL also accepts a list of hosts as a
     # parameter.
-    path, _, query = rest.removeprefix(place).partition("?")
-    told = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
+    path, _, query = rest.removeprefix(authority).partition("?")
+    parameters = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
     if any(m[2] for m in matches):
-        told.append("port=" + ",".join(m[2] or DEFAULT_PORT for m in matches))
-    return f"{user}{at}{path or '/'}?{'&'.join([*told, *filter(None, [query])])}"
+        parameters.append("port=" + ",".join(m[2] or DEFAULT_PORT for m in matches))
+    return f"{user}{at}{path or '/'}?{'&'.join([*parameters, *filter(None, [query])])}"
 
 
-def _place(rest: str) -> str:
+def _authority(rest: str) -> str:
     # User, password and hosts: everything between the scheme and the database.
     return re.split(r"[/?#]", rest, maxsplit=1)[0]
 
@@ -168,5 +168,5 @@ def hide_password(dsn: str) -> str:
 
 def has_password(dsn: str) -> bool:
     """Return whether a DSN has a password, which `ps` would show."""
-    _, _, password = _place(dsn.partition("://")[2]).rpartition("@")[0].partition(":")
+    _, _, password = _authority(dsn.partition("://")[2]).rpartition("@")[0].partition(":")
     return bool(password) or "password=" in dsn

@@ -54,16 +54,16 @@ def load(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    known = {each.name: each for each in fields(Settings)}
+    settings = {each.name: each for each in fields(Settings)}
     for source, given in (
         *_files(directory or Path.cwd()),
         ("environment", _environment(environ)),
         ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
     ):
         for name, raw in given.items():
-            if name not in known:
+            if name not in settings:
                 raise ConfigError(f"{source}: there is no setting {name!r}; see `taskd config`")
-            values[name] = _parsed(name, raw, known[name].metadata["parse"], source)
+            values[name] = _parsed(name, raw, settings[name].metadata["parse"], source)
             sources[name] = _source_name(source, name)
             # A DSN and a file with a DSN are the same setting: the later source wins.
             if name == "dsn":
@@ -74,7 +74,7 @@ def load(
         values.update(_dsn_elsewhere(values.get("dsn_file"), environ, sources))
     return Loaded(
         Settings(**values),
-        {name: sources.get(name, "default") for name in known},
+        {name: sources.get(name, "default") for name in settings},
         tuple(_ignored(environ)),
     )
 
@@ -131,14 +131,14 @@ def _variables() -> dict[str, str]:
 
 def _ignored(environ: Mapping[str, str]) -> Iterator[str]:
     # Not refused, unlike a key in a file: other programs share the environment.
-    known = _variables()
+    settings = _variables()
     for name in sorted(environ):
-        if not name.startswith("TASKD_") or name in known or NO_SETTINGS.fullmatch(name):
+        if not name.startswith("TASKD_") or name in settings or NO_SETTINGS.fullmatch(name):
             continue
         import difflib
 
         word = name.removeprefix("TASKD_").lower()
-        near = difflib.get_close_matches(word, known.values(), n=1)
+        near = difflib.get_close_matches(word, settings.values(), n=1)
         meant = f" Did you mean TASKD_{near[0].upper()}?" if near else ""
         yield f"{name} is not a setting, and is ignored.{meant}"
 

@@ -32,10 +32,12 @@ def zone(value: datetime) -> str:
     return value.astimezone().isoformat(timespec="seconds")[-6:]
 
 
-def given_up(beat_ago_s: float | None, lease_s: float | None, lease_until: datetime | None) -> str:
+def given_up(
+    renewed_ago_s: float | None, lease_s: float | None, lease_until: datetime | None
+) -> str:
     """Return what happens to a worker whose lease renewal is late."""
     return (
-        f"renewed its lease {span(beat_ago_s)} ago; the lease of {span(lease_s)} "
+        f"renewed its lease {span(renewed_ago_s)} ago; the lease of {span(lease_s)} "
         f"expires at about {moment(lease_until)}"
     )
 

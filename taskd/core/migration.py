@@ -112,8 +112,8 @@ class Migration:
     @property
     def locks(self) -> tuple[Lock, ...]:
         """Return what it locks of existing tables, in order."""
-        told = _LOCKS.search(self.text)
-        parts = told[1].split(",") if told else []
+        match = _LOCKS.search(self.text)
+        parts = match[1].split(",") if match else []
         return tuple(Lock(*part.strip().split(" ", 1)) for part in parts)
 
     @property

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from taskd.core.jobs.job import NewJob
-from taskd.core.validation import shown
+from taskd.core.validation import quoted
 from taskd.errors import InvalidSchedule
 
 NAME_BYTES_MAX = 200
@@ -73,7 +73,7 @@ class Every:
             not isinstance(self.starts_at, datetime) or self.starts_at.tzinfo is None
         ):
             raise InvalidSchedule(
-                f"starts_at {shown(self.starts_at)} is not a datetime with a time zone"
+                f"starts_at {quoted(self.starts_at)} is not a datetime with a time zone"
             )
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
@@ -104,7 +104,7 @@ class Cron:
         text = self.expression
         if not isinstance(text, str) or len(text.split()) != 5 or len(text) > CRON_BYTES_MAX:
             raise InvalidSchedule(
-                f"cron {shown(text)}: write five fields, minute hour day month weekday, as in "
+                f"cron {quoted(text)}: write five fields, minute hour day month weekday, as in "
                 "'0 3 * * *'; for seconds use every(...)"
             )
         try:
@@ -140,7 +140,7 @@ def _zone(name: str) -> ZoneInfo:
         return _known_zone(name)
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         raise InvalidSchedule(
-            f"there is no time zone {shown(name)}; write for example Europe/Berlin, or UTC"
+            f"there is no time zone {quoted(name)}; write for example Europe/Berlin, or UTC"
         ) from None
 
 
@@ -177,39 +177,41 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        said = f"schedule {self.name!r}"
+        prefix = f"schedule {self.name!r}"
         if not isinstance(self.when, Every | Cron):
             raise InvalidSchedule(
-                f"{said}: when: give every(...) or cron(...), not {shown(self.when)}"
+                f"{prefix}: when: give every(...) or cron(...), not {quoted(self.when)}"
             )
         if not isinstance(self.job, NewJob):
-            raise InvalidSchedule(f"{said}: job: give task.job(...), not {shown(self.job)}")
+            raise InvalidSchedule(f"{prefix}: job: give task.job(...), not {quoted(self.job)}")
         if (self.job.run_at, self.job.delay_s, self.job.unique) != (None, None, None):
             raise InvalidSchedule(
-                f"{said}: ticks decide when a job runs, and overlap decides how many: remove "
+                f"{prefix}: ticks decide when a job runs, and overlap decides how many: remove "
                 "run_at, delay_s and unique. For a task with a unique key, give "
                 "task.options(no_key=True).job(...)"
             )
         if self.query is not None and not _fits(self.query, QUERY_BYTES_MAX):
-            raise InvalidSchedule(f"{said}: query: give a SELECT of 1 to {QUERY_BYTES_MAX:,} bytes")
-        self._check_choices(said)
+            raise InvalidSchedule(
+                f"{prefix}: query: give a SELECT of 1 to {QUERY_BYTES_MAX:,} bytes"
+            )
+        self._check_choices(prefix)
 
-    def _check_choices(self, said: str) -> None:
+    def _check_choices(self, prefix: str) -> None:
         for name, kind in (("catch_up", CatchUp), ("overlap", Overlap)):
             if getattr(self, name) not in [each.value for each in kind]:
                 choices = ", ".join(each.value for each in kind)
                 raise InvalidSchedule(
-                    f"{said}: {name} {shown(getattr(self, name))} is not {choices}"
+                    f"{prefix}: {name} {quoted(getattr(self, name))} is not {choices}"
                 )
         if self.catch_up == CatchUp.ALL and self.overlap != Overlap.ALLOW:
             raise InvalidSchedule(
-                f"{said}: catch_up='all' makes several jobs at once, which needs overlap='allow'"
+                f"{prefix}: catch_up='all' makes several jobs at once, which needs overlap='allow'"
             )
         most = self.catch_up_max
         whole = isinstance(most, int) and not isinstance(most, bool)
         if not whole or not 1 <= most <= CATCH_UP_MAX_LIMIT:
             raise InvalidSchedule(
-                f"{said}: catch_up_max {shown(most)} is not 1 to {CATCH_UP_MAX_LIMIT}"
+                f"{prefix}: catch_up_max {quoted(most)} is not 1 to {CATCH_UP_MAX_LIMIT}"
             )
         if self.jitter_s is not None:
             _check_seconds("jitter_s", self.jitter_s, 0.0, JITTER_S_MAX)
@@ -225,7 +227,7 @@ def check_name(name: str) -> str:
     """
     if not _fits(name, NAME_BYTES_MAX) or not name.isprintable():
         raise InvalidSchedule(
-            f"schedule name {shown(name)}: use 1 to {NAME_BYTES_MAX} printable bytes"
+            f"schedule name {quoted(name)}: use 1 to {NAME_BYTES_MAX} printable bytes"
         )
     return name
 
@@ -239,7 +241,7 @@ def _fits(text: object, limit: int) -> bool:
 
 def _check_seconds(name: str, value: object, low: float, high: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidSchedule(f"{name} {shown(value)} is not {low:g} to {high:g} seconds")
+        raise InvalidSchedule(f"{name} {quoted(value)} is not {low:g} to {high:g} seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,26 +7,26 @@ from taskd.errors import InvalidJob
 SHOWN_CHARS_MAX = 300
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a value as a message quotes it: of limited length, whatever it is."""
     try:
-        told = repr(value)
+        text = repr(value)
     except Exception as error:  # noqa: BLE001 - Python writes no number of over 4,300 digits
         return f"(a {type(value).__name__}: {type(error).__name__})"
-    return told if len(told) <= SHOWN_CHARS_MAX else f"{told[:SHOWN_CHARS_MAX]}…"
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
     """Raise InvalidJob unless it is a whole number within these limits."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidJob(f"{name} {shown(value)} is not a whole number from {low} to {high}")
+        raise InvalidJob(f"{name} {quoted(value)} is not a whole number from {low} to {high}")
 
 
 def check_seconds(name: str, value: object, low: float, high: float) -> None:
     """Raise InvalidJob unless it is a number of seconds within these limits."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidJob(
-            f"{name} {shown(value)} is not a number of seconds from {low:g} to {high:g}"
+            f"{name} {quoted(value)} is not a number of seconds from {low:g} to {high:g}"
         )
 
 

@@ -48,19 +48,21 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
     Raises:
         EmbeddedError: there are none, or none that can be executed; the message says what to do.
     """
-    wanted = major or settings.pg_major
+    major_wanted = major or settings.pg_major
     problems: list[str] = []
-    for place in _places(settings.pg_bin):
+    for directories in _search_path(settings.pg_bin):
         found = []
-        for directory in place:
+        for directory in directories:
             try:
                 found.append(Binaries(directory, _major_of(directory)))
             except EmbeddedError as error:
                 problems.append(str(error))
-        usable = [b for b in found if b.major == (wanted or b.major) and b.major >= PG_MAJOR_OLDEST]
+        usable = [
+            b for b in found if b.major == (major_wanted or b.major) and b.major >= PG_MAJOR_OLDEST
+        ]
         if usable:
             return max(usable, key=lambda b: b.major)
-    version = f" {wanted}" if wanted else ""
+    version = f" {major_wanted}" if major_wanted else ""
     why = f" ({'; '.join(problems)})" if problems else ""
     where = "in TASKD_PG_BIN" if settings.pg_bin else "anywhere"
     raise EmbeddedError(
@@ -75,8 +77,8 @@ def pg_binary(name: str, settings: Settings) -> Path:
     Raises:
         EmbeddedError: no installation has it.
     """
-    for place in _places(settings.pg_bin):
-        for directory in place:
+    for directories in _search_path(settings.pg_bin):
+        for directory in directories:
             if os.access(directory / name, os.X_OK):
                 return directory / name
     found = shutil.which(name)
@@ -88,7 +90,7 @@ def pg_binary(name: str, settings: Settings) -> Path:
     return Path(found)
 
 
-def _places(pg_bin: Path | None) -> Iterator[list[Path]]:
+def _search_path(pg_bin: Path | None) -> Iterator[list[Path]]:
     if pg_bin is not None:
         yield [pg_bin.expanduser().absolute()]
         return

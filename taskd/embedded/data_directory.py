@@ -45,11 +45,11 @@ def default_home(settings: Settings) -> Path:
     """
     given = settings.data_dir
     directory = _data_directory() if given is None else given.expanduser().absolute()
-    wanted = settings.pg_major
-    if wanted is None:
+    major_wanted = settings.pg_major
+    if major_wanted is None:
         homes = [p.parent.parent.name[2:] for p in directory.glob("pg*/data/PG_VERSION")]
-        wanted = max((int(n) for n in homes if n.isdecimal()), default=None)
-    return directory / f"pg{wanted or find_binaries(settings).major}"
+        major_wanted = max((int(n) for n in homes if n.isdecimal()), default=None)
+    return directory / f"pg{major_wanted or find_binaries(settings).major}"
 
 
 def _data_directory() -> Path:

@@ -318,9 +318,9 @@ def _bring_up(
 
 def _stop_now(home: Path, host: Path, patience: Patience) -> None:
     """Stop the server, with start.lock held, and wait for its end and its holder's."""
-    told = False
+    logged = False
     while held(home / "server.lock"):
-        if not told:
+        if not logged:
             pid = last_user.peer_pid(str(host / SOCKET))
             if pid == 0:
                 raise EmbeddedError(
@@ -328,7 +328,7 @@ def _stop_now(home: Path, host: Path, patience: Patience) -> None:
                 )
             if pid is not None:  # None: it does not listen yet, or no longer
                 os.kill(pid, signal.SIGINT)
-                told = True
+                logged = True
         patience.wait(f"the embedded PostgreSQL in {home} has not ended")
     while held(home / "keep.lock"):
         patience.wait(f"the holder of the embedded PostgreSQL in {home} has not ended")

@@ -130,8 +130,8 @@ def schedule_skipped(schedule: str, tick: datetime) -> None:
 
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
     """Ticks were due while no worker fired them; `caught_up` of them are made up for now."""
-    told = since and since.isoformat()
-    emit("schedule.missed", "warning", schedule=schedule, since=told, caught_up=caught_up)
+    since_text = since and since.isoformat()
+    emit("schedule.missed", "warning", schedule=schedule, since=since_text, caught_up=caught_up)
 
 
 def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:

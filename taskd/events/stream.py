@@ -32,7 +32,7 @@ class Meter(Protocol):
     def claimed(self, queue: str, jobs: Sequence[Job], claim_s: float) -> None:
         """A batch of jobs was claimed."""
 
-    def heard(self, name: str, fields: Mapping[str, Any]) -> None:
+    def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Count any other event; called from any thread."""
 
 
@@ -111,8 +111,8 @@ def is_watched(level: str) -> bool:
 def line(level: str, text: str, fields: Mapping[str, Any]) -> None:
     """Write a line that is not an event: of a handler or a library without a log of its own."""
     if _log is not None and LEVELS.get(level, LEVELS["info"]) >= _log_level:
-        said = {name: value for name, value in fields.items() if name not in {"event", "level"}}
-        getattr(_log, level if level in LEVELS else "info")(text, **said)
+        others = {name: value for name, value in fields.items() if name not in {"event", "level"}}
+        getattr(_log, level if level in LEVELS else "info")(text, **others)
 
 
 class _Unbreakable:
@@ -135,10 +135,10 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
     def end() -> None:
         _subscribers.remove(subscriber)
-        _look_who_watches()
+        _update_watched()
 
     _subscribers.append(subscriber)
-    _look_who_watches()
+    _update_watched()
     return end
 
 
@@ -146,10 +146,10 @@ def measure(meter: Meter | None) -> None:
     """Let `meter` count every later event; None: no meter."""
     global _meter  # noqa: PLW0603 - one process, one stream
     _meter = meter
-    _look_who_watches()
+    _update_watched()
 
 
-def _look_who_watches() -> None:
+def _update_watched() -> None:
     global _watched  # noqa: PLW0603 - one process, one stream
     _watched = bool(_subscribers) or _meter is not None
 
@@ -157,7 +157,7 @@ def _look_who_watches() -> None:
 def emit(name: str, level: str, /, **fields: Any) -> None:
     """Send an event to the meter, the subscribers and the log."""
     if _meter is not None:
-        _meter.heard(name, fields)
+        _meter.on_event(name, fields)
     for subscriber in tuple(_subscribers):
         subscriber(name, fields)
     if _log is not None and LEVELS[level] >= _log_level:

@@ -37,8 +37,8 @@ def worker_crashed(process: int, pid: int, code: int, delay_s: float) -> None:
 
 def worker_not_started(process: int, error: OSError, delay_s: float) -> None:
     """A worker process could not be started; it is retried if other processes run."""
-    said = f"{type(error).__name__}: {error}"
-    emit("worker.not_started", "error", process=process, error=said, delay_s=delay_s)
+    text = f"{type(error).__name__}: {error}"
+    emit("worker.not_started", "error", process=process, error=text, delay_s=delay_s)
 
 
 def worker_quiet(quiet: bool) -> None:
@@ -66,14 +66,14 @@ def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
     emit("workers.declared_dead", "warning", workers=list(workers), proof=proof)
 
 
-def loop_blocked(blocked_s: float, job: Job | None, stack: str, untold: int) -> None:
-    """The event loop is blocked, by the job if one is named; `untold` counts unlogged blocks."""
+def loop_blocked(blocked_s: float, job: Job | None, stack: str, suppressed: int) -> None:
+    """The event loop is blocked, by `job_id` if given; `suppressed` counts unlogged blocks."""
     emit(
         "loop.blocked",
         "warning",
         blocked_s=round(blocked_s, 2),
         **job_fields(job),
-        untold=untold,
+        suppressed=suppressed,
         stack=stack,
     )
 
@@ -109,8 +109,8 @@ def http_listening(address: str) -> None:
 
 def request_failed(method: str, path: str, error: BaseException) -> None:
     """An HTTP request failed because of a bug in taskd; the answer was 500."""
-    said = f"{type(error).__name__}: {error}"
-    emit("request.failed", "error", method=method, path=path[:200], error=said)
+    text = f"{type(error).__name__}: {error}"
+    emit("request.failed", "error", method=method, path=path[:200], error=text)
 
 
 def figures_delayed(error: str) -> None:

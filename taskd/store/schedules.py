@@ -119,8 +119,8 @@ async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
         AppError: a name belongs to another app, or to a schedule that was made at run time.
     """
     declared = list(schedules)
-    told = await set_(on, declared, app)
-    taken = ", ".join(repr(name) for name, outcome in told.items() if outcome == "taken")
+    outcomes = await set_(on, declared, app)
+    taken = ", ".join(repr(name) for name, outcome in outcomes.items() if outcome == "taken")
     if taken:
         raise AppError(
             f"app {app!r} declares schedules that another app has declared, or that were made at "

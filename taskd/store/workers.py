@@ -197,7 +197,7 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
         [t.timeout_s for _, t in tasks],
         [t.args_schema for _, t in tasks],
         [t.kind.value for _, t in tasks],
-        [t.form.args_version for _, t in tasks],
+        [t.versions.args_version for _, t in tasks],
         [msgspec.json.encode(t.redact).decode() for _, t in tasks],
         [None if name == t.name else t.name for name, t in tasks],
         [t.unique and t.unique.rule(t.unique_defaults) for _, t in tasks],

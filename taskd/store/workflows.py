@@ -40,8 +40,8 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
             plan.stages,
             *enqueue_args(jobs),
             [node.name for node in plan.nodes],
-            plan.places,
-            plan.parent_places,
+            plan.positions,
+            plan.parent_positions,
             plan.parent_ids,
             plan.on_failed,
         )

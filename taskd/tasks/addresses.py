@@ -17,7 +17,7 @@ from taskd.errors import ConfigError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_PLACE = re.compile(r"(?P<host>\*|(\*\.)?[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>\d{1,5}|\*))?")
+_HOST = re.compile(r"(?P<host>\*|(\*\.)?[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>\d{1,5}|\*))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # IPv6 addresses that stand for an IPv4 one.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -29,7 +29,7 @@ class AddressDenied(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AllowedHost:
     """Allowed hosts and ports; port None: the default one of the scheme."""
 
     host: str
@@ -45,7 +45,7 @@ class Place:
         return host == self.host
 
 
-def places(settings: Iterable[str]) -> list[Place]:
+def allowed_hosts(settings: Iterable[str]) -> list[AllowedHost]:
     """Return the targets in http_hosts.
 
     Raises:
@@ -53,7 +53,7 @@ def places(settings: Iterable[str]) -> list[Place]:
     """
     found = []
     for text in settings:
-        match = _PLACE.fullmatch(text.lower())
+        match = _HOST.fullmatch(text.lower())
         port = match["port"] if match else None
         if match is None or (port not in (None, "*") and not 1 <= int(port or 0) <= 65535):
             raise ConfigError(
@@ -61,7 +61,7 @@ def places(settings: Iterable[str]) -> list[Place]:
             )
         host = match["host"].strip("[]")
         number = int(port) if port and port != "*" else None
-        found.append(Place(host, number, any_port=port == "*"))
+        found.append(AllowedHost(host, number, any_port=port == "*"))
     return found
 
 

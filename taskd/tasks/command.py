@@ -49,7 +49,7 @@ async def run(
         OSError: it could not be started.
     """
     # The kernel closes this pipe with the worker, however that ends.
-    lifeline, writing = os.pipe()
+    worker_pipe, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -57,7 +57,7 @@ async def run(
                 "-I",
                 "-S",
                 KEEPER,
-                str(lifeline),
+                str(worker_pipe),
                 str(grace_s),
                 *argv,
                 stdin=asyncio.subprocess.PIPE,
@@ -65,11 +65,11 @@ async def run(
                 stderr=asyncio.subprocess.PIPE,
                 cwd=cwd,
                 env=env,
-                pass_fds=(lifeline,),
+                pass_fds=(worker_pipe,),
                 start_new_session=True,
             )
         finally:
-            os.close(lifeline)
+            os.close(worker_pipe)
         assert process.stdin
         assert process.stdout
         assert process.stderr

@@ -47,7 +47,7 @@ MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
 TIMEOUT_S = 3700.0
 REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 10.0
 BODY_BYTES_MAX = 64 * 1024
-TOLD_CHARACTERS = 200
+QUOTED_CHARACTERS = 200
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 6 * 3600.0
 CONNECTIONS_MAX = 100
 HEADERS_MAX = 50
@@ -84,7 +84,7 @@ class Requester:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._places = addresses.places(settings.http_hosts)
+        self._allowed_hosts = addresses.allowed_hosts(settings.http_hosts)
         self._networks = addresses.networks(settings.http_networks)
         self._secrets = {
             name: _keys(name, text) for name, text in (settings.http_secrets or {}).items()
@@ -126,7 +126,7 @@ class Requester:
                 aiohttp.ClientError, TimeoutError: there was no answer.
             """
             content, kind = _content(json, body)
-            place = self._place(url)
+            target = self._checked_url(url)
             sent = {"Accept-Encoding": "identity", **({"Content-Type": kind} if kind else {})}
             sent |= _checked(headers or {})
             sent |= self._signature(secret, ctx.idempotency_key, content)
@@ -134,7 +134,7 @@ class Requester:
                 _understood(timeout_s),
                 self._opened().request(
                     method,
-                    place,
+                    target,
                     data=content or None,
                     headers=sent,
                     allow_redirects=False,
@@ -142,7 +142,7 @@ class Requester:
                 ) as response,
             ):
                 answer = await _bounded(response)
-                return _judged(f"{method} {place.host}", response, *answer)
+                return _result_of(f"{method} {target.host}", response, *answer)
 
         return Task(
             http_request,
@@ -158,7 +158,7 @@ class Requester:
         if session is not None:
             await session.close()
 
-    def _place(self, text: str) -> URL:
+    def _checked_url(self, text: str) -> URL:
         """Return the URL, if the settings allow its host."""
         from yarl import URL
 
@@ -171,7 +171,7 @@ class Requester:
             raise Fail("url: write http://host/... or https://host/...")
         if url.user is not None or url.password is not None:
             raise Fail("url: it contains a user or a password; send these as headers")
-        if not any(each.fits(url.scheme, host, port) for each in self._places):
+        if not any(each.fits(url.scheme, host, port) for each in self._allowed_hosts):
             raise HttpNotAllowed(f"TASKD_HTTP_HOSTS of this worker does not allow {host}:{port}")
         return url
 
@@ -206,8 +206,8 @@ class Requester:
 
     def _socket(self, address: Any) -> socket.socket:
         """Make a socket for one address of a name, if it is allowed."""
-        family, kind, protocol, _, place = address
-        addresses.check_address(str(place[0]), self._networks)
+        family, kind, protocol, _, sockaddr = address
+        addresses.check_address(str(sockaddr[0]), self._networks)
         made = socket.socket(family, kind, protocol)
         made.setblocking(False)
         return made
@@ -303,7 +303,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     return bytes(body), False
 
 
-def _judged(
+def _result_of(
     what: str, response: aiohttp.ClientResponse, body: bytes, truncated: bool
 ) -> dict[str, Any]:
     status = response.status
@@ -316,14 +316,14 @@ def _judged(
             with suppress(msgspec.DecodeError, RecursionError):
                 result["body"] = msgspec.json.decode(body)
         return result
-    said = f"{what}: {status} {response.reason or ''}: {text[:TOLD_CHARACTERS]}".rstrip(": ")
+    summary = f"{what}: {status} {response.reason or ''}: {text[:QUOTED_CHARACTERS]}".rstrip(": ")
     if status not in AGAIN and status < 500:
         moved = "; redirects are not followed" if 300 <= status < 400 else ""
-        raise Fail(said + moved)
+        raise Fail(summary + moved)
     delay_s = retry_after_s(response.headers.get("Retry-After"), time.time())
     if delay_s is not None:
-        raise Retry(delay_s, said)
-    raise HttpRefused(said)
+        raise Retry(delay_s, summary)
+    raise HttpRefused(summary)
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:

@@ -124,17 +124,17 @@ def compose(
     Raises:
         Fail: an address, the subject or a header cannot be sent.
     """
-    shown = {"To": _mailboxes(to, "to"), "Cc": _mailboxes(cc, "cc")}
+    quoted = {"To": _mailboxes(to, "to"), "Cc": _mailboxes(cc, "cc")}
     hidden = _mailboxes(bcc, "bcc")
-    everyone = [box.address for boxes in (*shown.values(), hidden) for box in boxes]
+    everyone = [box.address for boxes in (*quoted.values(), hidden) for box in boxes]
     recipients = tuple(dict.fromkeys(everyone))
-    if not shown["To"]:
+    if not quoted["To"]:
         raise Fail("to: there is no recipient")
     if len(recipients) > RECIPIENTS_MAX:
         raise Fail(f"{len(recipients)} recipients; the limit of one mail is {RECIPIENTS_MAX}")
     message = _body(body, html)
     message["From"] = sender.header()
-    for name, boxes in shown.items():
+    for name, boxes in quoted.items():
         if boxes:
             message[name] = ", ".join(box.header() for box in boxes)
     if reply_to is not None:

@@ -172,7 +172,7 @@ def task(
             out_bytes_max=RESULT_BYTES_MAX,
             err_bytes_max=ERR_BYTES_MAX,
         )
-        return judged(command, chosen, ended)
+        return result_of(command, chosen, ended)
 
     return Task(
         run_command, queue=QUEUE, max_attempts=MAX_ATTEMPTS, timeout_s=TIMEOUT_S, backoff=backoff
@@ -194,15 +194,15 @@ def environment(command: Command, ctx: Context) -> dict[str, str]:
     }
 
 
-def judged(name: str, command: Command, ended: commands.Ended) -> Any:
+def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
     """Return the result of a command, or raise what its end means for the job.
 
     Raises:
         Retry, Snooze, Cancel, Fail, CommandFailed: see run_command.
     """
-    said = ended.err.decode("utf-8", "replace").strip()
+    stderr = ended.err.decode("utf-8", "replace").strip()
     how = f"exit code {ended.code}" if ended.code >= 0 else f"signal {-ended.code}"
-    text = f"{name}: {how}: {said}" if said else f"{name}: {how}"
+    text = f"{name}: {how}: {stderr}" if stderr else f"{name}: {how}"
     word = "done" if ended.code == EXIT_DONE else command.exits.get(str(ended.code), "")
     found = _VERDICT.fullmatch(word)
     delay_s = parse_duration_s(found[2]) if found and found[2] else None

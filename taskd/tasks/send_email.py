@@ -163,7 +163,7 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
             return None
         if isinstance(error, aiosmtplib.SMTPSenderRefused):
             await _call_off(connection)
-            raise _judged(error, f"the sender {mail.sender}") from error
+            raise _error_of(error, f"the sender {mail.sender}") from error
         raise
     try:
         refused = await _name_recipients(smtp, mail, last=last)
@@ -171,7 +171,7 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
         await smtp.data(mail.content, timeout=CONTENT_TIMEOUT_S)
     except aiosmtplib.SMTPDataError as error:
         await _call_off(connection)
-        raise _judged(error, "the mail") from error
+        raise _error_of(error, "the mail") from error
     except (MailDeferred, Fail):
         await _call_off(connection)
         raise
@@ -218,7 +218,7 @@ async def _call_off(connection: Connection) -> None:
     connection.clean = True
 
 
-def _judged(error: aiosmtplib.SMTPResponseException, what: str) -> Exception:
+def _error_of(error: aiosmtplib.SMTPResponseException, what: str) -> Exception:
     """Return what an answer means for the job."""
     answer = f"{what}: {error.code} {error.message}"
     if _is_final(error.code):

@@ -56,7 +56,7 @@ class Pool:
     ) -> None:
         self._settings = settings
         self._idle_s = idle_s
-        self._places = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
         self._reaper: asyncio.Task[None] | None = None
         self._closed = False
@@ -73,7 +73,7 @@ class Pool:
         Raises:
             aiosmtplib.SMTPException, OSError, Unprotected: the server cannot be reached or used.
         """
-        async with self._places:
+        async with self._slots:
             connection = self._take(fresh=fresh) or await self._connect()
             try:
                 yield connection

@@ -26,18 +26,18 @@ STRAYS_S = 2.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start(argv: list[str], asked: int) -> int:
+def start(argv: list[str], signal_pipe: int) -> int:
     """Start the command in a process group of its own; return its pid."""
-    keeper = os.getpid()
+    guard = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setpgid(0, 0)
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:
+        if os.getppid() != guard:
             os._exit(1)
-        os.close(asked)
+        os.close(signal_pipe)
         # Python ignores these, and the command would inherit that.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -67,20 +67,20 @@ def reap(pid: int) -> int | None:
             status = how
 
 
-def keep(pid: int, lifeline: int, woken: int, grace_s: float) -> int:
+def wait_for(pid: int, worker_pipe: int, signals_read: int, grace_s: float) -> int:
     """Wait until the command has ended, and end it when the lifeline closes; return its status."""
-    watched = [lifeline, woken]
+    watched = [worker_pipe, signals_read]
     kill_at: float | None = None
     while True:
         left_s = None if kill_at is None else max(0.0, kill_at - time.monotonic())
         ready, _, _ = select.select(watched, [], [], left_s)
-        signals = os.read(woken, 512) if woken in ready else b""
+        signals = os.read(signals_read, 512) if signals_read in ready else b""
         status = reap(pid)
         if status is not None:
             return status
-        if lifeline in ready:
-            watched.remove(lifeline)
-        if kill_at is None and (lifeline in ready or signal.SIGTERM in signals):
+        if worker_pipe in ready:
+            watched.remove(worker_pipe)
+        if kill_at is None and (worker_pipe in ready or signal.SIGTERM in signals):
             kill(pid, signal.SIGTERM)
             kill_at = time.monotonic() + grace_s
         elif kill_at is not None and time.monotonic() >= kill_at:
@@ -88,7 +88,7 @@ def keep(pid: int, lifeline: int, woken: int, grace_s: float) -> int:
             kill_at = time.monotonic() + STRAYS_S
 
 
-def sweep(pid: int) -> None:
+def kill_strays(pid: int) -> None:
     """Kill the processes that the command has left, wherever they are."""
     kill(pid, signal.SIGKILL)
     ends = time.monotonic() + STRAYS_S
@@ -122,23 +122,23 @@ def end_as(status: int) -> None:
 
 def main() -> None:
     """Guard one command."""
-    lifeline, grace_s, argv = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
-    os.set_inheritable(lifeline, False)
+    worker_pipe, grace_s, argv = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    os.set_inheritable(worker_pipe, False)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    woken, asked = os.pipe()
-    os.set_blocking(asked, False)
-    signal.set_wakeup_fd(asked, warn_on_full_buffer=False)
+    signals_read, signal_pipe = os.pipe()
+    os.set_blocking(signal_pipe, False)
+    signal.set_wakeup_fd(signal_pipe, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # a handler, and not SIG_IGN, which is inherited
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    pid = start(argv, asked)
+    pid = start(argv, signal_pipe)
     # Only the command has them: a worker that writes to an ended command must get an error.
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    status = keep(pid, lifeline, woken, grace_s)
-    sweep(pid)
+    status = wait_for(pid, worker_pipe, signals_read, grace_s)
+    kill_strays(pid)
     end_as(status)
 
 

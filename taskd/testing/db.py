@@ -16,7 +16,7 @@ from taskd.errors import JobNotFound
 from taskd.store import schedules
 from taskd.store.connections.database import Database, Lane
 from taskd.store.reading import testing
-from taskd.testing.expectations import Wanted
+from taskd.testing.expectations import Expectation
 from taskd.testing.rows import JobRow
 from taskd.testing.run import APP, AttemptFailed, Run, raise_failures
 
@@ -86,11 +86,11 @@ class TaskdDB:
             TypeError: it is not a task, or has no such argument.
         """
         __tracebackhide__ = True
-        wanted, rows = Wanted(task, args), self.jobs()
+        expected, rows = Expectation(task, args), self.jobs()
         for row in rows:
-            if row.waits and wanted.fits(row):
+            if row.waits and expected.fits(row):
                 return row
-        raise AssertionError(wanted.missing(rows))
+        raise AssertionError(expected.missing(rows))
 
     def assert_not_enqueued(self, task: Task[..., Any] | str, /, **args: Any) -> None:
         """Check that no job of this task with these arguments waits.
@@ -100,10 +100,10 @@ class TaskdDB:
             TypeError: it is not a task, or has no such argument.
         """
         __tracebackhide__ = True
-        wanted = Wanted(task, args)
-        found = [row for row in self.enqueued() if wanted.fits(row)]
+        expected = Expectation(task, args)
+        found = [row for row in self.enqueued() if expected.fits(row)]
         if found:
-            raise AssertionError(wanted.unwanted(found))
+            raise AssertionError(expected.unexpected(found))
 
     # Run.
 

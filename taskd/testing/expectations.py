@@ -10,7 +10,7 @@ import msgspec
 
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs
-from taskd.testing.rows import JobRow, called, shown
+from taskd.testing.rows import JobRow, called, quoted
 
 NEAREST_MAX = 5
 NOT_COMMITTED = "A job that was enqueued with conn= is visible once its transaction has committed."
@@ -24,7 +24,7 @@ class _Absent:
 ABSENT = _Absent()
 
 
-class Wanted:
+class Expectation:
     """A task, and some of a job's arguments.
 
     Args:
@@ -42,10 +42,10 @@ class Wanted:
         self._task = None if isinstance(task, str) else task
         self.name = task if isinstance(task, str) else task.name
         if self._task is not None:
-            known = self._task.args_type.__struct_fields__
+            fields = self._task.args_type.__struct_fields__
             for name in args:
-                if name not in known:
-                    has = ", ".join(known) or "none"
+                if name not in fields:
+                    has = ", ".join(fields) or "none"
                     raise TypeError(f"task {self.name} has no argument {name!r}; it has {has}")
         self._args = dict(args)
 
@@ -58,11 +58,11 @@ class Wanted:
 
     def differences(self, row: JobRow) -> dict[str, tuple[Any, Any]]:
         """Return the expected and the actual value of each argument that differs."""
-        there = self._arguments(row)
+        actual = self._arguments(row)
         return {
-            name: (wanted, there.get(name, ABSENT))
-            for name, wanted in self._args.items()
-            if name not in there or _plain(wanted) != _plain(there[name])
+            name: (expected, actual.get(name, ABSENT))
+            for name, expected in self._args.items()
+            if name not in actual or _to_builtins(expected) != _to_builtins(actual[name])
         }
 
     def _arguments(self, row: JobRow) -> Mapping[str, Any]:
@@ -94,21 +94,21 @@ class Wanted:
         nearest = sorted(same, key=lambda row: len(self.differences(row)))
         for row in nearest[:NEAREST_MAX]:
             yield f"  job {row.id} {called(row.task, row.args)}"
-            for name, (wanted, there) in self.differences(row).items():
-                yield f"      {name}: wanted {shown(wanted)}, is {shown(there)}"
+            for name, (expected, actual) in self.differences(row).items():
+                yield f"      {name}: wanted {quoted(expected)}, is {quoted(actual)}"
         if len(same) > NEAREST_MAX:
             yield f"  and {len(same) - NEAREST_MAX} that differ as much or more"
         besides = Counter(row.task for row in waiting if row.task != self.name)
         if besides:
-            told = ", ".join(f"{task} ({_count(n, 'job')})" for task, n in besides.most_common())
-            yield f"Waiting {'besides' if same else 'instead'}: {told}."
+            counts = ", ".join(f"{task} ({_count(n, 'job')})" for task, n in besides.most_common())
+            yield f"Waiting {'besides' if same else 'instead'}: {counts}."
 
-    def unwanted(self, rows: Iterable[JobRow]) -> str:
+    def unexpected(self, rows: Iterable[JobRow]) -> str:
         """Return the jobs that wait although none should."""
         return "\n".join([f"{self} is enqueued, and should not be:", *(f"  {row}" for row in rows)])
 
 
-def _plain(value: object) -> object:
+def _to_builtins(value: object) -> object:
     """Return it in JSON's form, so that a date equals its text and a tuple a list."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))

@@ -59,7 +59,7 @@ def taskd_server(
         # All processes of pytest-xdist join one server: its home is shared.
         base = tmp_path_factory.getbasetemp()
         home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "taskd-postgresql"
-        with _told_in_a_line():
+        with _without_traceback():
             started = embedded.start(home, durable=False)
         dsn = started.dsn("postgres")
     server = Server(dsn, taskd_background)
@@ -81,7 +81,7 @@ def taskd_prepare() -> Callable[[str], Any]:
 @pytest.fixture(scope="session")
 def taskd_template(taskd_server: Server, taskd_prepare: Callable[[str], Any]) -> Iterator[str]:
     """The name of the database of which those of the tests are copies."""
-    with _told_in_a_line():
+    with _without_traceback():
         name = taskd_server.make_template(taskd_prepare)
     yield name
     taskd_server.drop(name)
@@ -117,7 +117,7 @@ def taskd_db(taskd_dsn: str, taskd_background: BackgroundLoop) -> Iterator[Taskd
 
 
 @contextmanager
-def _told_in_a_line() -> Iterator[None]:
+def _without_traceback() -> Iterator[None]:
     """A problem of the server needs no traceback."""
     from taskd.errors import TaskdError
 
@@ -130,8 +130,10 @@ def _told_in_a_line() -> Iterator[None]:
 def _configured_dsn(config: pytest.Config) -> str:
     from taskd.config import check_dsn
 
-    said = os.environ.get(VARIABLE)
-    dsn, source = (said, VARIABLE) if said else (str(config.getini(INI)), INI)
+    dsn_of_environment = os.environ.get(VARIABLE)
+    dsn, source = (
+        (dsn_of_environment, VARIABLE) if dsn_of_environment else (str(config.getini(INI)), INI)
+    )
     try:
         return check_dsn(dsn) if dsn else ""
     except ValueError as error:

@@ -45,16 +45,16 @@ class JobRow:
     @classmethod
     def of(cls, row: Mapping[str, Any], names: Sequence[str] = ()) -> Self:
         """Return the job of a row of testing_jobs; `names` orders its arguments."""
-        known = dict(row)
-        last = msgspec.json.decode(known.pop("last_error") or "{}")
-        args = msgspec.json.decode(known["args"])
-        known["args"] = {name: args[name] for name in names if name in args} | args
-        if known["result"] is not None:
-            known["result"] = msgspec.json.decode(known["result"])
+        fields = dict(row)
+        last = msgspec.json.decode(fields.pop("last_error") or "{}")
+        args = msgspec.json.decode(fields["args"])
+        fields["args"] = {name: args[name] for name in names if name in args} | args
+        if fields["result"] is not None:
+            fields["result"] = msgspec.json.decode(fields["result"])
         if last:
-            known["error"] = f"{last['type']}: {last['message']}"
-            known["traceback"] = last.get("traceback", "")
-        return cls(**known)
+            fields["error"] = f"{last['type']}: {last['message']}"
+            fields["traceback"] = last.get("traceback", "")
+        return cls(**fields)
 
     @property
     def waits(self) -> bool:
@@ -62,20 +62,20 @@ class JobRow:
         return self.state in {"queued", "scheduled", "blocked"}
 
     def __str__(self) -> str:
-        told = f"job {self.id} {called(self.task, self.args)}: {self.state}"
+        text = f"job {self.id} {called(self.task, self.args)}: {self.state}"
         if self.state == "scheduled":
-            told += f", due in {self.due_in_s:.1f} s"
+            text += f", due in {self.due_in_s:.1f} s"
         if self.attempt:
-            told += f", attempt {self.attempt}"
-        return f"{told}: {self.error}" if self.error else told
+            text += f", attempt {self.attempt}"
+        return f"{text}: {self.error}" if self.error else text
 
 
 def called(task: str, args: Mapping[str, Any]) -> str:
     """Return a task and its arguments, written as a call."""
-    return f"{task}({', '.join(f'{name}={shown(value)}' for name, value in args.items())})"
+    return f"{task}({', '.join(f'{name}={quoted(value)}' for name, value in args.items())})"
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a value as Python writes it, cut if it is very long."""
     text = repr(value)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}..."

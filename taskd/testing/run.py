@@ -16,7 +16,7 @@ from taskd.config import Settings
 from taskd.core.jobs.failure import PACKAGE
 from taskd.core.jobs.verdicts import Retry
 from taskd.core.tasks.batch import Item
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import workers
@@ -52,7 +52,7 @@ class Run:
     Args:
         dsn: the database of the test.
         lane: a connection to it on a loop of its own.
-        ask: runs a coroutine on that loop and waits; for any thread.
+        run_on_loop: runs a coroutine on that loop and waits; for any thread.
         registry: the tasks.
         concurrency: concurrent attempts per queue.
         crash: ids of jobs whose first attempt kills the worker at its end.
@@ -67,7 +67,7 @@ class Run:
         self,
         dsn: str,
         lane: Lane,
-        ask: Callable[[Coroutine[Any, Any, Any]], Any],
+        run_on_loop: Callable[[Coroutine[Any, Any, Any]], Any],
         registry: Registry,
         concurrency: int,
         crash: Collection[int],
@@ -76,7 +76,7 @@ class Run:
         self.failed: set[int] = set()
         self.errors: dict[int, Exception] = {}
         self.doomed = set(crash)
-        self._dsn, self._lane, self._ask = dsn, lane, ask
+        self._dsn, self._lane, self._run_on_loop = dsn, lane, run_on_loop
         self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._died = False
@@ -101,7 +101,7 @@ class Run:
     async def _due(self) -> set[str]:
         """Return the queues with something to do."""
         looking = testing.due_queues(self._lane, self._registry.names())
-        due: set[str] = await asyncio.to_thread(self._ask, looking)
+        due: set[str] = await asyncio.to_thread(self._run_on_loop, looking)
         return due
 
     async def _work(self, queues: set[str], ends: float) -> None:
@@ -141,8 +141,8 @@ class Run:
             return  # what a dead worker reports does not count
         job_id = fields["job_id"]
         self.ended.add(job_id)
-        asked = isinstance(self.errors.get(job_id), Retry)
-        if name == "job.failed" or (name == "job.retried" and not asked):
+        handler_asked = isinstance(self.errors.get(job_id), Retry)
+        if name == "job.failed" or (name == "job.retried" and not handler_asked):
             self.failed.add(job_id)
 
     # Handlers.
@@ -152,7 +152,7 @@ class Run:
 
         A handler that runs in a process of its own is left as it is: the job has its error.
         """
-        if task.kind is Kind.PROCESS:
+        if task.kind is HandlerKind.PROCESS:
             return task
 
         @functools.wraps(task.handler)
@@ -170,15 +170,17 @@ class Run:
             with ExitStack() as watching:
                 for item in items:
                     watching.enter_context(self._watching(item.ctx.job_id))
-                said = await task.handler(items)
-            for item, each in zip(items, said if isinstance(said, list) else (), strict=False):
+                results = await task.handler(items)
+            for item, each in zip(
+                items, results if isinstance(results, list) else (), strict=False
+            ):
                 if isinstance(each, Exception):
                     self.errors[item.ctx.job_id] = each
-            return said
+            return results
 
         watched = copy.copy(task)
         watched.handler = awaited if task.is_async else called
-        if task.kind is Kind.BATCH:
+        if task.kind is HandlerKind.BATCH:
             watched.handler = gathered
         watched.takes_context = True
         return watched
@@ -208,10 +210,10 @@ class Run:
         self._died = True
         self.doomed.discard(job_id)
         worker = self._worker
-        self.ended |= self._ask(self._bury(worker.parts.shared.lease.worker_id))
+        self.ended |= self._run_on_loop(self._declare_dead(worker.parts.shared.lease.worker_id))
         self._loop.call_soon_threadsafe(_abandon, worker)
 
-    async def _bury(self, worker_id: int) -> set[int]:
+    async def _declare_dead(self, worker_id: int) -> set[int]:
         await workers.declare_dead(self._lane, [worker_id], proved=True)
         return set(await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES))
 

@@ -29,7 +29,7 @@ def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ())
     return Starlette(
         routes=[route for part in parts for route in part],
         middleware=[*middleware, Middleware(BodyLimit)],
-        exception_handlers={HTTPException: _said, Exception: _failed},
+        exception_handlers={HTTPException: _message, Exception: _failed},
     )
 
 
@@ -54,7 +54,7 @@ class BodyLimit:
         await self._app(scope, receive_counted, send)
 
 
-class Places:
+class RequestLimit:
     """Middleware: serve a limited number of requests at a time, and answer 503 to the others.
 
     Routes that wait for the database or for a slow reader are behind one of these, so that probes
@@ -62,17 +62,17 @@ class Places:
     sends the rest of a body blocks no one.
     """
 
-    def __init__(self, app: ASGIApp, places: int, what: str) -> None:
+    def __init__(self, app: ASGIApp, requests_max: int, what: str) -> None:
         self._app = app
-        self._left = places
-        self._said = f"{places} requests for {what} are being answered; try again soon\n"
+        self._left = requests_max
+        self._message = f"{requests_max} requests for {what} are being answered; try again soon\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
         if scope["method"] not in ("GET", "HEAD"):
             receive = await _whole(receive)
         if self._left <= 0:
-            busy = PlainTextResponse(self._said, 503, {"retry-after": str(RETRY_S)})
+            busy = PlainTextResponse(self._message, 503, {"retry-after": str(RETRY_S)})
             await busy(scope, receive, send)
             return
         self._left -= 1
@@ -105,7 +105,7 @@ async def _whole(receive: Receive) -> Receive:
     return receive_whole
 
 
-def _said(_request: Request, error: Exception) -> Response:
+def _message(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
 

@@ -45,7 +45,7 @@ class Endpoint(Server):
         finally:
             await self._figures.close()
             # After a crash, the dashboard is served again.
-            if self._dashboard is not None and self._stop_asked.is_set():
+            if self._dashboard is not None and self._stop_requested.is_set():
                 await self._dashboard.close()
 
     def stop(self) -> None:
@@ -63,8 +63,8 @@ class Endpoint(Server):
 def _app(
     of: Worker | Processes, figures: Figures, thread: Executor, pages: Sequence[BaseRoute]
 ) -> Starlette:
-    async def snapshots() -> Sequence[WorkerStatus]:
-        return [of.snapshot()] if isinstance(of, Worker) else await of.snapshots()
+    async def statuses() -> Sequence[WorkerStatus]:
+        return [of.status()] if isinstance(of, Worker) else await of.statuses()
 
-    own = [*probe_routes(of.condition), metrics_route(snapshots, figures, thread)]
+    own = [*probe_routes(of.condition), metrics_route(statuses, figures, thread)]
     return make_app(own, pages)

@@ -27,15 +27,15 @@ def probe_routes(condition: Callable[[], Condition]) -> list[Route]:
     """
 
     async def livez(_request: Request) -> Response:
-        return _said("alive", condition().stuck)
+        return _answer("alive", condition().stuck)
 
     async def readyz(_request: Request) -> Response:
-        return _said("ready", condition().unready)
+        return _answer("ready", condition().unready)
 
     return [Route("/livez", livez), Route("/readyz", readyz)]
 
 
-def _said(well: str, why_not: str) -> Response:
+def _answer(well: str, why_not: str) -> Response:
     """Return 200, or 503 with the reason in one line."""
     line = why_not.replace("\n", " ") or well
     return PlainTextResponse(f"{line}\n", 503 if why_not else 200, HEADERS)

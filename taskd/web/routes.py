@@ -23,7 +23,7 @@ from taskd.config import Settings
 from taskd.store.connections.database import Database
 from taskd.web.access.guard import Guard, is_loopback
 from taskd.web.access.login import TooMany
-from taskd.web.app import Places
+from taskd.web.app import RequestLimit
 from taskd.web.pages import actions, live, views, workflow_actions
 from taskd.web.pages.dashboard import Dashboard, NotThere, form_of, number_of, one
 from taskd.web.pages.render import STATIC
@@ -102,7 +102,7 @@ def _app(board: Dashboard) -> Starlette:
         ],
         middleware=[
             Middleware(Guard, url=board.url),
-            Middleware(Places, places=PAGES_MAX, what="pages"),
+            Middleware(RequestLimit, requests_max=PAGES_MAX, what="pages"),
         ],
         exception_handlers={HTTPException: nothing},
     )
@@ -110,7 +110,7 @@ def _app(board: Dashboard) -> Starlette:
 
 def _few(route: Route) -> Route:
     """Do the same with a limit of its own for streams, which have no end."""
-    route.app = Places(route.app, live.VIEWERS_MAX, "live pages")
+    route.app = RequestLimit(route.app, live.VIEWERS_MAX, "live pages")
     return route
 
 
@@ -130,7 +130,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
     to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
     if request.method == "GET" and board.session(request) is not None:
         return RedirectResponse(to, 303)
-    said, status = None, 200
+    message, status = None, 200
     if request.method == "POST":
         form = await form_of(request)
         address = board.address(request)
@@ -138,15 +138,15 @@ async def _login(board: Dashboard, request: Request) -> Response:
         try:
             who = await board.logins.check(name, password, address)
         except TooMany as error:
-            said, status = f"{error}.", 429
+            message, status = f"{error}.", 429
         else:
             if who is not None:
                 events.login_accepted(who, address)
                 return board.log_in(request, who, to)
-            said, status = "Wrong password.", 403
-        board.refusals.tell(name, address, said)
+            message, status = "Wrong password.", 403
+        board.refusals.log(name, address, message)
     return board.page(
-        request, "login.html", status, said=said, names=board.logins.names_needed, to=to
+        request, "login.html", status, message=message, names=board.logins.names_needed, to=to
     )
 
 
@@ -162,11 +162,11 @@ async def _live(board: Dashboard, request: Request) -> Response:
     """Stream new parts of the page to its script."""
     if board.live.closed:
         return PlainTextResponse("it ends\n", 503)
-    asked = request.query_params
-    parts = [part for part in asked.get("parts", "").split(",") if part in live.PARTS]
-    job_id = number_of(asked["job"]) if "job" in asked else None
+    query = request.query_params
+    parts = [part for part in query.get("parts", "").split(",") if part in live.PARTS]
+    job_id = number_of(query["job"]) if "job" in query else None
     return StreamingResponse(
-        _news(board, request, parts, job_id, asked.get("stage")),
+        _news(board, request, parts, job_id, query.get("stage")),
         media_type="text/event-stream",
         headers={"x-accel-buffering": "no"},
     )
@@ -177,12 +177,12 @@ async def _news(
 ) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MS}\n\n"
     async for viewer in board.live.follow(job_id, stage):
-        if board.guarded and board.sessions.find(board.token(request), looks=True) is None:
+        if board.guarded and board.sessions.find(board.token(request), from_open_page=True) is None:
             return
         if viewer is None:
             yield ": nothing new\n\n"
         elif viewer.board is None:
-            yield _event("trouble", {"said": viewer.error})
+            yield _event("trouble", {"message": viewer.error})
         else:
             html = board.live.parts(viewer.board, parts)
             yield _event("news", {"parts": html, "changed": viewer.changed})

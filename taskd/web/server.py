@@ -60,22 +60,22 @@ class Server:
         self._sockets = listen(address)
         host, port = self._sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     async def run(self) -> None:
         """Answer requests."""
-        server = _Uvicorn(self._app, self._stop_asked)
+        server = _Uvicorn(self._app, self._stop_requested)
         events.http_listening(self.address)
         try:
             await server.serve([each.dup() for each in self._sockets])
         finally:
             server.abort()
-            if self._stop_asked.is_set():
+            if self._stop_requested.is_set():
                 self.close()
 
     def stop(self) -> None:
         """Accept no more connections, and let running answers end within STOP_S."""
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     def close(self) -> None:
         """Release the address; can be called twice."""
@@ -86,7 +86,7 @@ class Server:
 class _Uvicorn(uvicorn.Server):
     """uvicorn without signal handlers, without log lines, and without polling for its end."""
 
-    def __init__(self, app: ASGIApp, stop_asked: asyncio.Event) -> None:
+    def __init__(self, app: ASGIApp, stop_requested: asyncio.Event) -> None:
         super().__init__(
             uvicorn.Config(
                 cast("Any", app),
@@ -106,7 +106,7 @@ class _Uvicorn(uvicorn.Server):
                 h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             )
         )
-        self._stop_asked = stop_asked
+        self._stop_requested = stop_requested
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Wait for the end."""
-        await self._stop_asked.wait()
+        await self._stop_requested.wait()
 
     def abort(self) -> None:
         """Close everything now."""
@@ -201,19 +201,19 @@ def listen(address: str) -> list[socket.socket]:
     Raises:
         ConfigError: the address cannot be used.
     """
-    host, _, wanted = address.rpartition(":")
+    host, _, port_text = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(wanted), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), int(port_text), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise _refused(address, f"there is no host {host!r} ({said})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise _refused(address, f"there is no host {host!r} ({reason})") from None
     made: list[socket.socket] = []
     problem: OSError | None = None
-    for family, _, _, _, place in found:
+    for family, _, _, _, sockaddr in found:
         try:
             # With port 0, further sockets take the port that the first one got.
-            port = made[0].getsockname()[1] if made else place[1]
-            made.append(_bound(family, place, port))
+            port = made[0].getsockname()[1] if made else sockaddr[1]
+            made.append(_bound(family, sockaddr, port))
         except OSError as error:
             problem = error
     # `localhost` can include ::1 on a machine without IPv6: skip that. A port in use is an error.
@@ -224,7 +224,7 @@ def listen(address: str) -> list[socket.socket]:
     return made
 
 
-def _bound(family: int, place: tuple[Any, ...], port: Any) -> socket.socket:
+def _bound(family: int, sockaddr: tuple[Any, ...], port: Any) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
@@ -234,7 +234,7 @@ def _bound(family: int, place: tuple[Any, ...], port: Any) -> socket.socket:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((place[0], port, *place[2:]))
+        made.bind((sockaddr[0], port, *sockaddr[2:]))
         # Now, as two sockets can be bound to one port as long as neither listens.
         made.listen(BACKLOG)
     except OSError:

@@ -7,14 +7,14 @@ from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.processes.parent import Processes
 from taskd.worker.processes.stats_socket import StatsServer
 from taskd.worker.sd_notify import Notify
-from taskd.worker.stopping.parent_watch import ParentWatch, Place, longest_stop_s
+from taskd.worker.stopping.parent_watch import ParentWatch, ProcessIndex, longest_stop_s
 from taskd.worker.worker import Worker
 
 __all__ = [
     "DrainReport",
     "Notify",
     "ParentWatch",
-    "Place",
+    "ProcessIndex",
     "Processes",
     "StatsServer",
     "Worker",

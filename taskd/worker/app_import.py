@@ -15,7 +15,7 @@ from taskd import events
 from taskd.config import Settings
 from taskd.core.jobs.job import check_queue
 from taskd.core.tasks import registry as registries
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError, ConfigError, InvalidJob
@@ -72,9 +72,9 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
         )
     limits: dict[str, int] = {}
     rooms = {
-        Kind.THREAD: settings.threads,
-        Kind.PROCESS: process_slots(settings),
-        Kind.TRANSACTION: settings.transaction_connections,
+        HandlerKind.THREAD: settings.threads,
+        HandlerKind.PROCESS: process_slots(settings),
+        HandlerKind.TRANSACTION: settings.transaction_connections,
     }
     for text in settings.queues or sorted({task.queue for task in registry}):
         name, _, number = text.partition(":")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from taskd.config import Settings
 from taskd.core.jobs.job import Job
@@ -12,7 +12,6 @@ from taskd.core.jobs.log_lines import KeepLogs
 from taskd.core.tasks.registry import Registry
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.transactions import Transactions
-from taskd.store.workers import Incarnation
 from taskd.worker.attempt_context import Reads
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.listener import Listener
@@ -21,7 +20,8 @@ from taskd.worker.claiming.quarantine import Quarantine
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.health import Health
-from taskd.worker.lease import Lease
+from taskd.worker.lease.registration import Registration
+from taskd.worker.lease.state import Lease
 from taskd.worker.lease_lost import LeaseLost
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import JobThreads, LogCapture, own_threads
@@ -29,7 +29,7 @@ from taskd.worker.observing.log_writer import LogWriter
 from taskd.worker.observing.loop_monitor import LoopMonitor, Pulse
 from taskd.worker.observing.progress import ProgressWriter
 from taskd.worker.operator_settings import Calls, Controls
-from taskd.worker.running.calls import Places
+from taskd.worker.running.calls import Executors
 from taskd.worker.running.handler_tasks import HandlerTasks
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.process_pool import JobProcesses
@@ -63,8 +63,7 @@ class Assembly:
 
     Args:
         limits: the concurrency of each queue, by name.
-        me: returns the present identity of this worker.
-        register_again: registers the worker under a new id.
+        registration: the worker's row in the database.
         notify: the supervisor to notify, if any.
     """
 
@@ -76,8 +75,7 @@ class Assembly:
         limits: dict[str, int],
         lease: Lease,
         pulse: Pulse,
-        me: Callable[[], Incarnation],
-        register_again: Callable[[], Awaitable[None]],
+        registration: Registration,
         stops: StopRequests,
         notify: Notify,
     ) -> None:
@@ -94,8 +92,9 @@ class Assembly:
         self.threads = JobThreads(self._works_for, settings.threads, "taskd-job")
         keep = KeepLogs(settings.keep_logs)
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
-        told = (self.upkeep, registry, keep, self._runs, pulse.together)
-        self.log_writer = LogWriter(*told) if keeps else None
+        self.log_writer = (
+            LogWriter(self.upkeep, registry, keep, self._runs, pulse.together) if keeps else None
+        )
         self.lines = LogCapture(self._works_for, self.log_writer, self._hides, pulse.together)
         self.processes = JobProcesses(settings, settings.app, self.log_writer)
         self.transactions = Transactions(database, settings.transaction_connections)
@@ -108,7 +107,7 @@ class Assembly:
             recorder=recorder,
             lease=lease,
             pulse=pulse,
-            places=Places(
+            executors=Executors(
                 threads=self.threads,
                 thread_slots=asyncio.Semaphore(settings.threads),
                 processes=self.processes,
@@ -120,7 +119,7 @@ class Assembly:
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
         self.handler_tasks = HandlerTasks(pulse, self._runs)
         self.progress = ProgressWriter(self.upkeep, self._runs)
-        self.shared.progress = self.progress.tell
+        self.shared.progress = self.progress.report
         self.emergency_stop = EmergencyStop(
             database, lease, self.acker, self.runners, LoopMonitor(pulse)
         )
@@ -133,7 +132,7 @@ class Assembly:
         self.rescuer = Rescuer(
             self.upkeep,
             lease,
-            me,
+            lambda: registration.me,
             self.counts,
             self.promoter.expect,
             [each.expect for each in self.schedule_runners],
@@ -142,7 +141,12 @@ class Assembly:
         )
         self._add_listening(settings, database)
         self.lease_lost = LeaseLost(
-            lease, self.runners, self.consumers.values(), self.quarantine, register_again, stops
+            lease,
+            self.runners,
+            self.consumers.values(),
+            self.quarantine,
+            lambda: registration.register_again(self.upkeep),
+            stops,
         )
         beside: list[Service] = [Timer(self.runners, self.lease_lost, pulse, self.handler_tasks)]
         self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.poller)
@@ -171,7 +175,7 @@ class Assembly:
 
     def _runs(self, job: Job) -> bool:
         """Return whether an attempt of this very claim is running here."""
-        return any(runner.runs(job) for runner in self.runners)
+        return any(runner.attempts.has(job) for runner in self.runners)
 
     def _works_for(self) -> Job | None:
         """Return the job whose handler the main loop runs; None in other threads."""

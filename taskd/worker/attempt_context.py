@@ -11,7 +11,7 @@ import msgspec
 
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.pipeline_steps import Next, Stop
-from taskd.core.jobs.unique import plain
+from taskd.core.jobs.unique import to_json_type
 from taskd.core.workflows.workflow import RESULTS_BYTES_MAX
 from taskd.errors import LeaseLost, ResultsTooLarge
 from taskd.store import workflows
@@ -157,7 +157,7 @@ class AttemptContext:
     async def _complete(self, on: Fetches, result: Any) -> None:
         step = result.to_json() if isinstance(result, Next | Stop) else None
         value = result.result if isinstance(result, Stop) else None if step else result
-        text = None if value is None else msgspec.json.encode(value, enc_hook=plain).decode()
+        text = None if value is None else msgspec.json.encode(value, enc_hook=to_json_type).decode()
         job = self._job
         rows = await on.fetch("complete_job", job.id, job.worker_id, job.fence, text, step)
         if not rows:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.finishing.acker import Acker
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 
 # The loop ticks four times a second at least.

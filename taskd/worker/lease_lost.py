@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from taskd import events
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.quarantine import Quarantine
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Backoff
 from taskd.worker.stopping.drain import StopRequests
@@ -71,8 +71,8 @@ class LeaseLost:
 
     def _drop_jobs(self) -> None:
         for runner in self._runners:
-            runner.give_back()
-            runner.cancel_all("fence")
+            runner.release_waiting()
+            runner.attempts.cancel_all("fence")
 
     async def _register_again(self) -> None:
         backoff = Backoff()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from taskd import events
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Wakeup

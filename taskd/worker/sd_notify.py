@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from taskd.worker.health import Condition, Health
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
@@ -97,7 +97,7 @@ class Notify:
         if address[:1] in ("/", "@"):
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
-        self._owed: dict[str, object] = {}
+        self._unsent: dict[str, object] = {}
         self._status: Status | None = None
         self._status_at = 0.0
 
@@ -130,21 +130,21 @@ class Notify:
 
     def starting(self) -> None:
         """Tell that signal handlers are in place: a parent can forward signals from now on."""
-        self._say(STATUS="starting")
+        self._send(STATUS="starting")
 
     def ready(self) -> None:
         """Tell that the worker listens and claims, or that it has read its settings again."""
-        self._owed.pop("RELOADING", None)
-        self._say(READY=1)
+        self._unsent.pop("RELOADING", None)
+        self._send(READY=1)
 
     def reloading(self) -> None:
         """Tell that the worker reads its settings again; ready() follows."""
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._say(RELOADING=1, MONOTONIC_USEC=now_usec)
+        self._send(RELOADING=1, MONOTONIC_USEC=now_usec)
 
     def stopping(self) -> None:
         """Tell that the drain begins."""
-        self._say(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
+        self._send(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
 
     def tick(self, status: Status, *, ticking: bool = True, draining: bool = False) -> None:
         """Send what is due; call it every `every_s`.
@@ -153,40 +153,40 @@ class Notify:
             ticking: the loop runs. Only that counts for the watchdog: if the database counted, an
                 outage would restart every worker.
         """
-        said: dict[str, object] = {}
+        fields: dict[str, object] = {}
         if ticking and self.watchdog_s is not None:
-            said["WATCHDOG"] = 1
+            fields["WATCHDOG"] = 1
         if draining:
-            said["EXTEND_TIMEOUT_USEC"] = int(EXTEND_BY_S * 1e6)
+            fields["EXTEND_TIMEOUT_USEC"] = int(EXTEND_BY_S * 1e6)
         now = time.monotonic()
         news = bool(status.queues) and status != self._status
         if news and now - self._status_at > STATUS_EVERY_S * 0.9:
             self._status, self._status_at = status, now
-            said["STATUS"] = status
+            fields["STATUS"] = status
             if self.to_parent:
-                said["X_TASKD_STATUS"] = json.dumps(asdict(status))
-        if said or self._owed:
-            self._say(**said)
+                fields["X_TASKD_STATUS"] = json.dumps(asdict(status))
+        if fields or self._unsent:
+            self._send(**fields)
 
     async def report(self, report: Mapping[str, Any]) -> bool:
         """Send the drain report to the parent; return False without a parent that accepts it."""
         for _ in range(REPORT_TRIES if self.to_parent else 0):
-            if self._say(X_TASKD_REPORT=json.dumps(report)):
+            if self._send(X_TASKD_REPORT=json.dumps(report)):
                 return True
             await asyncio.sleep(REPORT_TRY_EVERY_S)
         return False
 
-    def _say(self, **said: object) -> bool:
+    def _send(self, **fields: object) -> bool:
         """Send these lines, and those that could not be sent before."""
         if self._socket is None:
             return False
-        self._owed |= said
-        lines = [f"{name}={value}\n" for name, value in self._owed.items()]
+        self._unsent |= fields
+        lines = [f"{name}={value}\n" for name, value in self._unsent.items()]
         try:
             self._socket.sendto("".join(lines).encode(errors="replace"), self._address)
         except OSError:  # the queue of the listener is full (10 datagrams are usual), or it is gone
             return False
-        self._owed.clear()
+        self._unsent.clear()
         return True
 
 
@@ -240,7 +240,7 @@ class NotifySocket:
         self.socket.bind("")
         self.address = "@" + self.socket.getsockname()[1:].decode()
 
-    def heard(self) -> Iterator[tuple[int, dict[str, str]]]:
+    def received(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield what has arrived: the sender's pid and the variables it sent."""
         with suppress(BlockingIOError):
             while True:
@@ -250,8 +250,8 @@ class NotifySocket:
                 for _, kind, credentials in extra:
                     if kind == socket.SCM_CREDENTIALS:
                         lines = data.decode(errors="replace").splitlines()
-                        said = dict(line.split("=", 1) for line in lines if "=" in line)
-                        yield CREDENTIALS.unpack(credentials)[0], said
+                        fields = dict(line.split("=", 1) for line in lines if "=" in line)
+                        yield CREDENTIALS.unpack(credentials)[0], fields
 
     def close(self) -> None:
         """Close the socket."""

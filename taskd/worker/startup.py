@@ -1,21 +1,22 @@
-"""What a worker checks before it starts: that the server has enough connections for it."""
+"""What a worker does before it claims: count connections, publish what its app defines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError
-from taskd.store import workers
+from taskd.store import schedules, workers
 from taskd.store.connections.error_translation import NoRoom
+from taskd.store.jobs import limits
 from taskd.worker.assembly import Assembly
 from taskd.worker.service import Backoff
-from taskd.worker.stopping.parent_watch import Place
+from taskd.worker.stopping.parent_watch import ProcessIndex
 
 # One each for claims, acks, upkeep, lease renewal and LISTEN, and at times one for pruning and one
 # for the queries of schedules. With more than one queue there is a second one for claims.
@@ -47,7 +48,7 @@ async def when_connections_are_free(
 
 
 async def check_connections(
-    settings: Settings, registry: Registry, parts: Assembly, place: Place
+    settings: Settings, registry: Registry, parts: Assembly, process_index: ProcessIndex
 ) -> dict[str, int]:
     """Compare the connections that the worker needs with those that the server has.
 
@@ -58,28 +59,37 @@ async def check_connections(
         ConfigError: the server allows fewer connections than the worker needs.
     """
     needed = CONNECTIONS + (len(parts.runners) > 1)
-    needed += settings.http != "off" and place.alone
-    if any(task.kind is Kind.TRANSACTION for task in registry):
+    needed += settings.http != "off" and process_index.alone
+    if any(task.kind is HandlerKind.TRANSACTION for task in registry):
         needed += settings.transaction_connections
-    of_all = needed * place.of
+    of_all = needed * process_index.of
     server = await workers.connections(parts.upkeep)
     usable = server.allowed - server.reserved
     if of_all > usable:
-        several = f", and {place.of} processes {of_all}"
+        several = f", and {process_index.of} processes {of_all}"
         raise ConfigError(
-            f"this worker needs {needed} connections{'' if place.alone else several}"
+            f"this worker needs {needed} connections{'' if process_index.alone else several}"
             f"; the server allows {usable}. Raise its max_connections"
-            f"{'' if place.alone else ', or run fewer processes'}."
+            f"{'' if process_index.alone else ', or run fewer processes'}."
         )
     # The lanes are connected already and counted as used. Too few free connections cause only a
     # warning, as other clients may disconnect; the first of several processes warns for all.
     free = usable - server.used + len(parts.lanes)
-    wanted = of_all if place.number == 1 else needed
+    wanted = of_all if process_index.number == 1 else needed
     if wanted > free:
         events.connections_short(wanted, free)
     return {
         "connections": needed,
-        **({} if place.alone else {"connections_of_all": of_all}),
+        **({} if process_index.alone else {"connections_of_all": of_all}),
         "server_has": usable,
         "server_used": server.used,
     }
+
+
+async def publish_app(app: str, registry: Registry, queues: Iterable[str], parts: Assembly) -> None:
+    """Store the tasks, schedules and limits of the app; read the key of the database."""
+    lane = parts.upkeep
+    parts.shared.database_key = await workers.identify(lane)
+    await workers.publish(lane, app, registry, list(queues))
+    await schedules.publish(lane, app, registry.schedules.values())
+    await limits.publish(lane, app, registry)

@@ -15,16 +15,16 @@ from dataclasses import asdict
 from taskd import events
 from taskd.config import Settings
 from taskd.core.tasks.registry import Registry
-from taskd.errors import ConfigError, TaskdError
-from taskd.store import schedules, workers
+from taskd.errors import ConfigError
 from taskd.store.connections.database import Database
-from taskd.store.jobs import limits
 from taskd.store.schema import migrations
 from taskd.worker.app_import import queue_limits
 from taskd.worker.assembly import Assembly
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import Condition
-from taskd.worker.lease import Lease, LeaseThread, boottime_s, new_incarnation
+from taskd.worker.lease.registration import Registration
+from taskd.worker.lease.renewal import LeaseThread
+from taskd.worker.lease.state import Lease
 from taskd.worker.observing.counters import Counters
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.observing.timer_slack import exact_timers
@@ -34,15 +34,14 @@ from taskd.worker.running.middleware import with_middleware
 from taskd.worker.running.process_pool import check_found
 from taskd.worker.sd_notify import Notify
 from taskd.worker.service import Service
-from taskd.worker.startup import check_connections, when_connections_are_free
+from taskd.worker.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.drain import Drain, StopRequests
-from taskd.worker.stopping.parent_watch import Place
+from taskd.worker.stopping.parent_watch import ProcessIndex
 from taskd.worker.stopping.signals import Signals
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.until_empty import emptied
 
-RETIRE_S = 1.0
 BESIDE_S = 2.0
 
 
@@ -58,7 +57,7 @@ class Worker:
         reload: called on SIGHUP; returns the current settings.
         on_close: awaited at the very end, such as closing connections of built-in tasks.
         notify: the supervisor to notify: systemd, or the parent of several processes.
-        place: the index of this process among several.
+        process_index: the index of this process among several.
         last: the process ends with this worker; later stop signals are ignored.
 
     Attributes:
@@ -77,7 +76,7 @@ class Worker:
         reload: Callable[[], Settings] | None = None,
         on_close: Sequence[Callable[[], Awaitable[None]]] = (),
         notify: Notify | None = None,
-        place: Place | None = None,
+        process_index: ProcessIndex | None = None,
         last: bool = False,
     ) -> None:
         self.settings = settings
@@ -92,10 +91,10 @@ class Worker:
         self._reload = reload
         self._on_close = on_close
         self._notify = notify or Notify()
-        self._place = place or Place()
+        self._process_index = process_index or ProcessIndex()
         self._last = last
-        self._me = new_incarnation(app)
         self._lease = Lease(settings.lease_s)
+        self._registration = Registration(app, self._lease, self.limits, registry.names())
         self._pulse = Pulse()
         self._stops = StopRequests()
         self._resources = Resources(registry)
@@ -113,11 +112,11 @@ class Worker:
         parts: Assembly | None = getattr(self, "parts", None)
         return Condition(unready="it starts") if parts is None else parts.health.check()
 
-    def snapshot(self) -> WorkerStatus:
+    def status(self) -> WorkerStatus:
         """Return all counts and the present state."""
         counted = Counters(self.limits) if self.counters is None else self.counters
         parts: Assembly | None = getattr(self, "parts", None)
-        return take(self._place.number, self.condition(), counted.copy(), parts)
+        return take(self._process_index.number, self.condition(), counted.copy(), parts)
 
     async def run(self) -> int:
         """Work until stopped; return the exit code.
@@ -145,8 +144,7 @@ class Worker:
             self.limits,
             self._lease,
             self._pulse,
-            lambda: self._me,
-            self._register_again,
+            self._registration,
             self._stops,
             self._notify,
         )
@@ -195,13 +193,10 @@ class Worker:
                 events.listeners_none()
         for lane in self.parts.lanes:
             await when_connections_are_free(lane.open, self._stops.requested)
-        self._connections = await check_connections(
-            self.settings, self.registry, self.parts, self._place
+        connections = await check_connections(
+            self.settings, self.registry, self.parts, self._process_index
         )
-        self.parts.shared.database_key = await workers.identify(self.parts.upkeep)
-        await workers.publish(self.parts.upkeep, self._app, self.registry, list(self.limits))
-        await schedules.publish(self.parts.upkeep, self._app, self.registry.schedules.values())
-        await limits.publish(self.parts.upkeep, self._app, self.registry)
+        await publish_app(self._app, self.registry, self.limits, self.parts)
         self.parts.begin_lines()
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
@@ -214,10 +209,9 @@ class Worker:
         if self._traces is not None:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
-        await self._register()
-        await (
-            self.parts.rescuer.check()
-        )  # before the first claim, so that paused tasks do not start
+        await self._registration.register(self.parts.upkeep, **connections)
+        # Before the first claim, so that paused tasks do not start.
+        await self.parts.rescuer.check()
         self._lease_thread = LeaseThread(
             self.database,
             self._lease,
@@ -244,36 +238,11 @@ class Worker:
         self.ready.set()
         self._notify.ready()
 
-    async def _register(self) -> None:
-        sent = boottime_s()
-        await workers.register(
-            self.parts.upkeep,
-            self._me,
-            self.settings.lease_s,
-            list(self.limits),
-            self.registry.names(),
-        )
-        self._lease.begin(self._me.id, sent)
-        events.worker_started(
-            self._me.id,
-            self.limits,
-            app=self._app,
-            host=self._me.host,
-            pid=self._me.pid,
-            tasks=len(self.registry),
-            threads=self.settings.threads,
-            **self._connections,
-        )
-
-    async def _register_again(self) -> None:
-        # A new id for each try: if only the reply was lost, the old id is registered.
-        self._me = new_incarnation(self._app)
-        await self._register()
-
     def _works_with(self, oldest: int) -> None:
         """Stop if the schema, or an announced change of it, needs newer code than this."""
-        if oldest > self._me.schema.newest and not self.report.outgrown:
-            events.worker_outgrown(self._me.schema.newest, oldest)
+        newest = self._registration.me.schema.newest
+        if oldest > newest and not self.report.outgrown:
+            events.worker_outgrown(newest, oldest)
             self.report.outgrown = True
             if not self._stops.requested.is_set():
                 self.stop(
@@ -341,21 +310,10 @@ class Worker:
             self.report,
             lambda: self.settings,
         ).run()
-        await self._retire()
-        self.report.drain_s = round(time.monotonic() - began, 2)
-
-    async def _retire(self) -> None:
         # First: a renewal that finds the row closed would report that the worker was declared dead.
         await self._lease_thread.stop()
-        retiring = asyncio.create_task(
-            workers.retire(self.parts.upkeep, self._me.id), name="retire"
-        )
-        await asyncio.wait({retiring}, timeout=RETIRE_S)
-        # An abandoned handler may have cancelled the task; then others declare the worker dead.
-        if retiring.done() and not retiring.cancelled():
-            with contextlib.suppress(TaskdError):
-                retiring.result()
-        retiring.cancel()
+        await self._registration.retire(self.parts.upkeep)
+        self.report.drain_s = round(time.monotonic() - began, 2)
 
     async def _close(self) -> None:
         self.parts.supervisor.closing()
@@ -384,7 +342,7 @@ class Worker:
         events.turn_second()
         # The parent of several processes logs this for all of them.
         if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
-            events.worker_stopped(**self.report.told())
+            events.worker_stopped(**self.report.log_fields())
 
     async def _end_beside(self) -> None:
         if self.beside:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.cli.bench.figures import Figures, Times, limits, rows, told
+from taskd.cli.bench.figures import Figures, Times, limits, rows, to_json
 
 LOCAL = Figures(
     postgresql="18.1",
@@ -78,5 +78,5 @@ def test_a_line_has_a_rate_or_times(row):
 
 
 def test_the_json_has_every_figure_and_the_sentences():
-    assert told(LOCAL)["wake_up"] == {"p50_ms": 1.5, "p99_ms": 4.0}
-    assert told(LOCAL)["limits"] == limits(LOCAL)
+    assert to_json(LOCAL)["wake_up"] == {"p50_ms": 1.5, "p99_ms": 4.0}
+    assert to_json(LOCAL)["limits"] == limits(LOCAL)

@@ -132,7 +132,7 @@ def test_cancel(some):
     result = some("jobs", "cancel", 1, 2, 6, 1, "--reason", "no longer wanted")
     assert result.stdout.splitlines() == ["1\tcancelled", "2\tcancelled", "6\trunning"]
     assert some.json("jobs", "show", 1)[0]["reason"] == "no longer wanted"
-    assert some.json("jobs", "show", 6)[0]["cancel_asked"] is True
+    assert some.json("jobs", "show", 6)[0]["cancel_requested"] is True
 
 
 def test_cancel_as_json(some):

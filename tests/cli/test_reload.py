@@ -197,18 +197,18 @@ def test_other_peoples_code_is_not_looked_at(home):
     (home / "env/pyvenv.cfg").touch()
     (home / "env/lib/h.py").touch()
     (home / "i.py").symlink_to("nothing")
-    assert {os.path.relpath(path) for path in reload.look([home])} == {"a.py", "b/c.py"}
+    assert {os.path.relpath(path) for path in reload.scan([home])} == {"a.py", "b/c.py"}
 
 
 def test_a_file_that_is_new_gone_or_written_to_is_a_change(home):
     (home / "a.py").touch()
-    before = reload.look([home])
-    assert reload._changed(before, reload.look([home])) is None
+    before = reload.scan([home])
+    assert reload._changed(before, reload.scan([home])) is None
     (home / "b.py").touch()
-    assert reload._changed(before, reload.look([home])) == "b.py"
+    assert reload._changed(before, reload.scan([home])) == "b.py"
     (home / "b.py").unlink()
     os.utime(home / "a.py", ns=(1, 1))
-    assert reload._changed(before, reload.look([home])) == "a.py"
+    assert reload._changed(before, reload.scan([home])) == "a.py"
     (home / "a.py").unlink()
     assert reload._changed(before, {}) == "a.py"
 
@@ -224,4 +224,4 @@ def test_a_folder_that_is_no_project_is_refused(home, monkeypatch):
     for name in ("a.py", "b.py"):
         (home / name).touch()
     with pytest.raises(ConfigError, match="in the folder of your project"):
-        reload.look([home])
+        reload.scan([home])

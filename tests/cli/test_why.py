@@ -136,7 +136,7 @@ def test_a_running_job_whose_worker_has_not_beaten_for_a_while(taskd, why):
     taskd.worker(12, "email")
     run(taskd, made)
     taskd.sql(
-        "UPDATE taskd.worker SET beat_at = now() - interval '12 min', "
+        "UPDATE taskd.worker SET renewed_at = now() - interval '12 min', "
         "lease_until = now() + interval '18 min'"
     )
     words, text = why(made)
@@ -160,7 +160,7 @@ def test_a_running_job_that_was_asked_to_stop(taskd, why):
     run(taskd, made)
     taskd("jobs", "cancel", made)
     words, text = why(made)
-    assert words == ["running", "cancel_asked"]
+    assert words == ["running", "cancel_requested"]
     assert "The worker is draining" in text
 
 
@@ -338,13 +338,13 @@ def test_the_jobs_before_it_are_counted_up_to_a_limit(taskd, why):
     assert taskd.json("why", ids[10_001])[0]["ahead"] == 10_001
 
 
-def test_what_must_be_mended_first_comes_first(taskd, why):
+def test_a_reason_that_needs_action_comes_first(taskd, why):
     made = job(taskd, "--in", "5m")
     taskd("queues", "pause", "email", "--for", "1h")
     words, _ = why(made)
     assert words == ["unserved", "paused", "scheduled"]
     [told] = taskd.json("why", made)
-    assert [reason["mend"] for reason in told["reasons"]] == [True, False, False]
+    assert [reason["needs_action"] for reason in told["reasons"]] == [True, False, False]
 
 
 def test_many_workers_are_counted_and_a_few_are_named(taskd, why):

@@ -24,9 +24,9 @@ def job(n: int = 0, **options: Any) -> NewJob:
 
 @pytest.fixture
 async def proxy(dsn: str) -> AsyncIterator[Proxy]:
-    place = urlsplit(dsn)
-    [home] = parse_qs(place.query).get("host", [place.hostname or "127.0.0.1"])
-    made = Proxy(home, place.port or 5432)
+    position = urlsplit(dsn)
+    [home] = parse_qs(position.query).get("host", [position.hostname or "127.0.0.1"])
+    made = Proxy(home, position.port or 5432)
     await made.start()
     yield made
     await made.close()
@@ -34,10 +34,12 @@ async def proxy(dsn: str) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 async def through(dsn: str, proxy: Proxy) -> AsyncIterator[Client]:
-    place = urlsplit(dsn)
-    user = place.netloc.rpartition("@")[0]
+    position = urlsplit(dsn)
+    user = position.netloc.rpartition("@")[0]
     netloc = f"{user}@127.0.0.1:{proxy.port}"
-    async with Client(urlunsplit(place._replace(netloc=netloc, query="sslmode=disable"))) as made:
+    async with Client(
+        urlunsplit(position._replace(netloc=netloc, query="sslmode=disable"))
+    ) as made:
         yield made
 
 

@@ -137,7 +137,7 @@ async def test_connections_that_nobody_needs_are_closed(
     pool: Pool, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pools, "IDLE_S", 0.0)
-    monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(pools, "CHECK_IDLE_EVERY_S", 0.05)
     await asyncio.gather(ask(pool), ask(pool))
     while await sessions(sql):
         await asyncio.sleep(0.01)
@@ -158,7 +158,7 @@ async def test_a_connection_that_was_cut_is_not_used_again(pool: Pool, sql: Any)
 async def test_a_statement_without_an_answer_is_given_up_and_costs_one_connection(
     pool: Pool, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "LOOK_FOR_SILENCE_EVERY_S", 0.02)
+    monkeypatch.setattr(pools, "CHECK_SILENCE_EVERY_S", 0.02)
     async with workers_locked(sql):
         # One after the other: two that connect at once may be ready in either order.
         stuck = wait(pool)
@@ -177,15 +177,15 @@ async def test_a_statement_without_an_answer_is_given_up_and_costs_one_connectio
 async def test_a_statement_that_is_under_way_for_less_than_the_limit_is_awaited(
     pool: Pool, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "LOOK_FOR_SILENCE_EVERY_S", 0.01)
+    monkeypatch.setattr(pools, "CHECK_SILENCE_EVERY_S", 0.01)
     looks = 0
 
     def look() -> None:
         nonlocal looks
         looks += 1
-        Pool._look_for_silence(pool)
+        Pool._check_silence(pool)
 
-    monkeypatch.setattr(pool, "_look_for_silence", look)
+    monkeypatch.setattr(pool, "_check_silence", look)
     async with workers_locked(sql):
         running = wait(pool)
         await held_up(sql, 1)
@@ -193,7 +193,7 @@ async def test_a_statement_that_is_under_way_for_less_than_the_limit_is_awaited(
             await asyncio.sleep(0.01)
     assert await running
     # Nobody looks where nothing is under way.
-    while pool._looks_for_silence is not None:
+    while pool._silence_timer is not None:
         await asyncio.sleep(0.01)
     seen = looks
     await asyncio.sleep(0.05)

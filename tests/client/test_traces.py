@@ -92,8 +92,8 @@ async def test_the_context_goes_through_every_door(
     job = NewJob("t", queue="mail")
 
     def without_loop() -> list[int]:
-        with tracer.start_as_current_span("sync"), psycopg.connect(dsn) as plain:
-            return [client.enqueue_sync(job), client.enqueue_sync(job, conn=plain)]
+        with tracer.start_as_current_span("sync"), psycopg.connect(dsn) as to_json_type:
+            return [client.enqueue_sync(job), client.enqueue_sync(job, conn=to_json_type)]
 
     ids = {"sync": await asyncio.to_thread(without_loop)}
     connection = await asyncpg.connect(dsn)

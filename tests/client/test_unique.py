@@ -204,9 +204,15 @@ async def test_windows_that_last_are_not_read_to_find_those_that_are_over(sql: A
 
 async def test_a_batch_answers_for_each_job_in_its_order(client: Client, sql: Any) -> None:
     held = await client.enqueue(job(0, Unique("b")))
-    plain = NewJob("sync", queue="sync")
+    to_json_type = NewJob("sync", queue="sync")
     answers = await client.enqueue_many(
-        [job(1, Unique("c")), plain, job(2, Unique("b")), job(3, Unique("a")), job(4, Unique("c"))]
+        [
+            job(1, Unique("c")),
+            to_json_type,
+            job(2, Unique("b")),
+            job(3, Unique("a")),
+            job(4, Unique("c")),
+        ]
     )
     told = ["enqueued", "enqueued", "skipped", "enqueued", "skipped"]
     assert [each.outcome for each in answers] == told

@@ -123,8 +123,8 @@ async def test_who_says_no_version_takes_none_away(
     client: Client, worker: Lane, sql: Any, rule: str
 ) -> None:
     await waits_with_a_follower(client, worker)
-    plain = NewJob("sync", '{"v": 0}', queue="sync", unique=Unique("k", on_conflict=rule))
-    assert (await client.enqueue(plain)).outcome == f"{rule}d"
+    to_json_type = NewJob("sync", '{"v": 0}', queue="sync", unique=Unique("k", on_conflict=rule))
+    assert (await client.enqueue(to_json_type)).outcome == f"{rule}d"
     assert (await client.enqueue(job(2))).outcome == "ignored"
     [row] = await sql.fetch(ROWS)
     assert (row["args"], row["version"]) == ('{"v": 0}', 3)

@@ -40,7 +40,7 @@ FROM generate_series(1, $1) AS n
 # the others wait), and jobs with keys (some parked, some late).
 WORKFLOWS = """
 WITH flow AS (
-    INSERT INTO taskd.workflow (id, name, kind, look_at) OVERRIDING SYSTEM VALUE
+    INSERT INTO taskd.workflow (id, name, kind, check_at) OVERRIDING SYSTEM VALUE
     SELECT n, 'flow', 'workflow', now() + make_interval(secs => n - 20)
     FROM generate_series(1, $1 / 3) AS n
 ), born AS (

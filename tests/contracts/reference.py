@@ -158,7 +158,7 @@ PLAIN = {
     "task": "the task's name",
     "state": "one of the seven states",
     "run_at": "when it is due; after a failed attempt, when the retry is due",
-    "cancel_asked": "its cancellation was requested while it runs",
+    "cancel_requested": "its cancellation was requested while it runs",
     "enqueued_at": "when the transaction that enqueued it began",
     "finished_at": "when it ended",
     "args": "its arguments",

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from taskd.core.doctor.objects import plain
+from taskd.core.doctor.objects import on_one_line
 from taskd.store.connections.statements import sql_root, statement
 from tests.contracts import sql_functions
 
@@ -26,7 +26,7 @@ async def installed(connection: Any) -> str:
     """Return the text of sql/objects.tsv for a freshly migrated database."""
     await connection.execute("SET search_path = pg_catalog")  # as the doctor has it
     rows = await connection.fetch(statement("doctor_objects").text)
-    lines = [f"{row['kind']}\t{row['name']}\t{plain(row)}" for row in rows]
+    lines = [f"{row['kind']}\t{row['name']}\t{on_one_line(row)}" for row in rows]
     return "\n".join(sorted(lines)) + "\n"
 
 

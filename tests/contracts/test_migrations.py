@@ -27,7 +27,7 @@ WHERE l.pid = pg_backend_pid() AND c.relkind IN ('r', 'p', 'v') AND c.oid = ANY 
 BEFORE = "SELECT oid FROM pg_class WHERE relnamespace = to_regnamespace('taskd')"
 # From these columns old code learns that it is too old, when it renews its lease.
 FOR_EVER = {
-    "worker": {"id", "beat_at", "lease_until", "draining", "died_at"},
+    "worker": {"id", "renewed_at", "lease_until", "draining", "died_at"},
     "migration": {"number", "name", "digest", "works_with", "applied_at"},
 }
 

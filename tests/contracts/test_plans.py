@@ -21,7 +21,7 @@ from taskd.store.connections.database import Database
 from taskd.store.connections.statements import statement
 from taskd.worker import Notify
 from taskd.worker.assembly import PLANS, Assembly
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.stopping.drain import StopRequests
 from taskd.worker.worker import Worker
@@ -101,8 +101,7 @@ async def test_all_connections_of_a_worker_leave_the_planner_no_choice(database:
         worker.limits,
         lease,
         pulse,
-        lambda: None,
-        worker._register_again,
+        worker._registration,
         StopRequests(),
         notify,
     )

@@ -177,3 +177,25 @@ def test_python_contains_no_sql_except_for_the_listed_statements() -> None:
             strange.append((file, text[:60]))
     assert strange == []
     assert used == ALLOWED  # the list has no outdated entries
+
+
+def test_statements_find_connections_by_names_that_the_code_gives() -> None:
+    """`doctor_logins` counts the connections of workers by their application_name."""
+    purposes = {
+        f"taskd {node.args[1].value}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Lane"
+        and len(node.args) > 1
+        and isinstance(node.args[1], ast.Constant)
+    }
+    named = {
+        name
+        for each in load().values()
+        for names in re.findall(r"application_name IN \(([^)]*)\)", each.text)
+        for name in re.findall(r"'([^']*)'", names)
+    }
+    assert named
+    assert named <= purposes

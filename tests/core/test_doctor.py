@@ -14,15 +14,15 @@ from taskd.core.doctor.finding import (
     Level,
     count,
     hint,
-    judge,
     names,
     ok,
+    run_check,
     size,
     span,
     warning,
 )
 from taskd.core.doctor.objects import expected
-from taskd.core.doctor.schema import wanted_grants
+from taskd.core.doctor.schema import expected_grants
 from taskd.store.connections.statements import load as queries
 from taskd.store.reading import doctor as store
 from taskd.store.schema.repairs import load, render
@@ -39,7 +39,7 @@ SERVER = {
 
 def worst(decide, **facts):
     """The level of what is said of these rows, and the words."""
-    finding = judge(Check("c", "about", "why", (), decide), facts, {})
+    finding = run_check(Check("c", "about", "why", (), decide), facts, {})
     return finding.level, " ".join(finding.found)
 
 
@@ -144,8 +144,8 @@ def test_a_small_index_is_never_bloated():
 
 
 def test_settings_of_time_are_read_with_their_units():
-    told = [settings._ms(each) for each in ("250", "250ms", "2s", "1min", "1h", "0")]
-    assert told == [250, 250, 2000, 60_000, 3_600_000, 0]
+    events = [settings._ms(each) for each in ("250", "250ms", "2s", "1min", "1h", "0")]
+    assert events == [250, 250, 2000, 60_000, 3_600_000, 0]
 
 
 def test_many_partitions_want_room_for_locks():
@@ -197,19 +197,19 @@ def test_a_limit_that_is_full_is_no_fault():
 
 def test_the_worst_comes_first_and_what_is_well_is_left_out():
     check = Check("c", "about", "why", (), lambda _: [ok("fine"), hint("a"), warning("b")])
-    finding = judge(check, {}, {})
+    finding = run_check(check, {}, {})
     assert (finding.level, finding.found) == (Level.WARNING, ("b", "a"))
 
 
 def test_what_was_refused_is_unknown_with_its_reason():
     check = Check("c", "about", "why", ("rows",), lambda facts: facts["rows"])
-    finding = judge(check, {}, {"rows": "not permitted"})
+    finding = run_check(check, {}, {"rows": "not permitted"})
     assert (finding.level, finding.found) == (Level.UNKNOWN, ("not permitted",))
 
 
 def test_names_are_stable_and_each_statement_is_needed():
-    told = [check.name for check in CHECKS]
-    assert len(set(told)) == len(told)
+    events = [check.name for check in CHECKS]
+    assert len(set(events)) == len(events)
     assert set(statements(CHECKS)) == {name for name in queries() if name.startswith("doctor_")}
 
 
@@ -241,7 +241,7 @@ def test_every_statement_of_the_schema_is_known():
 
 
 def test_the_grants_are_those_of_the_script():
-    wanted = wanted_grants(store.grants_text())
+    wanted = expected_grants(store.grants_text())
     assert ("table", "job", None, "DELETE", "worker") in wanted
     assert ("table", "job", "args", "INSERT", "producer") in wanted
     assert ("function", "enqueue", None, "EXECUTE", "producer") in wanted

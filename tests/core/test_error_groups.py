@@ -58,9 +58,9 @@ def test_no_text_takes_long(hard: str) -> None:
 
 def failures(text: str, *, ago_s: float = 0.0, **more: object) -> Failures:
     at = NOW - timedelta(seconds=ago_s)
-    told = {"task": "t", "state": "failed", "jobs": 1, "job_id": 1}
+    events = {"task": "t", "state": "failed", "jobs": 1, "job_id": 1}
     return Failures(
-        text=text, first_at=at, first_ago_s=ago_s, last_at=at, last_ago_s=ago_s, **told | more
+        text=text, first_at=at, first_ago_s=ago_s, last_at=at, last_ago_s=ago_s, **events | more
     )
 
 
@@ -83,12 +83,12 @@ def test_another_task_is_another_group() -> None:
 
 
 def test_the_most_frequent_come_first_and_then_the_latest() -> None:
-    told = [
+    events = [
         failures("old", ago_s=9),
         failures("new", ago_s=1),
         failures("many", ago_s=99, jobs=2),
     ]
-    assert [one.error for one in group(told)] == ["many", "new", "old"]
+    assert [one.error for one in group(events)] == ["many", "new", "old"]
 
 
 def test_nothing_is_no_group() -> None:

@@ -164,8 +164,8 @@ class Nameless(Exception, metaclass=Silent):
 
 
 def test_an_exception_whose_type_says_no_name_is_described() -> None:
-    told = describe(raised(Nameless("odd")))
-    assert (told.type, told.message) == ("(its type has no name)", "odd")
+    events = describe(raised(Nameless("odd")))
+    assert (events.type, events.message) == ("(its type has no name)", "odd")
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_reasons_say_what_happened() -> None:
     assert settled(Raised(Fail("hopeless"))).reason == "hopeless"
     assert settled(Raised(Fail())).reason == "the handler gave up"
     assert settled(Raised(Cancel("not needed"))).reason == "not needed"
-    assert settled(CancelRequested()).reason == "cancel asked"
+    assert settled(CancelRequested()).reason == "cancel requested"
     assert "30 s" in (settled(TimedOut(30), attempt=3).reason or "")
     assert "ignored" in (settled(TimedOut(30, abandoned=True), attempt=3).reason or "")
 

@@ -63,9 +63,9 @@ def test_options_cannot_make_keys_of_arguments_that_the_task_has_not() -> None:
 
 
 def test_an_answer_is_a_number_in_arguments_and_results() -> None:
-    told = Enqueued.instead(7, "skipped")
-    assert encode_args("sync", {"parent": told, "x": None}) == '{"parent":7,"x":null}'
-    assert _result_json({"child": told}) == '{"child":7}'
+    events = Enqueued.instead(7, "skipped")
+    assert encode_args("sync", {"parent": events, "x": None}) == '{"parent":7,"x":null}'
+    assert _result_json({"child": events}) == '{"child":7}'
 
 
 @pytest.mark.parametrize(

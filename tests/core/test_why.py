@@ -20,7 +20,7 @@ QUEUED = {
     "attempt": 0,
     "claimed_before": False,
     "crashes": 0,
-    "cancel_asked": False,
+    "cancel_requested": False,
     "run_at": NOW,
     "due_in_s": -1.0,
     "living": 1,
@@ -66,16 +66,16 @@ def test_a_running_job_without_its_worker_is_taken_back_if_another_one_lives(
     state: str | None,
 ) -> None:
     lost = RUNNING | {"worker_state": state}
-    assert why(**lost) == [Reason(Why.WORKER_LOST, mend=False)]
-    assert why(**lost, living=0) == [Reason(Why.WORKER_LOST, mend=True)]
+    assert why(**lost) == [Reason(Why.WORKER_LOST, needs_action=False)]
+    assert why(**lost, living=0) == [Reason(Why.WORKER_LOST, needs_action=True)]
 
 
 def test_a_running_job_may_be_asked_to_stop() -> None:
-    assert words(**RUNNING, cancel_asked=True) == ["running", "cancel_asked"]
+    assert words(**RUNNING, cancel_requested=True) == ["running", "cancel_requested"]
 
 
 def test_a_pause_without_an_end_must_be_mended_and_one_with_an_end_passes() -> None:
-    assert why(paused_at=NOW) == [Reason(Why.PAUSED, mend=True), Reason(Why.QUEUED)]
+    assert why(paused_at=NOW) == [Reason(Why.PAUSED, needs_action=True), Reason(Why.QUEUED)]
     end = NOW + timedelta(minutes=5)
     assert why(paused_at=NOW, paused_until=end) == [Reason(Why.PAUSED), Reason(Why.QUEUED)]
 
@@ -99,7 +99,7 @@ def test_what_must_be_mended_comes_before_what_passes() -> None:
     end = NOW + timedelta(hours=2)
     found = why(**LATER, paused_at=NOW, paused_until=end, **UNSERVED)
     assert found == [
-        Reason(Why.UNSERVED, mend=True),
+        Reason(Why.UNSERVED, needs_action=True),
         Reason(Why.PAUSED),
         Reason(Why.SCHEDULED),
     ]
@@ -143,4 +143,6 @@ def test_a_blocked_job_waits_for_jobs_or_for_somebody_who_retries_one() -> None:
     failed = running | {"id": 3, "state": "failed"}
     blocked = {"state": "blocked", "parents_left": 1}
     assert why(**blocked, parents=[running]) == [Reason(Why.WAITS_FOR_JOBS)]
-    assert why(**blocked, parents=[running, failed]) == [Reason(Why.WAITS_FOR_RETRY, mend=True)]
+    assert why(**blocked, parents=[running, failed]) == [
+        Reason(Why.WAITS_FOR_RETRY, needs_action=True)
+    ]

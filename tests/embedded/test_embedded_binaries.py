@@ -16,7 +16,7 @@ from taskd.errors import ConfigError, EmbeddedError
 
 def installed():
     found = {}
-    for place in binaries._places(None):
+    for place in binaries._search_path(None):
         for directory in place:
             try:
                 found.setdefault(binaries._major_of(directory), directory)

@@ -37,7 +37,7 @@ class Live:
             lambda _, context: self.complaints.append(context)
         )
         self.heard = Heard()
-        self._deafen = events.subscribe(self.heard)
+        self._unsubscribe = events.subscribe(self.heard)
         self.sql: Any = await asyncpg.connect(self.dsn)
         self.desk = Desk(self.dsn, self.sql, self.heard)
         self.desk.registry = registry
@@ -65,7 +65,7 @@ class Live:
     def close(self) -> None:
         self.run(self.desk.close())
         self.run(self.sql.close())
-        self._deafen()
+        self._unsubscribe()
         self.runner.close()
         assert not self.complaints, self.complaints
         assert_unseen(self.heard.all)

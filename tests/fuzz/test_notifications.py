@@ -80,7 +80,7 @@ class Held(Live):
         """All that a forged command could have changed."""
         held = "SELECT * FROM taskd.job WHERE id = $1"
         rest = "SELECT to_jsonb(t) - $1::text[] FROM taskd.{} AS t ORDER BY 1"
-        passing = ["beat_at", "lease_until", "seen_at", "published_at"]
+        passing = ["renewed_at", "lease_until", "seen_at", "published_at"]
         return [
             await self.sql.fetch(held, self.job_id),
             *[

@@ -65,12 +65,12 @@ def test_a_secret_is_nowhere_whatever_kind_of_handler_tells_it(
     ids = live.run(run())
     for name, fields in live.heard.all:
         unseen(fields, name)
-    shown = str(ids[len(ids) // 2])
+    quoted = str(ids[len(ids) // 2])
     for command in (
         ["jobs", "list", "--state", "failed"],
         ["stats", "errors", "--json"],
-        ["jobs", "show", shown],
-        ["why", shown],
+        ["jobs", "show", quoted],
+        ["why", quoted],
     ):
         said = invoke(live, command)
         assert said.exit_code in (0, 4), (command, said.output)

@@ -124,8 +124,8 @@ def readable(ground: Ground) -> None:
     for row in run(
         reports.list_jobs(lane, queue=None, task=None, states=(), since_s=None, limit=1000)
     ):
-        shown = run(reports.show_job(lane, row["id"], unredacted=True))
-        assert shown is None or isinstance(shown["args"], dict)
+        quoted = run(reports.show_job(lane, row["id"], unredacted=True))
+        assert quoted is None or isinstance(quoted["args"], dict)
     run(jobs.promote(lane, 100))
     run(jobs.next_due(lane))
     run(schedules.due(lane, 100, with_query=False))
@@ -426,7 +426,7 @@ def test_progress_is_written_whatever_a_handler_says_or_refused_to_it(
 
     async def tell() -> None:
         writer = ProgressWriter(Lane(), lambda _: True)  # type: ignore[arg-type]
-        writer.tell(Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0), done, total, note)
+        writer.report(Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0), done, total, note)
         await writer.tick()
 
     try:

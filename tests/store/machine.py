@@ -70,12 +70,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     add_dsn(parser)
     told = parser.parse_args()
-    with server(told.dsn, durable=False) as place:
-        asyncio.run(_main(place, told.examples, told.seed, told.steps))
+    with server(told.dsn, durable=False) as position:
+        asyncio.run(_main(position, told.examples, told.seed, told.steps))
 
 
-async def _main(place: str, examples: int, seed_: int, steps: int) -> None:
-    async with database(place, "machine") as dsn:
+async def _main(position: str, examples: int, seed_: int, steps: int) -> None:
+    async with database(position, "machine") as dsn:
         print(f"seed {seed_}; {dsn}", flush=True)
         began = time.monotonic()
         # The stage has an event loop of its own.

@@ -16,9 +16,9 @@ class Limits(State):
             assert row.limit is not None
             self.openings.add((row.limit, row.limit_key))
 
-    def free(self, places: Iterable[tuple[str | None, str | None]]) -> None:
-        for name in sorted({name for name, _ in places if name}):
-            keys = {key for limit, key in places if limit == name}
+    def free(self, positions: Iterable[tuple[str | None, str | None]]) -> None:
+        for name in sorted({name for name, _ in positions if name}):
+            keys = {key for limit, key in positions if limit == name}
             if name in self.limits:
                 self.admit_keys(name, keys)
             else:
@@ -31,8 +31,8 @@ class Limits(State):
         mine = [row for row in self.live() if row.limit == name]
         for key in keys:
             line = [r for r in mine if r.in_line and r.gate != "next" and r.limit_key == key]
-            places = sum(row.has_place for row in mine if row.limit_key == key)
-            free = len(line) if rule.concurrency is None else max(0, rule.concurrency - places)
+            positions = sum(row.has_place for row in mine if row.limit_key == key)
+            free = len(line) if rule.concurrency is None else max(0, rule.concurrency - positions)
             for row in sorted(line, key=self.urgency)[:free]:
                 row.gate = "next"
         begun = sum(row.has_place and row.state != "blocked" for row in mine)

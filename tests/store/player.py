@@ -99,7 +99,7 @@ class Player(RuleBasedStateMachine):
         self.failovers = 0
         self.newest = 10  # above the versions that are drawn
         self.spoken = 0  # each logged text is unique
-        self.places: dict[tuple[str, str | None], int] = {}
+        self.positions: dict[tuple[str, str | None], int] = {}
         self.places_then: dict[tuple[str, str | None], int] = {}
         self.do(stage.put_back("base"))
 

@@ -50,18 +50,18 @@ class Machine(Births, Workers, Logs, Hands):
     @invariant()
     def limits_are_not_passed(self) -> None:
         """Check the jobs admitted since the last step; a limit may be below what runs already."""
-        places: dict[tuple[str, str | None], int] = {}
+        positions: dict[tuple[str, str | None], int] = {}
         for row in self.oracle.rows.values():
             if not row.finished and row.has_place:
                 assert row.limit is not None
-                for place in ((row.limit, row.limit_key), (row.limit, None)):
-                    if place[1] is not None or row.state != "blocked":
-                        places[place] = places.get(place, 0) + 1
-        for (name, key), held in places.items():
+                for position in ((row.limit, row.limit_key), (row.limit, None)):
+                    if position[1] is not None or row.state != "blocked":
+                        positions[position] = positions.get(position, 0) + 1
+        for (name, key), held in positions.items():
             bounds = self.oracle.limits.get(name, Rule())
             most = bounds.in_all if key is None else bounds.concurrency
-            assert held <= max(most or held, self.places.get((name, key), 0))
-        self.places, self.sound = places, True
+            assert held <= max(most or held, self.positions.get((name, key), 0))
+        self.positions, self.sound = positions, True
 
     # In the end.
 

@@ -113,9 +113,9 @@ class Births(Attempts):
         made = plan("flow", nodes)
         _, *ids = self.do(workflows.start(self.on, made, [node.job for node in made.nodes]))
         edges = [
-            Edge(ids[parent - 1] if parent else parent_id, ids[place - 1], policy)
-            for place, parent, parent_id, policy in zip(
-                made.places, made.parent_places, made.parent_ids, made.on_failed, strict=True
+            Edge(ids[parent - 1] if parent else parent_id, ids[position - 1], policy)
+            for position, parent, parent_id, policy in zip(
+                made.positions, made.parent_positions, made.parent_ids, made.on_failed, strict=True
             )
         ]
         self.oracle.start([wanted.row(job) for job in ids], edges)

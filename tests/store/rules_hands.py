@@ -178,7 +178,7 @@ class Hands(Player):
     def back_up(self) -> None:
         self.do(self.stage.remember("backup"))
         self.backup = copy.deepcopy(self.oracle)
-        self.places_then = self.places
+        self.places_then = self.positions
 
     @rule(again=st.booleans())
     @precondition(lambda self: self.backup is not None and self.stride != STRIDES[-1])
@@ -192,6 +192,6 @@ class Hands(Player):
         self.failovers += 1
         # A limit may have been set below what ran already when the standby received its last
         # commit.
-        self.places = self.places_then
+        self.positions = self.places_then
         if not again:
             self.backup = None

@@ -63,15 +63,15 @@ async def test_one_wrong_fence_in_a_batch_keeps_its_own_job_only(
     sql, lane: Lane, me, wrong: int
 ) -> None:
     batch = await running(lane, me, 21)
-    for place in (0, 10, 20):
+    for position in (0, 10, 20):
         await sql.execute("DELETE FROM taskd.job_history")
         again = await running(lane, me, 21)
         fences = [job.fence for job in again]
-        fences[place] += wrong
+        fences[position] += wrong
         assert await jobs.ack_done(lane, me, [job.id for job in again], fences) == 20
-        assert await state_of(sql, again[place].id) == "running"
+        assert await state_of(sql, again[position].id) == "running"
         finished = {each["id"] for each in await sql.fetch("SELECT id FROM taskd.job_history")}
-        assert finished == {job.id for job in again} - {again[place].id}
+        assert finished == {job.id for job in again} - {again[position].id}
     # Neighbours in the table that were in no batch are untouched.
     assert {await state_of(sql, job.id) for job in batch} == {"running"}
 

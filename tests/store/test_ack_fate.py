@@ -55,7 +55,10 @@ async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_ne
     await bury(lane, me)
     assert await fate(lane, late) == "running"
     assert await done(lane, late)
-    assert (await fate(lane, job), await fate(lane, late)) == ("lost", "acked")
+    assert (await fate(lane, job), await fate(lane, late)) == (
+        "lost",
+        "acked",
+    )
 
 
 async def test_the_fate_of_an_ack_that_was_not_written_is_running(lane: Lane, me) -> None:
@@ -84,15 +87,15 @@ async def test_the_fate_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, me
     assert await fate(lane, again) == "acked"
 
 
-@pytest.mark.parametrize("how", ["crashed too often", "cancel asked"])
+@pytest.mark.parametrize("how", ["crashed too often", "cancel requested"])
 async def test_the_fate_of_a_job_that_rescue_ended_is_lost(sql, lane: Lane, me, how: str) -> None:
     job = await run_one(lane, me)
-    if how == "cancel asked":
+    if how == "cancel requested":
         await jobs.cancel(lane, [job.id], "by hand")
     else:
         await sql.execute("UPDATE taskd.job SET crashes = $1", MAX_CRASHES - 1)
     await take_over(lane, job)
-    assert await state_of(sql, job.id) == ("cancelled" if how == "cancel asked" else "failed")
+    assert await state_of(sql, job.id) == ("cancelled" if how == "cancel requested" else "failed")
     assert await fate(lane, job) == "lost"
 
 

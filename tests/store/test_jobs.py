@@ -52,7 +52,7 @@ async def test_a_running_job_is_only_asked_and_finished_ones_are_left_alone(
     asked, ended = await running(lane, me, 2)
     await done(lane, ended)
     assert await jobs.cancel(lane, [asked.id, ended.id, 10**12], "by hand") == {asked.id: RUNNING}
-    assert (await row(sql, asked.id))["cancel_asked"]
+    assert (await row(sql, asked.id))["cancel_requested"]
     assert await state_of(sql, ended.id) == "done"
     assert await jobs.cancel(lane, [asked.id], "again") == {asked.id: RUNNING}
 
@@ -69,7 +69,7 @@ async def test_a_cancel_that_waits_for_a_claim_asks_the_worker_that_got_the_job(
         await waits_for_lock(sql, cancelling)
         await claiming.commit()
         assert await late == {job_id: RUNNING}
-    assert (await row(sql, job_id))["cancel_asked"]
+    assert (await row(sql, job_id))["cancel_requested"]
     assert await settle(lane, job, SCHEDULED, delay_s=60.0) == CANCELLED
 
 

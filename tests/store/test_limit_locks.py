@@ -28,7 +28,7 @@ async def test_a_job_that_is_parked_while_another_one_ends_is_not_left_behind(
         # It has the lock of the limit and has not committed: others see the slot as used.
         await ending.execute("DELETE FROM taskd.job WHERE id = $1", job.id)
         await ending.execute("SELECT taskd.free_slots('{t}', '{\"\"}')")
-        assert (await limits.admit(lane, 100)).looked == 0
+        assert (await limits.admit(lane, 100)).checked == 0
         await transaction.commit()
     await limits.admit(lane, 100)
     assert await queued(sql) == [second]
@@ -43,7 +43,7 @@ async def test_the_end_of_a_job_sees_what_was_parked_while_it_waited_for_the_loc
     [second] = await enqueue(lane, task, "x")
     parking = await connect()
     async with Transaction(parking) as transaction:
-        assert (await parking.fetchrow("SELECT * FROM taskd.admit_due(100)"))["looked"] == 1
+        assert (await parking.fetchrow("SELECT * FROM taskd.admit_due(100)"))["checked"] == 1
         ending = await connect()
         ended = asyncio.create_task(
             ending.execute(
@@ -84,7 +84,7 @@ async def test_a_handlers_own_transaction_keeps_no_lock_of_the_limit(
         assert await done(lane, second) == 1
         assert await queued(sql) == [born[2]]
         await transaction.commit()
-    assert (await limits.admit(lane, 100)).looked == 1
+    assert (await limits.admit(lane, 100)).checked == 1
     assert await queued(sql) == born[2:4]
 
 

@@ -97,7 +97,7 @@ async def test_a_job_that_is_given_back_comes_to_the_gate_and_not_into_the_queue
     await sql.execute("UPDATE taskd.job SET priority = 1 WHERE id = $1", second)
     assert await settle(lane, job, QUEUED, refund=True) == "blocked"
     assert await queued(sql) == [second]
-    assert (await limits.admit(lane, 100)).looked == 1
+    assert (await limits.admit(lane, 100)).checked == 1
     assert (await row(sql, first))["state"] == "blocked"
 
 
@@ -253,7 +253,7 @@ async def test_a_thousand_keys_drain_and_no_job_is_examined_twice(
     await jobs.enqueue(lane, [task.job(f"t{n % 100}") for n in range(2000)])
     looked, ended, claimed = 0, 0, [None]
     while (await jobs.next_due(lane)).gate_s is not None:
-        looked += (await limits.admit(lane, 1000)).looked
+        looked += (await limits.admit(lane, 1000)).checked
     while claimed:
         claimed = sorted(await jobs.claim(lane, me, "q", 1000), key=lambda job: job.id)
         assert len(claimed) in {0, 100}

@@ -83,22 +83,22 @@ async def test_a_worker_that_gives_way_leaves_the_mark_of_another(
     await limit_depth(lane, max_depth)
     attends = partial(busy_marks.set_busy_mark, lane, "q", for_s=LONG_S)
     # No mark; its own mark; another worker's mark.
-    assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
-    assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
+    assert await attends(worker_id=FIRST, yields=True) == (True, 1)
+    assert await attends(worker_id=FIRST, yields=True) == (True, 1)
     before = await sql.fetchval(VALUE)
-    assert await attends(worker_id=SECOND, gives_way=True) is None
+    assert await attends(worker_id=SECOND, yields=True) is None
     assert await sql.fetchval(VALUE) == before
     # A worker that is needed sets a mark as well, and then the first one gives way.
     assert await attends(worker_id=SECOND) == (False, 1)
-    assert await attends(worker_id=FIRST, gives_way=True) is None
-    assert await attends(worker_id=SECOND, gives_way=True) == (True, 1)
+    assert await attends(worker_id=FIRST, yields=True) is None
+    assert await attends(worker_id=SECOND, yields=True) == (True, 1)
     # No worker gives way to a mark that was cleared, has expired, or was written before a clock was
     # set back.
     await busy_marks.clear_busy_mark(lane, "q", SECOND)
-    assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
+    assert await attends(worker_id=FIRST, yields=True) == (True, 1)
     for ahead_s in (-1.0, 3600.0):
         await sql.execute(MARK, "q", ahead_s, SECOND)
-        assert await attends(worker_id=FIRST, gives_way=True) == (True, 1)
+        assert await attends(worker_id=FIRST, yields=True) == (True, 1)
 
 
 @pytest.mark.usefixtures("both")

@@ -9,7 +9,7 @@ import pytest
 
 from taskd.errors import ConfigError, PermissionDenied, StoreUnavailable, TaskdError
 from taskd.store.connections import database as databases
-from taskd.store.connections.connect_errors import place_of
+from taskd.store.connections.connect_errors import target_of
 from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import Down, Silence, translate
 from tests.canary import PASSWORD
@@ -38,7 +38,7 @@ def test_the_place_is_that_of_the_dsn_without_its_password(
 ) -> None:
     for name in ("PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
-    found = str(place_of({"dsn": dsn.format(p=PASSWORD)}))
+    found = str(target_of({"dsn": dsn.format(p=PASSWORD)}))
     assert found == place
     assert PASSWORD not in found
 
@@ -49,7 +49,7 @@ def test_the_variables_of_libpq_fill_what_the_dsn_leaves_out(
     monkeypatch.setenv("PGHOST", "there")
     monkeypatch.setenv("PGPORT", "7")
     monkeypatch.setenv("PGDATABASE", "jobs")
-    assert str(place_of({"dsn": "postgresql://"})) == "host there, port 7, database jobs"
+    assert str(target_of({"dsn": "postgresql://"})) == "host there, port 7, database jobs"
 
 
 async def refused(dsn: str, **more: str) -> TaskdError:

@@ -140,7 +140,7 @@ async def test_with_cancel_the_live_ones_end_before_the_new_one_is_made(
     await late(sql, 1.0, running_of)
     assert await fire_due(lane) == 1
     found = await made(sql, running_of)
-    assert [(each["state"], each["cancel_asked"]) for each in found] == [
+    assert [(each["state"], each["cancel_requested"]) for each in found] == [
         ("running", True),
         ("cancelled", False),
         ("queued", False),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core.watching.tail import Teller, Watch
+from taskd.core.watching.tail import Reporter, Watch
 from taskd.core.watching.top import Top
 from taskd.store.connections.statements import statement
 from taskd.store.reading import watching
@@ -55,16 +55,16 @@ class Tail:
     """Poll, as the command does."""
 
     def __init__(self, lane: Any) -> None:
-        self.lane, self.watch, self.teller = lane, Watch(), None
+        self.lane, self.watch, self.reporter = lane, Watch(), None
 
     async def __call__(self) -> list[tuple[str, int]]:
-        look = await watching.look(self.lane, self.watch.after_id, list(self.watch.missing))
-        changes, self.watch = self.watch.compare(look)
-        if self.teller is None:
-            self.teller = Teller(look.now)
+        poll = await watching.poll(self.lane, self.watch.after_id, list(self.watch.missing))
+        changes, self.watch = self.watch.compare(poll)
+        if self.reporter is None:
+            self.reporter = Reporter(poll.now)
             return []
         rows = await watching.jobs(self.lane, changes.all())
-        return [(each.event, each.job_id) for each in self.teller.tell(rows, changes, look.now)]
+        return [(each.event, each.job_id) for each in self.reporter.report(rows, changes, poll.now)]
 
 
 async def test_a_tail_tells_each_event_once(lane, sql):
@@ -218,8 +218,8 @@ async def test_the_past_is_read_by_its_filters(lane, sql):
 async def test_a_database_without_jobs_has_nothing_to_tell(lane):
     seen = await watching.state(lane, None)
     assert (seen.queues, seen.workers, seen.running, seen.limits, seen.born) == ([], [], [], [], {})
-    look = await watching.look(lane, None, [])
-    assert (look.live, look.running, look.finished, look.after_id) == ({}, {}, {}, 0)
+    poll = await watching.poll(lane, None, [])
+    assert (poll.live, poll.running, poll.finished, poll.after_id) == ({}, {}, {}, 0)
 
 
 @pytest.mark.parametrize(

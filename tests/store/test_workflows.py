@@ -158,7 +158,7 @@ async def test_a_batch_counts_its_members_in_one_step(sql, lane: Lane, me) -> No
 
 async def test_workflows_are_forgotten_when_no_job_of_them_is_left(sql, lane: Lane, me) -> None:
     ids = await start(lane, ("a", []), ("b", ["a"]))
-    later = "UPDATE taskd.workflow SET look_at = now()"
+    later = "UPDATE taskd.workflow SET check_at = now()"
     await sql.execute(later)
     await workflows.prune(lane)
     await done(lane, *await claim(lane, me))
@@ -166,7 +166,7 @@ async def test_workflows_are_forgotten_when_no_job_of_them_is_left(sql, lane: La
     await sql.execute(later)
     await workflows.prune(lane)
     assert await sql.fetchval("SELECT count(*) FROM taskd.dependency") == 1
-    looks = await sql.fetchval("SELECT look_at - now() FROM taskd.workflow")
+    looks = await sql.fetchval("SELECT check_at - now() FROM taskd.workflow")
     assert 7 <= looks.days < 10
     await sql.execute("DELETE FROM taskd.job_history WHERE id = $1", ids["a"])
     await sql.execute(later)

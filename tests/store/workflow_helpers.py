@@ -88,7 +88,7 @@ async def end(on: Any, me: int, job: Job, how: str) -> None:
             await settle(on, job, CANCELLED, reason="no")
         case "by hand":
             await jobs.cancel(on, [job.id], "by hand")
-            await settle(on, job, CANCELLED, reason="cancel asked")
+            await settle(on, job, CANCELLED, reason="cancel requested")
         case "crashed":
             await bury(on, me)
             await rescue(on)

@@ -54,7 +54,7 @@ AND application_name NOT IN ('taskd points', 'taskd client')
 BOOKED = "SELECT task, id FROM judge.ledger JOIN taskd.jobs ON id = job"
 SERVES = "SELECT EXISTS (SELECT FROM taskd.worker WHERE pid = $1)"
 BEATS = """
-SELECT EXISTS (SELECT FROM taskd.worker WHERE pid = $1 AND died_at IS NULL AND beat_at > $2)
+SELECT EXISTS (SELECT FROM taskd.worker WHERE pid = $1 AND died_at IS NULL AND renewed_at > $2)
 """
 TICKED = "SELECT EXISTS (SELECT FROM taskd.jobs WHERE schedule = 'ticking' AND enqueued_at > $1)"
 TICKS = """

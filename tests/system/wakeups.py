@@ -48,7 +48,7 @@ POLL_S = 60.0
 MARK_AFTER_S = 0.005
 P999_S = 0.05
 OPEN_S_MAX = 0.05
-LOOK_EVERY_S = 0.005
+CHECK_EVERY_S = 0.005
 # A backlog, so that every claim is full; and a small one, for a trial's job waits for its turn.
 STREAM_JOBS, STREAM_AHEAD, STREAM_EVERY_S = 150, 250, 0.002
 # A worker that does not attend after so long a stream is taken as it is.
@@ -81,7 +81,7 @@ class Watch:
             async with self._looked:
                 self._marked = marked
                 self._looked.notify_all()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
     async def marked(self, queue: str, *, within_s: float) -> bool:
         """Wait until somebody attends a queue; whether it came to that."""

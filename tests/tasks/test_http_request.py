@@ -24,7 +24,7 @@ from taskd.config import Settings
 from taskd.core.jobs.verdicts import Fail, Retry
 from taskd.errors import ConfigError, InvalidArgs
 from taskd.tasks import addresses
-from taskd.tasks.addresses import AddressDenied, check_address, networks, places
+from taskd.tasks.addresses import AddressDenied, allowed_hosts, check_address, networks
 from taskd.tasks.http_request import (
     BODY_BYTES_MAX,
     HttpNotAllowed,
@@ -262,10 +262,10 @@ async def test_what_is_no_url_fails_the_job(requester: Requester, url: str) -> N
 def test_hosts_by_name(allowed: str, url: str, goes: bool) -> None:
     requester = Requester(Settings(http_hosts=(allowed,)))
     if goes:
-        assert requester._place(url).host
+        assert requester._checked_url(url).host
     else:
         with pytest.raises((HttpNotAllowed, Fail)):
-            requester._place(url)
+            requester._checked_url(url)
 
 
 @pytest.mark.parametrize(
@@ -383,5 +383,5 @@ def test_a_missing_library_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPat
 
 
 def test_places_are_read_as_they_are_written() -> None:
-    [place] = places(["Example.ORG:8443"])
+    [place] = allowed_hosts(["Example.ORG:8443"])
     assert (place.host, place.port, place.any_port) == ("example.org", 8443, False)

@@ -19,7 +19,7 @@ from taskd.web.metrics.vocabulary import METRICS
 from taskd.worker.health import Condition
 from taskd.worker.observing import counters
 from taskd.worker.observing.counters import Counters
-from taskd.worker.processes.stats_socket import Asker, StatsServer
+from taskd.worker.processes.stats_socket import StatsClient, StatsServer
 from taskd.worker.status import take
 from tests.web.conftest import Serve, samples
 from tests.worker.conftest import Desk, until
@@ -95,7 +95,7 @@ async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:
     started = await desk.start()
     await desk.settled(*await desk.enqueue(fine.job()))
     assert started.worker.counters is None
-    assert started.worker.snapshot().counted.tasks == []
+    assert started.worker.status().counted.tasks == []
 
 
 def test_names_of_tasks_without_end_make_labels_that_have_one() -> None:
@@ -133,7 +133,7 @@ def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
     found = counted.copy()
     assert found == counted.counted
     counted.done(job(), 0.1)
-    counted.heard("job.failed", {"queue": "q", "task": "t", "duration_ms": 5})
+    counted.on_event("job.failed", {"queue": "q", "task": "t", "duration_ms": 5})
     assert (found.tasks[0].done, found.tasks[0].outcomes) == (1, {})
     assert counted.copy().tasks[0].done == 2
 
@@ -347,7 +347,7 @@ def test_names_end_in_their_unit_and_counters_in_total() -> None:
 
 
 async def test_a_child_answers_its_parent_over_its_own_pair_of_sockets() -> None:
-    asker = Asker()
+    asker = StatsClient()
     counted = Counters(["q"])
     counted.done(job(), 0.1)
     answerer = StatsServer(
@@ -367,7 +367,7 @@ async def test_an_answer_that_comes_too_late_is_not_the_next_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taskd.worker.processes.stats_socket.ANSWER_S", 0.1)
-    asker = Asker()
+    asker = StatsClient()
     answered = 0
 
     def slowly() -> Any:

@@ -16,7 +16,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import Silence, ValueRefused
 from taskd.worker.finishing.acker import Acker
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.stopping.emergency_stop import EmergencyStop
 from tests.worker.conftest import Desk, until
 

@@ -196,10 +196,10 @@ async def test_a_cancelled_job_is_marked_and_the_others_go_on(desk: Desk) -> Non
     @desk.task(batch=2, max_wait_s=2.0)
     async def index(items: list[Item[Point]]) -> list[Any]:
         begun.set()
-        while not any(item.cancel_asked for item in items):
+        while not any(item.cancel_requested for item in items):
             await asyncio.sleep(0.01)
         marked.set()
-        return [Cancel("left out") if item.cancel_asked else None for item in items]
+        return [Cancel("left out") if item.cancel_requested else None for item in items]
 
     one, two = await desk.enqueue(index.job(Point(0)), index.job(Point(1)))
     worker = await desk.start(cancel_s=30.0)
@@ -221,7 +221,7 @@ async def test_a_stop_gives_back_what_is_gathered_and_lets_a_batch_end(desk: Des
     ids = await desk.enqueue(*(index.job(Point(n)) for n in range(3)))
     worker = await desk.start(drain_s=20.0)
     await begun.wait()
-    await until(lambda: worker.worker.parts.runners[0].knows(ids[2]))
+    await until(lambda: worker.worker.parts.runners[0].has_job(ids[2]))
     stopping = asyncio.create_task(worker.stop())
     row = await desk.state(ids[2], "queued")
     assert (row["attempt"], row["interrupts"]) == (0, 0)

@@ -12,7 +12,7 @@ from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database
 from taskd.worker.claiming import consumer, listener
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.finishing import acker
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import REST_TICK_S
 from taskd.worker.service import Backoff, jittered_s
 from taskd.worker.upkeep.reconciler import RECONCILE_EVERY_S

@@ -210,7 +210,7 @@ async def test_a_job_that_was_claimed_and_waits_for_its_turn_is_cancelled_too(de
     [runner] = started.worker.parts.runners
     ids = await desk.enqueue(task.job(n=1), task.job(n=2))
     await desk.heard.wait("job.started", job_id=ids[0])
-    claimed = await jobs.claim(desk.lane, started.worker._me.id, "default", 1)
+    claimed = await jobs.claim(desk.lane, started.worker._registration.me.id, "default", 1)
     runner._buffer.extend(claimed)
     runner._moved_at += 60
     await jobs.cancel(desk.lane, [ids[1]], "not this one")

@@ -49,7 +49,7 @@ async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started
     await begun.wait()
     # An expand does not stop the worker: it renews its lease.
     await desk.sql.execute(ADD, NEWEST + 1, NEWEST, None)
-    beat = await desk.sql.fetchval("SELECT beat_at FROM taskd.worker")
+    beat = await desk.sql.fetchval("SELECT renewed_at FROM taskd.worker")
     await until(lambda: _beaten_since(desk, beat))
     assert not desk.heard.of("worker.outgrown")
 
@@ -83,7 +83,7 @@ async def test_a_ledger_that_was_emptied_buries_nobody(desk: Desk) -> None:
 
 
 async def _beaten_since(desk: Desk, moment: Any) -> bool:
-    count = "SELECT count(*) FROM taskd.worker WHERE beat_at > $1"
+    count = "SELECT count(*) FROM taskd.worker WHERE renewed_at > $1"
     return bool(await desk.sql.fetchval(count, moment))
 
 

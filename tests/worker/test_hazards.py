@@ -23,7 +23,7 @@ import pytest
 
 from taskd.core.jobs.backoff import Fixed
 from taskd.worker.observing import loop_monitor
-from taskd.worker.observing.loop_monitor import LATE_S, LOOK_EVERY_S, TICK_S, LoopMonitor, Pulse
+from taskd.worker.observing.loop_monitor import CHECK_EVERY_S, LATE_S, TICK_S, LoopMonitor, Pulse
 from taskd.worker.running import handler_tasks
 from tests.worker.conftest import Desk, until
 
@@ -112,7 +112,7 @@ async def test_who_blocks_the_loop_is_named_and_the_lease_is_kept(desk: Desk) ->
     assert (first["task"], first["queue"]) == ("blocks", "default")
     assert "time.sleep(3.0)" in first["stack"]
     # Half a second, give or take what a busy machine adds.
-    assert TICK_S + LATE_S + LOOK_EVERY_S + 0.05 <= 0.5
+    assert TICK_S + LATE_S + CHECK_EVERY_S + 0.05 <= 0.5
     assert first["blocked_s"] < 1.0
     assert again
     (end,) = await desk.heard.wait("loop.unblocked", job_id=job)
@@ -161,7 +161,7 @@ async def test_a_loop_that_is_blocked_again_and_again_does_not_fill_the_log(
             looking.look()
     said = desk.heard.of("loop.blocked")
     assert 5 <= len(said) <= 8
-    assert sum(had["untold"] for had in said) + len(said) <= 60
+    assert sum(had["suppressed"] for had in said) + len(said) <= 60
     assert len(desk.heard.of("loop.unblocked")) == len(said)
 
 
@@ -221,9 +221,9 @@ async def test_the_first_reason_to_cancel_decides(desk: Desk, first: str) -> Non
     await until(lambda: runner.running == 50)
     assert worker.worker._pulse.job is None  # all of them wait; none keeps the loop
     reasons = {
-        "timeout": lambda: runner.cancel_all("timeout"),
+        "timeout": lambda: runner.attempts.cancel_all("timeout"),
         "cancel": lambda: [runner.cancel_job(job, "by hand") for job in ids],
-        "stop": lambda: runner.cancel_all("stop"),
+        "stop": lambda: runner.attempts.cancel_all("stop"),
     }
     for name in sorted(reasons, key=lambda name: name != first):  # all in one turn of the loop
         reasons[name]()

@@ -18,7 +18,7 @@ import pytest
 from taskd.core.jobs.backoff import Fixed
 from taskd.core.outcomes.policy import RESULT_BYTES_MAX
 from taskd.store.connections.error_translation import first_line
-from taskd.worker.running import runner
+from taskd.worker.running import attempt_table
 from tests.worker.conftest import Desk, until
 
 NOW = Fixed(0.01)
@@ -365,7 +365,7 @@ async def test_a_thread_that_takes_too_long_is_abandoned(
         )
         # The only thread is still busy with it. Waiting for one is no time of the attempt, and
         # whoever waits long is given back, for a worker that has a thread.
-        monkeypatch.setattr(runner, "ROOM_WAIT_S", 0.5)
+        monkeypatch.setattr(attempt_table, "SLOT_WAIT_S", 0.5)
         (late,) = await desk.enqueue(waits_for_a_thread.job())
         await until(lambda: worker.worker.parts.counts["released"] >= 2)
     finally:

@@ -46,7 +46,7 @@ async def test_a_worker_that_fences_itself_says_so_of_each_attempt(desk: Desk) -
     started, job_id = await waiting(desk)
     (runner,) = started.worker.parts.runners
     started.worker._quiet(True)  # or it would claim the job again
-    runner.cancel_all("fence")
+    runner.attempts.cancel_all("fence")
     [said] = await desk.heard.wait("job.interrupted")
     assert (said["job_id"], said["why"]) == (job_id, "fence")
 

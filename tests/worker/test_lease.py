@@ -17,8 +17,8 @@ import pytest
 from taskd.store import workers
 from taskd.store.connections.error_translation import Down, Silence
 from taskd.store.connections.statements import statement
-from taskd.worker import lease as leases
-from taskd.worker.lease import is_gone, process_started
+from taskd.worker.lease import incarnation
+from taskd.worker.lease.incarnation import is_gone, process_started
 from tests.worker.conftest import Desk, until
 
 BURY = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
@@ -96,7 +96,7 @@ async def test_a_lease_renewal_that_is_cancelled_begins_again(desk: Desk) -> Non
     loop.call_soon_threadsafe(cancel)
     await asyncio.to_thread(cancelled.wait, 10.0)
     now = await desk.sql.fetchval("SELECT clock_timestamp()")
-    beats = "SELECT beat_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
+    beats = "SELECT renewed_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
     await until(lambda: desk.sql.fetchval(beats, me, now))
     assert desk.heard.of("worker.fenced") == []
 
@@ -288,7 +288,7 @@ async def test_no_suspect_begins_before_the_outcome_of_the_last_one_is_written(
     running = "SELECT id FROM taskd.job WHERE state = 'running' AND worker_id <> 42"
     await until(lambda: desk.sql.fetchval(running))
     first = await desk.sql.fetchval(running)
-    await until(lambda: parts.runners[0].knows(first))
+    await until(lambda: parts.runners[0].has_job(first))
     keeping = await asyncpg.connect(dsn)
     async with keeping.transaction():
         await keeping.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", first)
@@ -322,5 +322,5 @@ def test_who_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError
 
     # /proc mounted with hidepid shows nothing of other users: that proves nothing.
-    monkeypatch.setattr(leases.Path, "read_text", hidden)
+    monkeypatch.setattr(incarnation.Path, "read_text", hidden)
     assert not is_gone(other(os.getpid(), me))

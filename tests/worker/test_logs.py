@@ -16,7 +16,7 @@ import structlog
 from taskd import events
 from taskd.core.jobs.backoff import Fixed
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.log_lines import KeepLogs, Said
+from taskd.core.jobs.log_lines import KeepLogs, LogEvent
 from taskd.core.jobs.verdicts import Snooze
 from taskd.core.tasks.batch import Item
 from taskd.core.tasks.registry import Registry
@@ -455,9 +455,9 @@ def keeper(desk: Desk) -> Iterator[log_writer.LogWriter]:
 
     registry.add(spoken)
     keeper = log_writer.LogWriter(desk.lane, registry, KeepLogs.ALL, lambda _: True, {})
-    deafen = keeper.begin(lambda wake: wake())
+    unsubscribe = keeper.begin(lambda wake: wake())
     yield keeper
-    deafen()
+    unsubscribe()
 
 
 @pytest.fixture
@@ -473,7 +473,7 @@ def claimed(fence: int, job_id: int = 7) -> Job:
 
 
 def say(keeper: log_writer.LogWriter, job: Job, text: str) -> None:
-    keeper.line(job, Said(0.0, "info", text))
+    keeper.line(job, LogEvent(0.0, "info", text))
 
 
 async def kept(desk: Desk) -> dict[int, list[str]]:
@@ -520,17 +520,17 @@ async def test_a_line_that_comes_while_its_attempt_ends_is_not_counted_for_ever(
 
     job = claimed(1)
     say(keeper, job, "in time")
-    keeper.line(job, Said(0.0, "info", Ends()))
+    keeper.line(job, LogEvent(0.0, "info", Ends()))
     await keeper.tick()
     assert await kept(desk) == {1: ["in time"]}
-    assert keeper.held.size == 0
+    assert keeper.buffer.size == 0
 
 
 async def test_what_ends_in_the_middle_of_a_line_may_speak_as_well(
     desk: Desk, keeper: log_writer.LogWriter
 ) -> None:
     job = claimed(1)
-    with keeper.held._lock:  # as when garbage is collected while a line is put down
+    with keeper.buffer._lock:  # as when garbage is collected while a line is put down
         say(keeper, job, "collected")
     events.job_done(job, 0.1)
     await keeper.tick()
@@ -556,14 +556,16 @@ async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back
 
     say(keeper, claimed(1), "said")
     monkeypatch.setattr(logs, "write", fails_once)
-    keeper.held.take_running(keeper.held._open[7].at, 0.0)  # it is seen to run, before its end
-    keeper.held._open[7].news = True
-    monkeypatch.setattr(keeper.held, "_runs", lambda _: runs)
+    keeper.buffer.take_running(keeper.buffer._open[7].at, 0.0)  # it is seen to run, before its end
+    keeper.buffer._open[7].news = True
+    monkeypatch.setattr(keeper.buffer, "_runs", lambda _: runs)
     await keeper.tick()
     assert await kept(desk) == {}
     await keeper.tick()
     assert await kept(desk) == {1: ["said"]}
-    assert keeper.held.size == (0 if not runs else len(keeper.held._open[7].lines.to_json()) - 2)
+    assert keeper.buffer.size == (
+        0 if not runs else len(keeper.buffer._open[7].lines.to_json()) - 2
+    )
 
 
 @pytest.mark.parametrize("keep", [KeepLogs.ALL, KeepLogs.FAILED])
@@ -574,19 +576,19 @@ async def test_what_is_said_after_the_end_is_never_written(
     monkeypatch: pytest.MonkeyPatch,
     keep: KeepLogs,
 ) -> None:
-    monkeypatch.setattr(keeper.held, "_keep", keep)
+    monkeypatch.setattr(keeper.buffer, "_keep", keep)
     job = claimed(1)
     events.job_done(job, 0.1)
     say(keeper, job, "from a thread that has outlived its attempt")
-    monkeypatch.setattr(keeper.held, "_runs", lambda _: False)
+    monkeypatch.setattr(keeper.buffer, "_runs", lambda _: False)
     monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", 1e9)
     await keeper.tick()
     assert await kept(desk) == {}
-    assert keeper.held.size > 0
+    assert keeper.buffer.size > 0
     monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", -1.0)
     await keeper.tick()
     assert await kept(desk) == {}
-    assert (keeper.held.size, bool(keeper.held)) == (0, False)
+    assert (keeper.buffer.size, bool(keeper.buffer)) == (0, False)
 
 
 async def test_of_more_long_attempts_than_are_written_at_once_each_has_its_turn(
@@ -628,7 +630,7 @@ async def test_threads_of_one_attempt_that_begin_to_speak_at_once_lose_no_line(
     events.job_done(job, 0.1)
     await keeper.tick()
     assert await kept(desk) == {1: ["faster", "slower"]}
-    assert keeper.held.size == 0
+    assert keeper.buffer.size == 0
 
 
 # Batches.

@@ -74,7 +74,7 @@ async def test_a_plain_function_has_it_on_the_loop_and_runs_in_its_thread(desk: 
 async def test_slow_middleware_does_not_count_as_waiting_for_a_thread(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskd.worker.running.runner.ROOM_WAIT_S", 0.1)
+    monkeypatch.setattr("taskd.worker.running.attempt_table.SLOT_WAIT_S", 0.1)
 
     @middleware(registry=desk.registry)
     async def slow(ctx: Any, call_next: CallNext) -> Any:

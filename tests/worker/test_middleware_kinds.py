@@ -27,7 +27,7 @@ class Point:
 async def test_slow_middleware_does_not_count_as_waiting_for_a_turn(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("taskd.worker.running.runner.ROOM_WAIT_S", 0.1)
+    monkeypatch.setattr("taskd.worker.running.attempt_table.SLOT_WAIT_S", 0.1)
     calls = 0
 
     async def indexes(items: list[Item[Point]]) -> None: ...

@@ -85,13 +85,13 @@ def _forget() -> None:
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[Runner]:
     """The runner of each coroutine that has set out."""
     made: list[Runner] = []
-    walk = Runner._walk
+    walk = Runner._take_jobs
 
     def counted(runner: Runner) -> Any:
         made.append(runner)
         return walk(runner)
 
-    monkeypatch.setattr(Runner, "_walk", counted)
+    monkeypatch.setattr(Runner, "_take_jobs", counted)
     return made
 
 

@@ -205,7 +205,7 @@ async def test_a_job_that_a_silent_process_has_may_have_begun(
     pid = json.loads(row["result"])["pid"]
     os.kill(pid, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
-        impatient.setattr("taskd.worker.running.runner.ROOM_WAIT_S", 0.2)
+        impatient.setattr("taskd.worker.running.attempt_table.SLOT_WAIT_S", 0.2)
         (job,) = await desk.enqueue(app.adds.job(1))
         await desk.heard.wait("job.interrupted", job_id=job)
     # The process that takes its place may be slow to start.
@@ -248,7 +248,7 @@ async def test_a_pool_that_is_closed_while_a_process_starts_leaves_nothing(
 
     monkeypatch.setattr(asyncio, "open_unix_connection", never)
     pool = JobProcesses(Settings(process_slots=1))
-    taking = asyncio.create_task(pool._taken())
+    taking = asyncio.create_task(pool._acquire())
     await until(there.is_set)
     assert len(set(children(os.getpid())) - before) == 1
     await pool.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskd.worker import lease as leases
+from taskd.worker.lease import renewal
 from taskd.worker.observing import loop_monitor
 from taskd.worker.observing.loop_monitor import LATE_S, REST_TICK_S, TICK_S, LoopMonitor, Pulse
 from taskd.worker.service import Wakeup
@@ -24,12 +24,12 @@ def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "REST_AFTER_S", 0.1)
     monkeypatch.setattr(timer, "REST_TICK_S", 60.0)
     monkeypatch.setattr(loop_monitor, "REST_TICK_S", 60.0)
-    monkeypatch.setattr(leases, "REST_LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr(renewal, "REST_CHECK_EVERY_S", 60.0)
 
 
 async def resting(worker: Started) -> None:
     """Wait until the timer and the loop monitor rest."""
-    looking = worker.worker._lease_thread._watch
+    looking = worker.worker._lease_thread._monitor
     await until(lambda: worker.worker._pulse.resting)
     await until(lambda: time.monotonic() - looking._looked > 0.3)
 

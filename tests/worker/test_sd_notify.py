@@ -17,7 +17,7 @@ from taskd.config import Settings
 from taskd.store.connections.database import Database
 from taskd.worker import Notify, Worker
 from taskd.worker.health import Condition
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.sd_notify import Notifier, NotifySocket, Status
 from tests.worker.conftest import Desk, Started, until
 

@@ -418,7 +418,7 @@ async def test_what_becomes_due_around_the_nap_is_found_in_time(scene: Scene) ->
 
 
 async def _gets_full(scene: Scene, _worker: Started) -> None:
-    """Wait until all its places are taken by slow jobs."""
+    """Wait until all its executors are taken by slow jobs."""
     slow = scene.slow.job()
     await scene.desk.enqueue(
         *[NewJob(slow.task, queue=slow.queue, priority=-100, checked=True)] * 3

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from taskd import events
-from taskd.cli.bench.figures import COLUMNS, Figures, limits, rows, told
-from taskd.cli.bench.measures import STEPS, Measures, Plan, Stopped, Tell
+from taskd.cli.bench.figures import COLUMNS, Figures, limits, rows, to_json
+from taskd.cli.bench.measures import STEPS, Measures, Plan, Report, Stopped
 from taskd.cli.health import EXIT_CHECK_FAILED
 from taskd.cli.shared.output import count, print_json, print_rows
 from taskd.cli.shared.session import DURATION, REPORT_TIMEOUT_S, Session, json_option, pass_session
@@ -96,7 +96,7 @@ def bench(
     except (asyncio.CancelledError, Stopped):
         raise click.Abort from None
     if as_json:
-        print_json(told(figures))
+        print_json(to_json(figures))
         return
     print_rows(rows(figures), COLUMNS, as_json=False)
     for sentence in limits(figures):
@@ -116,41 +116,43 @@ async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
         lane = Lane(patient, "bench")
         try:
             await _clear_left(session, lane)
-            place = await _checked(lane, with_live_jobs)
-            session.say(f"taskd: measuring {target.describe()}, PostgreSQL {place.postgresql}")
-            return await _measured_and_cleared(session, plan, settings, target, lane, place)
+            environment = await _checked(lane, with_live_jobs)
+            session.echo(
+                f"taskd: measuring {target.describe()}, PostgreSQL {environment.postgresql}"
+            )
+            return await _measured_and_cleared(session, plan, settings, target, lane, environment)
         finally:
             await lane.close()
 
 
 async def _clear_left(session: Session, lane: Lane) -> None:
     """Remove what earlier runs have left, for example a run that was killed."""
-    if not (await stored.look(lane)).owner:
+    if not (await stored.read_environment(lane)).owner:
         raise PermissionDenied(
             "taskd bench makes a queue, a worker and jobs of its own and removes them at the end, "
             "which only the owner of the schema can do: connect as the user that runs "
             "`taskd db migrate`."
         )
     for name in await stored.left(lane):
-        session.say(f"taskd: removing {name}, which an earlier run has left")
+        session.echo(f"taskd: removing {name}, which an earlier run has left")
         await stored.clear(lane, name)
 
 
-async def _checked(lane: Lane, with_live_jobs: bool) -> stored.Place:
+async def _checked(lane: Lane, with_live_jobs: bool) -> stored.Environment:
     """Return what the database looks like before the benchmark.
 
     Raises:
         Occupied: the database has live jobs.
     """
-    place = await stored.look(lane)
-    if place.live and not with_live_jobs:
-        more = " or more" if place.live == stored.LIVE_COUNTED_MAX else ""
+    environment = await stored.read_environment(lane)
+    if environment.live and not with_live_jobs:
+        more = " or more" if environment.live == stored.LIVE_COUNTED_MAX else ""
         raise Occupied(
-            f"this database has {count(place.live, 'live job')}{more}. They and the benchmark "
-            "would slow each other down. Measure another database, wait until the jobs "
+            f"this database has {count(environment.live, 'live job')}{more}. They and the "
+            "benchmark would slow each other down. Measure another database, wait until the jobs "
             "are done, or give --with-live-jobs."
         )
-    return place
+    return environment
 
 
 async def _measured_and_cleared(
@@ -159,7 +161,7 @@ async def _measured_and_cleared(
     settings: Settings,
     target: Target,
     lane: Lane,
-    place: stored.Place,
+    environment: stored.Environment,
 ) -> Figures:
     from taskd.client import Client
 
@@ -169,10 +171,10 @@ async def _measured_and_cleared(
         try:
             await stored.begin(lane, name)
             async with Client(settings=settings) as client:
-                with _progress(session) as tell:
-                    return await measures.run(target, client, place, tell)
+                with _progress(session) as report:
+                    return await measures.run(target, client, environment, report)
         except (asyncio.CancelledError, Stopped):
-            session.say("taskd: interrupted; removing what the benchmark has made")
+            session.echo("taskd: interrupted; removing what the benchmark has made")
             raise
         finally:
             await _clear(session, lane, name)
@@ -182,7 +184,7 @@ async def _clear(session: Session, lane: Lane, name: str) -> None:
     try:
         await stored.clear(lane, name)
     except BaseException:
-        session.say(
+        session.echo(
             f"taskd: some rows named {name} were not removed; the next `taskd bench` "
             "after a minute removes them"
         )
@@ -212,7 +214,7 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _progress(session: Session) -> Iterator[Tell]:
+def _progress(session: Session) -> Iterator[Report]:
     """Show a progress bar on a terminal; each step has the same share, however long it takes."""
     if session.quiet or not sys.stderr.isatty():
         yield lambda _step, _share: None
@@ -227,7 +229,7 @@ def _progress(session: Session) -> Iterator[Tell]:
         file=sys.stderr,
     ) as bar:
 
-        def tell(step: str, share: float) -> None:
+        def report(step: str, share: float) -> None:
             # Frequent drawing would be measured as well.
             nonlocal shown_at
             now = time.monotonic()
@@ -236,5 +238,5 @@ def _progress(session: Session) -> Iterator[Tell]:
                 at = int((STEPS.index(step) + min(share, 1.0)) * 100)
                 bar.update(max(0, at - bar.pos), step)
 
-        yield tell
+        yield report
         bar.update(whole - bar.pos, "done")

@@ -75,25 +75,25 @@ def rows(figures: Figures) -> list[Row]:
     ]
 
 
-def told(figures: Figures) -> dict[str, Any]:
+def to_json(figures: Figures) -> dict[str, Any]:
     """Return the figures by name, and the sentences."""
     return asdict(figures) | {"limits": limits(figures)}
 
 
 def limits(figures: Figures) -> list[str]:
     """Return what limits this database, and what helps: one or two sentences each."""
-    told = [_enqueue_limit(figures), _drain_limit(figures)]
+    to_json = [_enqueue_limit(figures), _drain_limit(figures)]
     if not figures.notified:
-        told.append(
+        to_json.append(
             "A pooler is in front of the server, so the worker receives no notifications and "
             "polls. Set TASKD_LISTEN_DSN to the server itself, and jobs start sooner."
         )
     if not figures.durable:
-        told.append(
+        to_json.append(
             "Commits do not wait for the disk here (fsync or synchronous_commit is off): a crash "
             "of the server loses jobs. A server that waits for its disk is slower."
         )
-    return told
+    return to_json
 
 
 def _enqueue_limit(figures: Figures) -> str:

@@ -41,7 +41,7 @@ LOOK_EVERY_S = 0.002
 STALLED_S = 30.0
 
 # Called with the current step and the share of it that is done.
-Tell = Callable[[str, float], None]
+Report = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,16 @@ class Measures:
         )
         self._job: NewJob = self._task.job()
 
-    async def run(self, target: Target, client: Client, place: stored.Place, tell: Tell) -> Figures:
-        """Measure everything, one step after another; call `tell` with the progress.
+    async def run(
+        self, target: Target, client: Client, environment: stored.Environment, report: Report
+    ) -> Figures:
+        """Measure everything, one step after another; call `report` with the progress.
 
         Raises:
             Stopped: a signal has stopped the worker.
             TaskdError: no job ran for 30 s; or as the client and the worker raise.
         """
-        self._tell = tell
+        self._report = report
         plan, database = self._plan, target.database
         async with database.connection("bench") as connection:
             on = fetches(connection)
@@ -107,8 +109,8 @@ class Measures:
                 drain_s, cpu_s = await self._drain(lambda: stored.live(on, self._name))
                 wake_ups = await self._wake_ups(client)
         return Figures(
-            postgresql=place.postgresql,
-            durable=place.durable,
+            postgresql=environment.postgresql,
+            durable=environment.durable,
             notified=not database.pooled or self._settings.listen_dsn is not None,
             round_trip=Times.of(round_trip),
             commit=Times.of(commit),
@@ -133,7 +135,7 @@ class Measures:
             await call()
             before, now = now, time.perf_counter()
             spans.append(now - before)
-            self._tell(step, max((now - began) / self._plan.each_s, len(spans) / at_most))
+            self._report(step, max((now - began) / self._plan.each_s, len(spans) / at_most))
         return spans
 
     async def _from_many(self, client: Client, at_most: int) -> tuple[int, float]:
@@ -153,7 +155,7 @@ class Measures:
         began = time.perf_counter()
         for done in range(0, count, BULK_JOBS):
             await client.enqueue_many([self._job] * min(BULK_JOBS, count - done))
-            self._tell("1,000 a call", done / count)
+            self._report("1,000 a call", done / count)
         return time.perf_counter() - began
 
     # The worker.
@@ -206,7 +208,7 @@ class Measures:
             await self._until_started(self._plan.jobs + number)
             # A worker that polls at this moment can be faster than the answer to the commit.
             spans.append(max(0.0, self._starts.last_at - committed_at))
-            self._tell("wake-up", number / self._plan.wake_ups)
+            self._report("wake-up", number / self._plan.wake_ups)
         return spans
 
     async def _until_started(self, count: int, step: str | None = None) -> None:
@@ -221,7 +223,7 @@ class Measures:
                 seen, ends = starts.count, time.monotonic() + STALLED_S
             self._go_on_until(ends)
             if step is not None:
-                self._tell(step, starts.count / count)
+                self._report(step, starts.count / count)
 
     def _go_on_until(self, ends: float) -> None:
         """Do nothing, unless the worker has ended or the deadline has passed."""
@@ -256,12 +258,12 @@ class Starts:
     def __init__(self) -> None:
         self.count = 0
         self.first_at = self.last_at = self.first_cpu_s = 0.0
-        self._wanted = 0
+        self._expected = 0
         self._reached = asyncio.Event()
 
     async def reach(self, count: int) -> None:
         """Wait until the handler has started this many times."""
-        self._wanted = count
+        self._expected = count
         self._reached.clear()
         if self.count < count:
             await self._reached.wait()
@@ -274,7 +276,7 @@ class Starts:
             self.last_at = time.perf_counter()
             if self.count == 1:
                 self.first_at, self.first_cpu_s = self.last_at, time.process_time()
-            if self.count == self._wanted:
+            if self.count == self._expected:
                 self._reached.set()
 
         return nothing

@@ -148,7 +148,7 @@ def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
     else:
         for name in names:
             click.echo(name)
-    session.say(f"the schema taskd belongs to {names[0]}; GRANT one of the others to each login")
+    session.echo(f"the schema taskd belongs to {names[0]}; GRANT one of the others to each login")
 
 
 @db.command()
@@ -170,7 +170,7 @@ def start(session: Session, as_json: bool) -> None:
             print_json({"dsn": server.dsn(), "home": server.home, "major": server.major})
         else:
             click.echo(server.dsn())
-        session.say(f"PostgreSQL {server.major} keeps running; its data is in {server.home}")
+        session.echo(f"PostgreSQL {server.major} keeps running; its data is in {server.home}")
     finally:
         server.close()
 
@@ -186,7 +186,7 @@ def stop(session: Session, as_json: bool) -> None:
     if as_json:
         print_json({"stopped": stopped})
     else:
-        session.say("stopped" if stopped else "it was not running")
+        session.echo("stopped" if stopped else "it was not running")
 
 
 @db.command()
@@ -224,7 +224,7 @@ def dsn(session: Session, show_password: bool, as_json: bool) -> None:
     try:
         _print_dsn(server.dsn(), as_json)
         if not embedded.status(server.home).kept:
-            session.say(
+            session.echo(
                 "it stops soon after its last user has left; `taskd db start` keeps it running"
             )
     finally:

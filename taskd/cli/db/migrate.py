@@ -42,7 +42,7 @@ def apply(
                 await stored_roles.renew(target.database)
             return applied, await migrations.entries(target.database)
 
-    end = events.subscribe(lambda name, fields: _tell(session, name, fields))
+    end = events.subscribe(lambda name, fields: _print_event(session, name, fields))
     try:
         applied, found = run(work())
     finally:
@@ -58,10 +58,10 @@ def apply(
     newer = number > migrations.of_this_code().newest
     what = "; it is newer than this taskd, which works with it" if newer else ""
     nothing = "" if names or left else "; nothing was missing"
-    session.say(f"the schema taskd is at {number:04d}{what or nothing}")
+    session.echo(f"the schema taskd is at {number:04d}{what or nothing}")
 
 
-def _tell(session: Session, name: str, fields: Mapping[str, Any]) -> None:
+def _print_event(session: Session, name: str, fields: Mapping[str, Any]) -> None:
     if not name.startswith("migration.") or name == "migration.applied":
         return
     label = f"{fields['number']:04d}_{fields['name']}" if "number" in fields else ""
@@ -69,34 +69,34 @@ def _tell(session: Session, name: str, fields: Mapping[str, Any]) -> None:
         case "migration.delayed":
             held = ", ".join(fields["held_by"])
             by = f", held by {held}" if held else ""
-            session.say(f"{label}: {fields['error']}{by}; retrying in {fields['delay_s']} s")
+            session.echo(f"{label}: {fields['error']}{by}; retrying in {fields['delay_s']} s")
         case "migration.announced":
-            session.say(
+            session.echo(
                 f"{label}: waiting until these have drained: {', '.join(fields['workers'])}"
             )
         case "migration.postponed":
-            session.say(
+            session.echo(
                 f"{label} is postponed: too new for {', '.join(fields['workers'])}. This taskd "
                 "works without it: run `taskd db migrate` again when they have ended, or with "
                 "--drain."
             )
         case _:
-            session.say("another process is migrating this database; waiting for it")
+            session.echo("another process is migrating this database; waiting for it")
 
 
 def show_plan(session: Session, above: int | None, *, as_json: bool) -> None:
     """Print what is missing, what it locks, and which workers can go on."""
-    wanted, old = _wanted(session, above)
+    missing_ones, old = _missing(session, above)
     if as_json:
-        for each in wanted:
+        for each in missing_ones:
             print_json(_row(each, old))
         return
-    for each in wanted:
+    for each in missing_ones:
         click.echo(f"{each.label}  {each.what}")
         click.echo(f"    {'; '.join(_locks(each))}")
         click.echo(f"    {_workers(each, old)}")
-    if not wanted:
-        session.say("the database lacks no migration")
+    if not missing_ones:
+        session.echo("the database lacks no migration")
 
 
 def _row(each: Migration, old: Sequence[OldWorker]) -> dict[str, Any]:
@@ -113,9 +113,13 @@ def _row(each: Migration, old: Sequence[OldWorker]) -> dict[str, Any]:
 
 
 def _locks(each: Migration) -> list[str]:
-    told = [f"locks {table} ({mode}: {LOCK_MODES[mode]})" for table, mode in each.locks]
-    told = told or ["locks no table that is in use"]
-    return told if each.in_transaction else [*told, "runs outside a transaction; can be repeated"]
+    effects = [f"locks {table} ({mode}: {LOCK_MODES[mode]})" for table, mode in each.locks]
+    effects = effects or ["locks no table that is in use"]
+    return (
+        effects
+        if each.in_transaction
+        else [*effects, "runs outside a transaction; can be repeated"]
+    )
 
 
 def _workers(each: Migration, old: Sequence[OldWorker]) -> str:
@@ -130,31 +134,31 @@ def print_sql(session: Session, above: int | None) -> None:
     """Print what is missing as a script for psql."""
     from taskd.store.schema.sql_script import script
 
-    wanted, _ = _wanted(session, above)
-    if wanted:
-        click.echo(script(wanted), nl=False)
+    missing_ones, _ = _missing(session, above)
+    if missing_ones:
+        click.echo(script(missing_ones), nl=False)
     else:
-        session.say("the database lacks no migration")
+        session.echo("the database lacks no migration")
 
 
 def check(session: Session, *, as_json: bool) -> int:
     """Return an exit code: whether a migration is missing."""
-    known = migrations.all_migrations()
+    migrations_known = migrations.all_migrations()
 
     async def work() -> list[Entry]:
         async with session.target() as target:
             return await migrations.entries(target.database)
 
     found = run(work())
-    lacks = missing(known, found)
-    error: SchemaError | None = out_of_date(known, found)
+    lacks = missing(migrations_known, found)
+    error: SchemaError | None = out_of_date(migrations_known, found)
     if as_json:
         print_json(
             {
                 "up_to_date": not lacks and error is None,
                 "missing": [each.label for each in lacks],
                 "schema": version(found),
-                "works": misfit(known, found) is None,
+                "works": misfit(migrations_known, found) is None,
                 "error": None if error is None else str(error),
             }
         )
@@ -163,8 +167,8 @@ def check(session: Session, *, as_json: bool) -> int:
     elif lacks:
         for each in lacks:
             click.echo(each.label)
-        needed = any(each.number <= code_range(known).oldest for each in lacks)
-        session.say(
+        needed = any(each.number <= code_range(migrations_known).oldest for each in lacks)
+        session.echo(
             f"the schema taskd is at {version(found):04d}; "
             + (
                 "this taskd needs the missing migrations"
@@ -174,15 +178,15 @@ def check(session: Session, *, as_json: bool) -> int:
             + ": `taskd db migrate` applies them"
         )
     else:
-        session.say(f"the schema taskd is at {version(found):04d}; nothing is missing")
+        session.echo(f"the schema taskd is at {version(found):04d}; nothing is missing")
     return EXIT_CHECK_FAILED if lacks or error is not None else 0
 
 
-def _wanted(session: Session, above: int | None) -> tuple[list[Migration], list[OldWorker]]:
+def _missing(session: Session, above: int | None) -> tuple[list[Migration], list[OldWorker]]:
     """Return the missing migrations, and the live workers that are older than this code."""
-    known = migrations.all_migrations()
+    migrations_known = migrations.all_migrations()
     if above is not None:
-        return [each for each in known if each.number > above], []
+        return [each for each in migrations_known if each.number > above], []
 
     from taskd.store.connections.database import Lane
 
@@ -193,12 +197,12 @@ def _wanted(session: Session, above: int | None) -> tuple[list[Migration], list[
                 return [], []
             lane = Lane(target.database, "migrate")
             try:
-                return found, await migration_history.outgrown(lane, known[-1].number)
+                return found, await migration_history.outgrown(lane, migrations_known[-1].number)
             finally:
                 await lane.close()
 
     found, old = run(work())
-    error = out_of_date(known, found)
+    error = out_of_date(migrations_known, found)
     if error is not None:
         raise error
-    return missing(known, found), old
+    return missing(migrations_known, found), old

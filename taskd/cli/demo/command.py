@@ -186,18 +186,20 @@ class Run:
         self._left = len(left)
         self._fail_rate = fail_rate
         self._counts: Counter[str] = Counter()
-        self._told = False
+        self._summarized = False
 
     def introduce(self, target: Target, port: int, others: int) -> None:
         """Print what will happen, before it happens."""
-        say = self._session.say
-        say(f"database      {target.describe()}")
-        say(f"mail server   the demo's own, {HOST}:{port}; nothing leaves this machine")
-        say(f"mails go to   {self._folder.path}")
+        echo = self._session.echo
+        echo(f"database      {target.describe()}")
+        echo(f"mail server   the demo's own, {HOST}:{port}; nothing leaves this machine")
+        echo(f"mails go to   {self._folder.path}")
         if self._left:
-            say(f"first         {self._left:,} mails that an earlier run left in the queue")
+            echo(f"first         {self._left:,} mails that an earlier run left in the queue")
         elif others:
-            say(f"note          another worker serves the queue {QUEUE} and sends its share itself")
+            echo(
+                f"note          another worker serves the queue {QUEUE} and sends its share itself"
+            )
 
     async def work(self, settings: Settings, target: Target, lane: Lane, until_empty: bool) -> int:
         """Deliver the mails, show the progress and print a summary; return the exit code."""
@@ -227,8 +229,8 @@ class Run:
             for each in watching:
                 each.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-        if self._told:
-            self._session.say(f"\n{self._folder.copies.total():,} mails in {self._folder.path}")
+        if self._summarized:
+            self._session.echo(f"\n{self._folder.copies.total():,} mails in {self._folder.path}")
         else:
             await self._sum_up(lane)
         return code
@@ -236,16 +238,16 @@ class Run:
     def _listen(self, name: str, _fields: Mapping[str, Any]) -> None:
         self._counts[name] += 1
         if name == "acks.delayed":
-            self._session.say("\nPostgreSQL does not answer; outcomes are kept until it does.")
+            self._session.echo("\nPostgreSQL does not answer; outcomes are kept until it does.")
         elif name == "store.back":
-            self._session.say("\nPostgreSQL answers again.")
+            self._session.echo("\nPostgreSQL answers again.")
 
     async def _show_progress(self) -> None:
         """A progress line for terminals."""
         while sys.stderr.isatty() and not self._session.quiet:
             done, retried = self._counts["job.done"], self._counts["job.retried"]
             line = f"\r{done:,} of {len(self.ids):,} delivered, {retried:,} retried"
-            if not self._told:
+            if not self._summarized:
                 click.echo(line, err=True, nl=False)
             await asyncio.sleep(PROGRESS_EVERY_S)
 
@@ -259,9 +261,9 @@ class Run:
             await asyncio.sleep(LOOK_EVERY_S)
             with contextlib.suppress(StoreUnavailable):
                 live = await stored.live(lane, self.ids)
-        self._told = True
+        self._summarized = True
         await self._sum_up(lane)
-        self._session.say(
+        self._session.echo(
             "\nThe worker is still running. Send a mail of your own from a second shell,\n"
             "  taskd enqueue send_email to=you@example.org subject=Hello body='It works.'\n"
             f"and read the newest file in {self._folder.path}. Ctrl-C ends the demo."
@@ -272,7 +274,7 @@ class Run:
         from taskd.store.reading import demo as stored
 
         if sys.stderr.isatty():
-            self._session.say("")
+            self._session.echo("")
         try:
             outcome = await stored.outcome(lane, self.ids)
         except StoreUnavailable:
@@ -308,8 +310,8 @@ class Run:
         yield "try next      taskd stats; taskd jobs list --queue email; kill -9 a demo half-way"
 
 
-def _jobs_line(outcome: Outcome, wanted: int) -> str:
-    parts = [f"{outcome.done:,} of {wanted:,} done", f"{outcome.failed:,} failed"]
+def _jobs_line(outcome: Outcome, expected: int) -> str:
+    parts = [f"{outcome.done:,} of {expected:,} done", f"{outcome.failed:,} failed"]
     if outcome.cancelled:
         parts.append(f"{outcome.cancelled:,} cancelled")
     return ", ".join(parts)

@@ -17,7 +17,7 @@ from taskd.cli.shared.output import print_json
 from taskd.cli.shared.session import Session, json_option, run
 from taskd.config import Loaded, Settings, hide_password
 from taskd.core.doctor.checks import CHECKS, SETUP, statements
-from taskd.core.doctor.finding import FAILED, Check, Finding, judge
+from taskd.core.doctor.finding import FAILED, Check, Finding, run_check
 from taskd.errors import ConfigError, EmbeddedError, TaskdError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Fi
             checks = tuple(
                 c for c in checks if c in SETUP or (c.name == "reach" and "reach" in facts)
             )
-    return [judge(check, facts, refused) for check in checks], code
+    return [run_check(check, facts, refused) for check in checks], code
 
 
 def _setup(loaded: Loaded) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def _embedded(settings: Settings) -> dict[str, Any]:
         status = embedded.status(embedded.default_home(settings))
     except EmbeddedError as error:
         return {"embedded_refused": str(error)}
-    place = next((each for each in (status.home, *status.home.parents) if each.exists()), None)
-    free = shutil.disk_usage(place).free if place is not None else None
+    parent = next((each for each in (status.home, *status.home.parents) if each.exists()), None)
+    free = shutil.disk_usage(parent).free if parent is not None else None
     return {"embedded_status": asdict(status), "embedded_free_bytes": free}
 
 
@@ -144,7 +144,7 @@ async def _database(
             return "the embedded server does not run", 0
     try:
         async with session.target() as target:
-            await _look(target, loaded.settings, checks, facts, refused)
+            await _read_facts(target, loaded.settings, checks, facts, refused)
     except TaskdError as error:
         text = hide_password(str(error))
         repair = " ".join(getattr(error, "__notes__", ())) or REPAIR_UNREACHED
@@ -153,7 +153,7 @@ async def _database(
     return "", 0
 
 
-async def _look(
+async def _read_facts(
     target: Target,
     settings: Settings,
     checks: tuple[Check, ...],
@@ -172,19 +172,19 @@ async def _look(
     database, lane = await store.reach(target.database.connect_args, settings.statement_timeout_s)
     try:
         ahead_s = await _clocks(lane, facts, refused)
-        wanted = [name for name in statements(checks) if name != "doctor_server"]
+        names = [name for name in statements(checks) if name != "doctor_server"]
         has_schema = all(row["has_schema"] for row in facts.get("doctor_server", ()))
-        looked = await store.look(lane, wanted, has_schema=has_schema)
+        readings = await store.read(lane, names, has_schema=has_schema)
     finally:
         await lane.close()
-    facts.update(looked.rows)
-    refused.update({name: hide_password(why) for name, why in looked.refused.items()})
+    facts.update(readings.rows)
+    refused.update({name: hide_password(why) for name, why in readings.refused.items()})
     listen = ""
     if settings.listen_dsn and any(check.name == "pooler" for check in checks):
         listen = await _listening(settings.listen_dsn, target.database.connect_args)
     login = facts["doctor_server"][0]["login"] if "doctor_server" in facts else "?"
     facts["reach"] = [{"error": None, "login": login}]
-    facts["place"] = [
+    facts["connection"] = [
         {
             "ahead_s": ahead_s,
             "pooled": bool(database.pooled),
@@ -202,13 +202,13 @@ async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
 
     loop = asyncio.get_running_loop()
     began, counted = now(), loop.time()
-    looked = await store.look(lane, ["doctor_server"])
+    readings = await store.read(lane, ["doctor_server"])
     took_s = loop.time() - counted
-    facts.update(looked.rows)
-    refused.update(looked.refused)
-    if "doctor_server" not in looked.rows:
+    facts.update(readings.rows)
+    refused.update(readings.refused)
+    if "doctor_server" not in readings.rows:
         return 0.0
-    theirs: datetime = looked.rows["doctor_server"][0]["clock"]
+    theirs: datetime = readings.rows["doctor_server"][0]["clock"]
     # The database read its clock at some moment between our request and its answer.
     early = (began - theirs).total_seconds()
     late = early + took_s
@@ -226,9 +226,9 @@ async def _listening(listen_dsn: str, connect_args: Any) -> str:
 
     try:
         pooled, key = await store.identify({"dsn": listen_dsn})
-        _, wanted = await store.identify(connect_args)
+        _, key_there = await store.identify(connect_args)
     except TaskdError as error:
         return hide_password(str(error))
-    if key != wanted:
+    if key != key_there:
         return "other"
     return "pooled" if pooled else "direct"

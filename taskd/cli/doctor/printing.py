@@ -57,15 +57,15 @@ def print_findings(findings: Sequence[Finding], *, whole: bool) -> None:
         if sys.stdout.isatty()
         else WIDTH
     )
-    shown = [each for each in _sorted(findings) if each.level not in (Level.OK, Level.UNKNOWN)]
-    for finding in shown:
+    printed = [each for each in _sorted(findings) if each.level not in (Level.OK, Level.UNKNOWN)]
+    for finding in printed:
         click.echo(f"{_badge(finding.level)}  {click.style(finding.check, bold=True)}")
         _body(finding, width)
         click.echo()
     for line in _unknown(findings):
         click.echo(f"{_badge(Level.UNKNOWN)}  {click.style(line[0], bold=True)}")
         for text in line[1:]:
-            _say(text, width)
+            _echo(text, width)
         click.echo()
     if whole:
         _print_ok([each for each in findings if each.level is Level.OK], width)
@@ -74,22 +74,22 @@ def print_findings(findings: Sequence[Finding], *, whole: bool) -> None:
 
 def _body(finding: Finding, width: int) -> None:
     for text in finding.found[:SAID_MAX]:
-        _say(text, width)
+        _echo(text, width)
     more = len(finding.found) - SAID_MAX
     if more > 0:
-        _say(f"and {more:,} more: taskd doctor {finding.check} --json", width)
-    _say(finding.why, width, dim=True)
+        _echo(f"and {more:,} more: taskd doctor {finding.check} --json", width)
+    _echo(finding.why, width, dim=True)
     for repair in finding.repairs[:SAID_MAX]:
         _next(finding, repair, width)
     if len(finding.repairs) > SAID_MAX:
-        _say(f"and so on: taskd doctor {finding.check} --sql", width)
+        _echo(f"and so on: taskd doctor {finding.check} --sql", width)
 
 
 def _badge(level: Level) -> str:
     return click.style(level.upper().ljust(7), fg=COLOURS[level], bold=level in FAILED)
 
 
-def _say(text: str, width: int, **style: bool) -> None:
+def _echo(text: str, width: int, **style: bool) -> None:
     """Return text in lines that fit beside the badge."""
     indent = " " * 9
     lines = textwrap.wrap(
@@ -103,7 +103,7 @@ def _say(text: str, width: int, **style: bool) -> None:
 def _next(finding: Finding, repair: Repair, width: int) -> None:
     """Return what to do; text to copy is not wrapped."""
     if repair.kind == "advice":
-        _say(f"next: {repair.text}", width)
+        _echo(f"next: {repair.text}", width)
         return
     lines = typed(printable(_text(repair))).splitlines()
     more = len(lines) - SQL_LINES_MAX
@@ -148,13 +148,13 @@ def _print_ok(findings: Sequence[Finding], width: int) -> None:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    told = []
+    levels = []
     for level in Level:
         number = sum(finding.level is level for finding in findings)
         if number:
             noun = level if level in (Level.OK, Level.UNKNOWN) or number == 1 else f"{level}s"
-            told.append(click.style(f"{number} {noun}", fg=COLOURS[level]))
-    return f"{count(len(findings), 'check')}: " + ", ".join(told)
+            levels.append(click.style(f"{number} {noun}", fg=COLOURS[level]))
+    return f"{count(len(findings), 'check')}: " + ", ".join(levels)
 
 
 def print_sql(findings: Sequence[Finding]) -> None:

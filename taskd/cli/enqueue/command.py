@@ -114,7 +114,7 @@ def enqueue(
     args = arguments(pairs, args_json)
     enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
     if enqueued.outcome != "enqueued":
-        session.say(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
+        session.echo(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
     click.echo(enqueued)
 
 
@@ -144,7 +144,7 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
         _enqueue_chunks(session, source, _given(options), ids, progress)
     except TaskdError as error:
         why = str(error).removesuffix(".")
-        raise type(error)(progress.told(why, isinstance(error, StoreUnavailable))) from error
+        raise type(error)(progress.summary(why, isinstance(error, StoreUnavailable))) from error
     except (KeyboardInterrupt, BrokenPipeError) as error:
         # The reader of --ids, such as `head`, has gone: stop without an error, but print how far it
         # got.
@@ -153,11 +153,11 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
             if isinstance(error, KeyboardInterrupt)
             else "the reader of the ids has gone"
         )
-        click.echo(f"taskd: {progress.told(why, doubtful=True)}", err=True)
+        click.echo(f"taskd: {progress.summary(why, doubtful=True)}", err=True)
         raise
     others = progress.jobs - progress.enqueued
     held = f"; {count(others, 'line')} found that another job holds the key" if others else ""
-    session.say(f"{count(progress.enqueued, 'job')} enqueued{held}")
+    session.echo(f"{count(progress.enqueued, 'job')} enqueued{held}")
 
 
 def _enqueue_chunks(

@@ -84,8 +84,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             EnqueueError, ValueError: a value is wrong.
         """
         names = ("queue", "priority", "max_attempts", "timeout_s", "no_key", *KEY_OPTIONS)
-        said = {name: getattr(self, name) for name in names}
-        own = {name: value for name, value in said.items() if value is not None}
+        given = {name: getattr(self, name) for name in names}
+        own = {name: value for name, value in given.items() if value is not None}
         if self.no_key or self.unique_key is not None:
             other = KEY_OPTIONS if self.no_key else ("no_key",)
             defaults = {name: value for name, value in defaults.items() if name not in other}
@@ -101,12 +101,12 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         return bytes(text).decode()
 
     def _when(self) -> dict[str, Any]:
-        said = [name for name in ("run_at", "delay_s", "in_") if getattr(self, name) is not None]
-        if len(said) > 1:
+        given = [name for name in ("run_at", "delay_s", "in_") if getattr(self, name) is not None]
+        if len(given) > 1:
             raise InvalidJob("give only one of run_at, delay_s and in")
         if self.run_at is not None:
             return {"run_at": parse_moment(self.run_at), "delay_s": None}
-        if said:
+        if given:
             delay_s = self.delay_s if self.in_ is None else parse_duration_s(self.in_)
             return {"delay_s": delay_s, "run_at": None}
         return {}
@@ -190,14 +190,14 @@ class Progress:
         self.line = 0
         self.sent: Chunk | None = None
 
-    def committed(self, chunk: Chunk, told: Sequence[Enqueued]) -> None:
+    def committed(self, chunk: Chunk, results: Sequence[Enqueued]) -> None:
         """Count a chunk as enqueued."""
         self.jobs += len(chunk.jobs)
-        self.enqueued += sum(each.outcome == "enqueued" for each in told)
+        self.enqueued += sum(each.outcome == "enqueued" for each in results)
         self.line = chunk.end_line
         self.sent = None
 
-    def told(self, why: str, doubtful: bool) -> str:
+    def summary(self, why: str, doubtful: bool) -> str:
         """Return what is enqueued, why it ended, and what is not enqueued.
 
         Args:

@@ -112,18 +112,18 @@ def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
     return Filter(**given, states=states, args=args)
 
 
-def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
+def in_bulk(session: Session, selected: Filter, act: Act, how: How) -> None:
     """Find the jobs, act on them, and print how many there were."""
     from taskd.client import bulk
 
-    asks = on_terminal() and not how.yes
-    if how.dry_run or asks:
+    confirms = on_terminal() and not how.yes
+    if how.dry_run or confirms:
         found, sample = ask_named(
             session,
-            lambda lane: bulk.preview(lane, wanted, how.limit),
-            queue=wanted.queue,
-            task=wanted.task,
-            empty=lambda looked: not looked[0],
+            lambda lane: bulk.preview(lane, selected, how.limit),
+            queue=selected.queue,
+            task=selected.task,
+            empty=lambda preview: not preview[0],
         )
         if how.dry_run:
             _print_sample(session, found, sample, how)
@@ -134,13 +134,13 @@ def in_bulk(session: Session, wanted: Filter, act: Act, how: How) -> None:
             )
     ids = ask_named(
         session,
-        lambda lane: _act(session, lane, wanted, act, how),
-        queue=wanted.queue,
-        task=wanted.task,
+        lambda lane: _act(session, lane, selected, act, how),
+        queue=selected.queue,
+        task=selected.task,
     )
     if how.as_json:
         print_json({how.done: ids, "dry_run": False, "refused": []})
-    session.say(f"{count(len(ids), 'job')} {how.done}")
+    session.echo(f"{count(len(ids), 'job')} {how.done}")
 
 
 def on_terminal() -> bool:
@@ -155,16 +155,16 @@ def _print_sample(session: Session, found: int, sample: list[int], how: How) -> 
     for job_id in sample:
         click.echo(job_id)
     more = f"; the first {len(sample)} are listed" if found > len(sample) else ""
-    session.say(f"{count(found, 'job')} would be {how.done}{more}")
+    session.echo(f"{count(found, 'job')} would be {how.done}{more}")
 
 
-async def _act(session: Session, lane: Lane, wanted: Filter, act: Act, how: How) -> list[int]:
+async def _act(session: Session, lane: Lane, selected: Filter, act: Act, how: How) -> list[int]:
     from taskd.client import bulk
 
     acted: list[int] = []
     shows = sys.stderr.isatty() and not session.quiet
     try:
-        async for ids in bulk.batches(lane, wanted, how.limit):
+        async for ids in bulk.batches(lane, selected, how.limit):
             done = sorted(await act(lane, ids))
             acted += done
             if not how.as_json:
@@ -172,7 +172,7 @@ async def _act(session: Session, lane: Lane, wanted: Filter, act: Act, how: How)
             if shows:
                 click.echo(f"\r{len(acted):,} {how.done}", err=True, nl=False)
     except BaseException:
-        session.say(
+        session.echo(
             f"{count(len(acted), 'job')} {how.done} so far; the others are unchanged. "
             "The same command continues."
         )

@@ -71,27 +71,27 @@ def retry(
     if failed:
         filters["states"] = (*filters["states"], JobState.FAILED.value)
     how = _how("retried", filters, as_json)
-    wanted = chosen(ids, filters)
+    selected = chosen(ids, filters)
 
     async def bring_back(on: Fetches, batch: Sequence[int]) -> Collection[int]:
         from taskd.store.jobs import jobs as store
 
         return await store.retry(on, batch, run_at, delay_s)
 
-    if wanted is not None:
-        in_bulk(session, wanted, bring_back, how)
+    if selected is not None:
+        in_bulk(session, selected, bring_back, how)
         return
 
     async def work(lane: Lane) -> tuple[list[int], dict[int, JobState]]:
         from taskd.store.reading import reports
 
-        asked = list(dict.fromkeys(ids))
-        before = await reports.job_states(lane, asked)
+        unique_ids = list(dict.fromkeys(ids))
+        before = await reports.job_states(lane, unique_ids)
         if how.dry_run:
-            return [i for i in asked if before.get(i) in RETRYABLE], before
-        return list(await bring_back(lane, asked)), before
+            return [i for i in unique_ids if before.get(i) in RETRYABLE], before
+        return list(await bring_back(lane, unique_ids)), before
 
-    back, before = session.ask(work)
+    back, before = session.run(work)
     left = set(ids) - set(back)
     if as_json:
         print_json({"retried": back, "dry_run": how.dry_run, "refused": _refused(left, before)})
@@ -99,7 +99,7 @@ def retry(
         for job_id in back:
             click.echo(job_id)
     if back:
-        session.say(f"{count(len(back), 'job')} {'would be ' if how.dry_run else ''}retried")
+        session.echo(f"{count(len(back), 'job')} {'would be ' if how.dry_run else ''}retried")
     _answer_for(left, before, _not_retryable)
 
 
@@ -125,15 +125,15 @@ def cancel(
     """
     how = _how("cancelled", filters, as_json)
     states = filters["states"]
-    wanted = chosen(ids, filters)
+    selected = chosen(ids, filters)
 
     async def end(on: Fetches, batch: Sequence[int]) -> dict[int, JobState]:
         from taskd.store.jobs import jobs as store
 
         return await store.cancel(on, batch, reason, states)
 
-    if wanted is not None:
-        in_bulk(session, wanted, end, how)
+    if selected is not None:
+        in_bulk(session, selected, end, how)
         return
 
     async def work(lane: Lane) -> tuple[dict[int, JobState], dict[int, JobState]]:
@@ -145,7 +145,7 @@ def cancel(
             return {i: JobState.CANCELLED if s in WAITING else s for i, s in live.items()}, before
         return await end(lane, sorted(set(ids))), before
 
-    ended, before = session.ask(work)
+    ended, before = session.run(work)
     left = set(ids) - set(ended)
     if as_json:
         by_state: dict[str, Any] = {
@@ -222,7 +222,7 @@ def set_(
     if change.empty:
         raise click.UsageError("give an option to change: --priority, --at, --in, --arg ...")
     how = _how("changed", options, as_json)
-    wanted = chosen(ids, options)
+    selected = chosen(ids, options)
 
     async def alter(on: Fetches, batch: Sequence[int]) -> dict[int, ChangeOutcome]:
         from taskd.client.job_changes import change as changing
@@ -230,23 +230,23 @@ def set_(
         return await changing(on, batch, change)
 
     async def altered(on: Fetches, batch: Sequence[int]) -> Collection[int]:
-        told = await alter(on, batch)
-        return [job_id for job_id, became in told.items() if became == ChangeOutcome.CHANGED]
+        outcomes = await alter(on, batch)
+        return [job_id for job_id, became in outcomes.items() if became == ChangeOutcome.CHANGED]
 
-    if wanted is not None:
-        in_bulk(session, wanted, altered, how)
+    if selected is not None:
+        in_bulk(session, selected, altered, how)
         return
     if how.dry_run:
         raise click.UsageError("--dry-run works with options that choose jobs, not with ids")
-    told = session.ask(lambda lane: alter(lane, list(dict.fromkeys(ids))))
+    outcomes = session.run(lambda lane: alter(lane, list(dict.fromkeys(ids))))
     by_outcome = {
-        str(became): [job_id for job_id in told if told[job_id] == became]
+        str(became): [job_id for job_id in outcomes if outcomes[job_id] == became]
         for became in ChangeOutcome
     }
     if as_json:
         print_json(by_outcome)
     else:
-        for job_id, became in told.items():
+        for job_id, became in outcomes.items():
             click.echo(f"{job_id}\t{became}")
     _answer_for_unchanged(by_outcome)
 

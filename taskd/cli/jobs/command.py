@@ -99,7 +99,7 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
         return
     print_rows(rows, COLUMNS, as_json=as_json)
     if len(rows) == filters["limit"]:
-        session.say(f"these are the newest {count(len(rows), 'job')}; see more with --limit")
+        session.echo(f"these are the newest {count(len(rows), 'job')}; see more with --limit")
 
 
 @jobs.command()
@@ -123,7 +123,7 @@ def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: b
         row = await reports.show_job(lane, job_id, unredacted=unredacted)
         return row, await stored_logs.of_job(lane, job_id) if logs and row else []
 
-    row, attempts = session.ask(ask)
+    row, attempts = session.run(ask)
     if row is None:
         raise JobNotFound(unknown_jobs([job_id]))
     if as_json:
@@ -133,35 +133,35 @@ def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: b
     for each in attempts:
         print_attempt(each)
     if logs and not attempts:
-        session.say("no log lines of this job are kept; see the setting keep_logs")
+        session.echo("no log lines of this job are kept; see the setting keep_logs")
 
 
 def _print_job(row: dict[str, Any]) -> None:
     import msgspec
 
     errors = row.pop("errors")
-    shown = {}
+    texts = {}
     for name, value in row.items():
         if value is None:
             continue
         if name in ("args", "result", "metadata"):
-            shown[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
+            texts[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
         elif name == "progress":
-            shown[name] = _progress(value)
+            texts[name] = _progress(value)
         else:
-            shown[name] = text(value)
-    print_fields({name: printable(said) for name, said in shown.items()})
+            texts[name] = text(value)
+    print_fields({name: printable(value) for name, value in texts.items()})
     for error in errors:
         _print_error(error)
 
 
-def _progress(told: Row) -> str:
+def _progress(progress: Row) -> str:
     """Return `37 of 120 (31 %): importing, 2s ago`."""
-    done, total, note = told["done"], told["total"], told["note"]
-    said = f"{done:,.10g}"
+    done, total, note = progress["done"], progress["total"], progress["note"]
+    line = f"{done:,.10g}"
     if total is not None:
-        said += f" of {total:,.10g}" + (f" ({done / total:.0%})" if total > 0 else "")
-    return f"{said}{f': {note}' if note else ''}, {span(told['told_s'])} ago"
+        line += f" of {total:,.10g}" + (f" ({done / total:.0%})" if total > 0 else "")
+    return f"{line}{f': {note}' if note else ''}, {span(progress['reported_ago_s'])} ago"
 
 
 def _print_error(error: dict[str, Any]) -> None:

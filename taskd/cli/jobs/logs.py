@@ -24,8 +24,8 @@ def print_attempt(attempt: Row) -> None:
     for line in attempt["lines"][:1]:
         head += f", times at {zone(datetime.fromisoformat(line['at']))}" if line.get("at") else ""
     click.secho(head, bold=True)
-    for place, line in enumerate(attempt["lines"]):
-        if place == attempt["first"] and attempt["left_out"]:
+    for index, line in enumerate(attempt["lines"]):
+        if index == attempt["first"] and attempt["left_out"]:
             _left_out(attempt["left_out"])
         _print_line(line)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskd.client import Target
     from taskd.config import Settings
     from taskd.web.endpoint import Endpoint
-    from taskd.worker import DrainReport, Notify, Place, Processes, Worker
+    from taskd.worker import DrainReport, Notify, Processes, ProcessIndex, Worker
 
 LEFT_WORDS = {
     "future": "scheduled for later",
@@ -134,7 +134,7 @@ def run(
         settings = session.load(**flags).settings
         if until_empty or settings.processes > 1:
             raise click.UsageError("--reload works only with one process and without --until-empty")
-        anew_on_changes(settings, session.say)
+        anew_on_changes(settings, session.echo)
     sys.exit(_to_its_end(_run(session, flags, until_empty=until_empty)))
 
 
@@ -163,7 +163,7 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
 
 async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
     from taskd import events
-    from taskd.worker import Notify, ParentWatch, Place
+    from taskd.worker import Notify, ParentWatch, ProcessIndex
 
     def reload() -> Settings:
         return session.load(**flags).settings
@@ -173,23 +173,23 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
     events.configure(
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
     )
-    place = Place.from_environment(os.environ)
-    if not place.alone:
-        events.bind(process=place.number)
-    notify = Notify.from_environment(os.environ, os.getpid(), to_parent=not place.alone)
-    if place.alone:
+    process_index = ProcessIndex.from_environment(os.environ)
+    if not process_index.alone:
+        events.bind(process=process_index.number)
+    notify = Notify.from_environment(os.environ, os.getpid(), to_parent=not process_index.alone)
+    if process_index.alone:
         session.warn(loaded)
     else:
-        ParentWatch(place.lifeline)
+        ParentWatch(process_index.parent_pipe)
     try:
         if settings.processes > 1:
             report, code = await _run_processes(settings, notify, reload)
         else:
-            report, code = await _run_here(settings, notify, place, reload, until_empty)
+            report, code = await _run_here(settings, notify, process_index, reload, until_empty)
     finally:
         notify.close()
-    if report.left is not None and place.alone:
-        session.say(summary(report.jobs, report.left))
+    if report.left is not None and process_index.alone:
+        session.echo(summary(report.jobs, report.left))
     if not await _nothing_is_left():
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the reader of stderr may have gone
@@ -201,7 +201,7 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
 async def _run_here(
     settings: Settings,
     notify: Notify,
-    place: Place,
+    process_index: ProcessIndex,
     reload: Callable[[], Settings],
     until_empty: bool,
 ) -> tuple[DrainReport, int]:
@@ -228,7 +228,7 @@ async def _run_here(
         reload=reload,
         on_close=[tasks.close],
         notify=notify,
-        place=place,
+        process_index=process_index,
         last=True,
     )
     endpoint: Endpoint | None = None
@@ -236,10 +236,10 @@ async def _run_here(
         if settings.http != "off":
             worker.begin_counting()
             # The parent asks a child of --processes for its metrics, so a child serves no HTTP.
-            if place.alone:
+            if process_index.alone:
                 worker.beside.append(endpoint := _endpoint(worker, target, settings))
             else:
-                worker.beside.append(StatsServer(place.asked, worker.snapshot))
+                worker.beside.append(StatsServer(process_index.stats_socket, worker.status))
         return worker.report, await worker.run()
     finally:
         await aclose_default()
@@ -323,8 +323,8 @@ def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
     """
     parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
     tried = [
-        f"{count(jobs[what], 'attempt')} {said.format(were='was' if jobs[what] == 1 else 'were')}"
-        for what, said in TRIED.items()
+        f"{count(jobs[what], 'attempt')} {text.format(were='was' if jobs[what] == 1 else 'were')}"
+        for what, text in TRIED.items()
         if jobs.get(what)
     ]
     done = "; ".join([", ".join(parts), *tried] if parts else tried) or "nothing to do"

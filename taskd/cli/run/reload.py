@@ -32,12 +32,12 @@ AWAITED = STOPPING | {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGC
 Seen = dict[str, tuple[int, int]]
 
 
-def anew_on_changes(settings: Settings, say: Callable[[str], None]) -> None:
+def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
     """Return in a new process, at once and after every change of the code.
 
     Args:
         settings: they name the app.
-        say: called with messages for people.
+        echo: called with messages for people.
 
     Raises:
         SystemExit: in the calling process, when it is stopped and the worker has ended.
@@ -46,8 +46,8 @@ def anew_on_changes(settings: Settings, say: Callable[[str], None]) -> None:
     # A .pyc stores the second of its source: a second edit within one second would not be run.
     sys.dont_write_bytecode = True
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-    lifeline, held = os.pipe()
-    parent = _Parent(watched(settings.app), say)
+    parent_pipe, held = os.pipe()
+    parent = _Parent(watched(settings.app), echo)
     while not parent.forks():
         parent.waits_for_a_change()
     os.close(held)
@@ -56,15 +56,15 @@ def anew_on_changes(settings: Settings, say: Callable[[str], None]) -> None:
     # Not in the parent: modules that it imports are never read again.
     from taskd.worker.stopping.parent_watch import ParentWatch
 
-    ParentWatch(lifeline)
+    ParentWatch(parent_pipe)
 
 
 class _Parent:
     """Runs one worker at a time."""
 
-    def __init__(self, folders: Sequence[Path], say: Callable[[str], None]) -> None:
+    def __init__(self, folders: Sequence[Path], echo: Callable[[str], None]) -> None:
         self._folders = folders
-        self._say = say
+        self._echo = echo
         self._seen: Seen = {}
         self._worker: int | None = None
         self._code = 0
@@ -73,16 +73,16 @@ class _Parent:
     def forks(self) -> bool:
         """Start a worker; return True in the process of the worker."""
         # Before the fork, so that a change during the worker's import counts.
-        self._seen = look(self._folders)
+        self._seen = scan(self._folders)
         self._draining = False
         self._worker = os.fork()
         return self._worker == 0
 
     def waits_for_a_change(self) -> None:
         """Wait until a file has changed, then until the worker has ended."""
-        while not (changed := _changed(self._seen, look(self._folders))):
+        while not (changed := _changed(self._seen, scan(self._folders))):
             self._hear(LOOK_EVERY_S)
-        self._say(f"taskd: {changed} has changed; restarting the worker")
+        self._echo(f"taskd: {changed} has changed; restarting the worker")
         self._draining = True
         if self._worker is not None:
             os.kill(self._worker, signal.SIGTERM)
@@ -91,16 +91,16 @@ class _Parent:
 
     def _hear(self, within_s: float = 86400.0) -> None:
         """Wait for a signal, and handle it."""
-        told = signal.sigtimedwait(AWAITED, within_s)
-        if told is None:
+        signalled = signal.sigtimedwait(AWAITED, within_s)
+        if signalled is None:
             return
-        if told.si_signo == signal.SIGCHLD:
+        if signalled.si_signo == signal.SIGCHLD:
             self._reap()
-        elif self._worker is not None and told.si_code <= 0:
+        elif self._worker is not None and signalled.si_code <= 0:
             # The kernel sends a terminal's Ctrl-C to the worker as well; other signals reach one
             # process.
-            os.kill(self._worker, told.si_signo)
-        if told.si_signo in STOPPING and not self._stopping:
+            os.kill(self._worker, signalled.si_signo)
+        if signalled.si_signo in STOPPING and not self._stopping:
             self._stopping = True
             while self._worker is not None:
                 self._hear()
@@ -118,18 +118,20 @@ class _Parent:
         self._code = 128 - code if code < 0 else code
         if not self._draining and not self._stopping:
             self._code = 0  # a later stop does not end with this exit code
-            self._say(f"taskd: the worker has ended ({code}); it restarts after a change")
+            self._echo(f"taskd: the worker has ended ({code}); it restarts after a change")
 
 
 def watched(app: str | None) -> list[Path]:
     """Return the folders to watch: the current one, and the app's package if it is elsewhere."""
     here = Path.cwd()
     spec = find_spec(app.partition(".")[0]) if app else None
-    places = [Path(each).resolve() for each in (spec and spec.submodule_search_locations) or ()]
-    return [here, *(place for place in places if not place.is_relative_to(here))]
+    directories = [
+        Path(each).resolve() for each in (spec and spec.submodule_search_locations) or ()
+    ]
+    return [here, *(directory for directory in directories if not directory.is_relative_to(here))]
 
 
-def look(folders: Sequence[Path]) -> Seen:
+def scan(folders: Sequence[Path]) -> Seen:
     """Return the .py files of these folders and the folders below.
 
     Raises:
@@ -138,7 +140,7 @@ def look(folders: Sequence[Path]) -> Seen:
     seen: Seen = {}
     entries = 0
     for folder in folders:
-        for place, below, files in os.walk(folder):
+        for directory, below, files in os.walk(folder):
             entries += len(files)
             if entries > ENTRIES_MAX:
                 raise ConfigError(
@@ -151,7 +153,7 @@ def look(folders: Sequence[Path]) -> Seen:
             below[:] = [each for each in below if each not in SKIPPED and each[0] != "."]
             for file in files:
                 if file.endswith(".py"):
-                    path = os.path.join(place, file)  # noqa: PTH118 - ten times as fast
+                    path = os.path.join(directory, file)  # noqa: PTH118 - ten times as fast
                     try:
                         found = os.stat(path)  # noqa: PTH116 - the same
                     except OSError:

@@ -26,22 +26,22 @@ def ask_named(
     task: str | None = None,
     empty: Callable[[T], bool] = operator.not_,
 ) -> T:
-    """Do as Session.ask does; if the answer is empty, write to stderr which names are unknown.
+    """Do as Session.run does; if the answer is empty, write to stderr which names are unknown.
 
     Raises:
-        StoreUnavailable, ConfigError, SchemaError: as Session.ask.
+        StoreUnavailable, ConfigError, SchemaError: as Session.run.
     """
 
-    async def ask(lane: Lane) -> T:
+    async def read(lane: Lane) -> T:
         answer = await work(lane)
         if empty(answer):
-            await tell_unknown(session, lane, queue=queue, task=task)
+            await hint_unknown(session, lane, queue=queue, task=task)
         return answer
 
-    return session.ask(ask)
+    return session.run(read)
 
 
-async def tell_unknown(
+async def hint_unknown(
     session: Session, lane: Lane, *, queue: str | None = None, task: str | None = None
 ) -> None:
     """Write to stderr which of these names are unknown, and which names exist."""
@@ -49,23 +49,23 @@ async def tell_unknown(
 
     if session.quiet or (queue is None and task is None):
         return
-    known = await reports.known_names(lane, queue, task)
-    if queue is not None and not known.queue_met and queue not in known.queues:
-        session.say(f"taskd: {unknown('queue', queue, known.queues)}")
-    if task is not None and not known.task_met and task not in known.tasks:
-        session.say(f"taskd: {unknown('task', task, known.tasks)}")
+    names = await reports.known_names(lane, queue, task)
+    if queue is not None and not names.queue_met and queue not in names.queues:
+        session.echo(f"taskd: {unknown('queue', queue, names.queues)}")
+    if task is not None and not names.task_met and task not in names.tasks:
+        session.echo(f"taskd: {unknown('task', task, names.tasks)}")
 
 
 def unknown(noun: str, name: str, names: Sequence[str]) -> str:
-    """Return `no queue 'emial' is known; did you mean 'email'? There are: email, reports`."""
+    """Return `no queue 'emial' is names; did you mean 'email'? There are: email, reports`."""
     near = difflib.get_close_matches(name, names, n=1)
-    said = f"no {noun} {name[:200]!r} is known"
+    sentence = f"no {noun} {name[:200]!r} is known"
     if not names:
-        return f"{said}, nor any other"
+        return f"{sentence}, nor any other"
     first = [*near, *(each for each in names if each not in near)]
     more = len(first) - NAMED_MAX
-    shown = ", ".join(map(printable, first[:NAMED_MAX])) + (
+    listed = ", ".join(map(printable, first[:NAMED_MAX])) + (
         f" and {more:,} more" if more > 0 else ""
     )
     meant = f"; did you mean {near[0]!r}? There are: " if near else "; there are: "
-    return said + meant + shown
+    return sentence + meant + listed

@@ -52,9 +52,9 @@ def print_json(value: object) -> None:
 
 def print_fields(row: Row) -> None:
     """Print one row as aligned `name: value` lines, without values that are None."""
-    shown = {name: text(value) for name, value in row.items() if value is not None}
-    width = max(map(len, shown), default=0)
-    for name, value in shown.items():
+    texts = {name: text(value) for name, value in row.items() if value is not None}
+    width = max(map(len, texts), default=0)
+    for name, value in texts.items():
         click.echo(f"{click.style(name, dim=True)}:{' ' * (width - len(name))} {value}")
 
 

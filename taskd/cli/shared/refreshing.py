@@ -58,24 +58,24 @@ class Asking:
         self.interval_s = interval_s
         self.error: StoreUnavailable | None = None
         self.took_s = 0.0
-        self._asked_at = time.monotonic()
-        self._good_at = self._asked_at
+        self._queried_at = time.monotonic()
+        self._good_at = self._queried_at
         self._pending = False
 
-    async def __call__(self, ask: Callable[[], Awaitable[T]]) -> T | None:
+    async def __call__(self, query: Callable[[], Awaitable[T]]) -> T | None:
         """Return the answer; or None after a wait, if there was none: `error` says why."""
-        self._asked_at, self._pending = time.monotonic(), True
+        self._queried_at, self._pending = time.monotonic(), True
         try:
-            answer = await ask()
+            answer = await query()
         except StoreUnavailable as error:
             first, self.error = self.error is None, error
-            down_s = self._asked_at - self._good_at
+            down_s = self._queried_at - self._good_at
             await asyncio.sleep(RETRY_S[0] if first else min(RETRY_S[1], max(1.0, down_s / 4)))
             return None
         finally:
             self._pending = False
         self._good_at = time.monotonic()
-        self.took_s, self.error = self._good_at - self._asked_at, None
+        self.took_s, self.error = self._good_at - self._queried_at, None
         return answer
 
     def rest_s(self) -> float:
@@ -87,7 +87,7 @@ class Asking:
         now = time.monotonic()
         if self.error is not None:
             return f"NO DATABASE for {span(round(now - self._good_at))}: {self.error}", "bad"
-        waits_s = now - self._asked_at
+        waits_s = now - self._queried_at
         if self._pending and waits_s > 2:
             return f"no answer for {span(round(waits_s))}", "odd"
         slow = self.rest_s() > self.interval_s

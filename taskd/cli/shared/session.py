@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
 T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 # A report can read a long history, which no statement of a worker does.
 REPORT_TIMEOUT_S = 60.0
@@ -48,7 +49,7 @@ class Session:
         level = "debug" if self.verbose else "error" if self.quiet else None
         return config.load({"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags)
 
-    def say(self, message: str) -> None:
+    def echo(self, message: str) -> None:
         """Write a message for people to stderr, unless --quiet was given."""
         if not self.quiet:
             click.echo(typed(message), err=True)
@@ -56,7 +57,7 @@ class Session:
     def warn(self, loaded: config.Loaded) -> None:
         """Write warnings about settings that are odd but no errors."""
         for sentence in loaded.ignored:
-            self.say(f"taskd: {sentence}")
+            self.echo(f"taskd: {sentence}")
 
     def dsn_told(self) -> str:
         """Return where the DSN comes from, for somebody who has to check it."""
@@ -76,9 +77,9 @@ class Session:
         target = await open_target(self.load().settings)
         try:
             if target.embedded is not None and target.embedded.started:
-                self.say(f"taskd: no DSN is configured; started {target.describe()}")
+                self.echo(f"taskd: no DSN is configured; started {target.describe()}")
             elif self.verbose:
-                self.say(f"taskd: using {target.describe()}")
+                self.echo(f"taskd: using {target.describe()}")
             yield target
         finally:
             target.close()
@@ -92,7 +93,7 @@ class Session:
         async with self.target(), Client(settings=settings, built_ins=_built_ins) as client:
             yield client
 
-    def ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
+    def run(self, work: Callable[[Lane], Awaitable[T]]) -> T:
         """Run `work` with a connection to a database whose schema fits.
 
         Raises:
@@ -259,6 +260,31 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
 )
 pass_session = click.make_pass_decorator(Session)
+
+
+def pause_options(shown_by: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--for` and `--reason`, which all pauses have.
+
+    Args:
+        shown_by: the commands that show the reason, for the help text.
+    """
+
+    def above_zero(
+        _ctx: click.Context, _param: click.Parameter, for_s: float | None
+    ) -> float | None:
+        if for_s == 0:
+            raise click.BadParameter("the time must be above zero")
+        return for_s
+
+    for_option = click.option(
+        "--for",
+        "for_s",
+        type=DURATION,
+        callback=above_zero,
+        help="Resume automatically after this time.",
+    )
+    reason = click.option("--reason", type=REASON, help=f"Shown by {shown_by}.")
+    return lambda command: for_option(reason(command))
 
 
 def version_line() -> str:

@@ -81,10 +81,10 @@ def painted(line: Line, width: int, *, colours: bool) -> str:
     """Return a line with its escape sequences, in exactly this many cells."""
     parts, left = [], width
     for text, style in line:
-        shown = cut(text, left)
-        left -= cells(shown)
-        look = STYLES[style] if colours or style in ("bar", "chosen", "head", "dim") else ""
-        parts.append(f"\x1b[{look}m{shown}\x1b[0m" if look and shown else shown)
+        visible = cut(text, left)
+        left -= cells(visible)
+        codes = STYLES[style] if colours or style in ("bar", "chosen", "head", "dim") else ""
+        parts.append(f"\x1b[{codes}m{visible}\x1b[0m" if codes and visible else visible)
     return "".join(parts) + " " * left
 
 
@@ -122,7 +122,7 @@ class Terminal:
         self._out = sys.stdout.fileno()
         self._in: int | None = None
         self._before: list[Any] | None = None
-        self._shown: list[str] = []
+        self._drawn: list[str] = []
         self._size = (0, 0)
         self._colours = not os.environ.get("NO_COLOR")
 
@@ -156,7 +156,7 @@ class Terminal:
         if self._in is not None:
             tty.setcbreak(self._in, termios.TCSADRAIN)
         self._write(ENTER)
-        self._shown = []
+        self._drawn = []
 
     def _end(self) -> None:
         self._write(LEAVE)
@@ -173,16 +173,16 @@ class Terminal:
         """Show these lines, from the top of the screen."""
         width, height = self.size()
         if (width, height) != self._size:
-            self._size, self._shown = (width, height), []
+            self._size, self._drawn = (width, height), []
         new = [painted(line, width, colours=self._colours) for line in lines[:height]]
         new += [" " * width] * (height - len(new))
-        old = self._shown or [""] * height
+        old = self._drawn or [""] * height
         changed = [
             f"\x1b[{number};1H{line}"
             for number, (line, before) in enumerate(zip(new, old, strict=True), 1)
             if line != before
         ]
-        self._shown = new
+        self._drawn = new
         if changed:
             self._write("".join(changed))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.shared.name_hints import tell_unknown
+from taskd.cli.shared.name_hints import hint_unknown
 from taskd.cli.shared.output import print_json
 from taskd.cli.shared.refreshing import Asking, watching
 from taskd.cli.shared.session import QUEUE, Session, json_option, pass_session, run
@@ -77,20 +77,20 @@ async def _top(
     session: Session, interval_s: float, queue: str | None, once: bool, as_json: bool
 ) -> None:
     async with watching(session, "top") as lane:
-        await tell_unknown(session, lane, queue=queue)
-        looks = Looks(lane, interval_s)
-        await looks.look()  # an error at the start ends the command, a later one does not
+        await hint_unknown(session, lane, queue=queue)
+        polls = Polls(lane, interval_s)
+        await polls.poll()  # an error at the start ends the command, a later one does not
         if as_json:
-            await _print_views(session, looks, queue, once=once)
+            await _print_views(session, polls, queue, once=once)
         elif once:
             await asyncio.sleep(min(FIRST_S, interval_s))
-            await looks.look()
-            _print_screen(looks, queue)
+            await polls.poll()
+            _print_screen(polls, queue)
         else:
-            await Live(looks, lane, queue).run()
+            await Live(polls, lane, queue).run()
 
 
-class Looks:
+class Polls:
     """Polls the database, and keeps the results.
 
     Attributes:
@@ -98,12 +98,12 @@ class Looks:
     """
 
     def __init__(self, lane: Lane, interval_s: float) -> None:
-        self.asking = Asking(interval_s)
+        self.refreshing = Asking(interval_s)
         self.top = Top()
         self._lane = lane
         self._last_s: float | None = None
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll once: two statements.
 
         Raises:
@@ -122,38 +122,38 @@ class Looks:
     async def __call__(self) -> bool:
         """Poll; return whether there was an answer. Without an answer some time has passed."""
 
-        async def look() -> bool:
-            await self.look()
+        async def poll() -> bool:
+            await self.poll()
             return True
 
-        return bool(await self.asking(look))
+        return bool(await self.refreshing(poll))
 
     def view(self, queue: str | None) -> View:
         """Return what the screen shows."""
         return self.top.view(queue)
 
 
-async def _print_views(session: Session, looks: Looks, queue: str | None, *, once: bool) -> None:
+async def _print_views(session: Session, polls: Polls, queue: str | None, *, once: bool) -> None:
     """Print an object per interval; each has rates, so the first one comes after one interval."""
-    told = False
+    failing = False
     while True:
-        await asyncio.sleep(FIRST_S if once else looks.asking.rest_s())
-        if await looks():
-            told = False
-            print_json(looks.view(queue))
+        await asyncio.sleep(FIRST_S if once else polls.refreshing.rest_s())
+        if await polls():
+            failing = False
+            print_json(polls.view(queue))
             if once:
                 return
-        elif not told:
-            told = True
-            session.say(f"taskd: {looks.asking.error}; retrying")
+        elif not failing:
+            failing = True
+            session.echo(f"taskd: {polls.refreshing.error}; retrying")
 
 
-def _print_screen(looks: Looks, queue: str | None) -> None:
+def _print_screen(polls: Polls, queue: str | None) -> None:
     width, height = PLAIN_SIZE
     if sys.stdout.isatty():
         width, height = shutil.get_terminal_size()
-    ui = Ui(looks.asking.interval_s, only=queue)
-    lines = screen(looks.view(queue), ui, width, height)[:-1]
+    ui = Ui(polls.refreshing.interval_s, only=queue)
+    lines = screen(polls.view(queue), ui, width, height)[:-1]
     while lines and not lines[-1]:
         lines.pop()
     for line in lines:
@@ -162,10 +162,10 @@ def _print_screen(looks: Looks, queue: str | None) -> None:
 
 
 def _echoed(text: str, style: str) -> str:
-    look = STYLES[style]
+    poll = STYLES[style]
     return (
-        f"\x1b[{look}m{text}\x1b[0m"
-        if look and click.get_current_context().color is not False
+        f"\x1b[{poll}m{text}\x1b[0m"
+        if poll and click.get_current_context().color is not False
         else text
     )
 
@@ -173,23 +173,23 @@ def _echoed(text: str, style: str) -> str:
 class Live:
     """The interactive screen."""
 
-    def __init__(self, looks: Looks, lane: Lane, queue: str | None) -> None:
-        self._looks = looks
+    def __init__(self, polls: Polls, lane: Lane, queue: str | None) -> None:
+        self._polls = polls
         self._lane = lane
-        self._ui = Ui(looks.asking.interval_s, only=queue)
+        self._ui = Ui(polls.refreshing.interval_s, only=queue)
         self._view: View | None = None
         self._ended = asyncio.Event()
         # Events of the terminal: keys, or None to redraw the screen.
-        self._said: asyncio.Queue[str] = asyncio.Queue()
+        self._keys: asyncio.Queue[str] = asyncio.Queue()
         self._terminal: Terminal | None = None
 
     async def run(self) -> None:
         """Show the screen until the user quits."""
-        said = self._said.put_nowait
-        with Terminal(said, lambda: said(""), self._ended.set) as self._terminal:
+        on_key = self._keys.put_nowait
+        with Terminal(on_key, lambda: on_key(""), self._ended.set) as self._terminal:
             self._see()
             tasks = [
-                asyncio.create_task(self._look(), name="top:look"),
+                asyncio.create_task(self._poll_on(), name="top:look"),
                 asyncio.create_task(self._tick(), name="top:tick"),
                 asyncio.create_task(self._listen(), name="top:listen"),
                 asyncio.create_task(self._ended.wait(), name="top:end"),
@@ -205,17 +205,17 @@ class Live:
                     each.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _poll_on(self) -> None:
         await asyncio.sleep(min(FIRST_S, self._ui.interval_s))
         while True:
-            if await self._looks():
+            if await self._polls():
                 self._see()
-                await asyncio.sleep(self._looks.asking.rest_s())
+                await asyncio.sleep(self._polls.refreshing.rest_s())
             self._draw()
 
     async def _listen(self) -> None:
         while True:
-            self._pressed(await self._said.get())
+            self._pressed(await self._keys.get())
 
     async def _tick(self) -> None:
         while True:
@@ -224,13 +224,13 @@ class Live:
 
     def _see(self) -> None:
         if not self._ui.held:
-            self._view = self._looks.view(self._ui.only)
+            self._view = self._polls.view(self._ui.only)
         self._draw()
 
     def _draw(self) -> None:
         if self._terminal is not None:
             width, height = self._terminal.size()
-            self._ui = self._ui._replace(status=self._looks.asking.status())
+            self._ui = self._ui._replace(status=self._polls.refreshing.status())
             self._terminal.show(screen(self._view, self._ui, width, height))
 
     def _pressed(self, key: str) -> None:
@@ -247,18 +247,18 @@ class Live:
             self._ui = ui._replace(chosen=self._neighbour(-1 if key in ("up", "k") else 1))
         elif key == "enter":
             self._ui = ui._replace(only=ui.chosen if ui.only is None else None)
-            self._look_anew()
+            self._refresh()
         elif key == "escape":
             self._ui = ui._replace(only=None, chosen=None)
-            self._look_anew()
+            self._refresh()
         if key == "space":
             self._see()
         else:
             self._draw()
 
-    def _look_anew(self) -> None:
+    def _refresh(self) -> None:
         """Show another part of the last results; also on a held screen."""
-        self._view = self._looks.view(self._ui.only)
+        self._view = self._polls.view(self._ui.only)
 
     def _neighbour(self, step: int) -> str | None:
         names = (

@@ -111,23 +111,23 @@ def _totals(view: View, width: int) -> Line:
     }
     failed = sum(each.failed for each in view.tasks)
     retried = sum(each.retried for each in view.tasks)
-    said: list[Span] = [(f"{jobs:,} {name}", "") for name, jobs in counts.items() if jobs]
-    said = said or [("no jobs", "")]
-    said.append((f"in {number(view.in_per_s) or '-'}/s", ""))
-    said.append((f"out {number(view.out_per_s) or '-'}/s", ""))
-    said.append((f"{failed:,} failed", "bad" if failed else ""))
-    said.append((f"{retried:,} retried in 1m", "odd" if retried else ""))
+    spans: list[Span] = [(f"{jobs:,} {name}", "") for name, jobs in counts.items() if jobs]
+    spans = spans or [("no jobs", "")]
+    spans.append((f"in {number(view.in_per_s) or '-'}/s", ""))
+    spans.append((f"out {number(view.out_per_s) or '-'}/s", ""))
+    spans.append((f"{failed:,} failed", "bad" if failed else ""))
+    spans.append((f"{retried:,} retried in 1m", "odd" if retried else ""))
     for name in (" blocked", " scheduled"):
-        if sum(cells(text) + 2 for text, _ in said) - 2 > width:
-            said = [each for each in said if not each[0].endswith(name)]
-    return [span_ for each in said for span_ in (each, ("  ", ""))]
+        if sum(cells(text) + 2 for text, _ in spans) - 2 > width:
+            spans = [each for each in spans if not each[0].endswith(name)]
+    return [span_ for each in spans for span_ in (each, ("  ", ""))]
 
 
 def _foot(ui: Ui, width: int) -> Line:
-    said = "q quit  h help  " + ("space go on" if ui.held else "space hold")
-    said += f"  s sort: {ui.sort}  Enter " + ("all queues" if ui.only else "one queue")
+    spans = "q quit  h help  " + ("space go on" if ui.held else "space hold")
+    spans += f"  s sort: {ui.sort}  Enter " + ("all queues" if ui.only else "one queue")
     every = f"every {span(ui.interval_s)} "
-    return [(fit(" " + said, width - cells(every)) + every, "bar")]
+    return [(fit(" " + spans, width - cells(every)) + every, "bar")]
 
 
 def _help() -> list[Line]:
@@ -170,13 +170,15 @@ def _named(view: View) -> list[Running]:
 
 def _shares(sections: Sequence[Section], room: int) -> list[int]:
     """Divide the rows among the sections; rows that a section does not need go to the others."""
-    wanted = [max(len(each.rows), 1) for each in sections]
+    wanted_sizes = [max(len(each.rows), 1) for each in sections]
     shares = [0] * len(sections)
     left = room
     for number_, _ in enumerate(sections):
         if left >= 2:
             shares[number_], left = 1, left - 2
-    while left > 0 and (short_ := [n for n, want in enumerate(wanted) if 0 < shares[n] < want]):
+    while left > 0 and (
+        short_ := [n for n, want in enumerate(wanted_sizes) if 0 < shares[n] < want]
+    ):
         for each in short_[:left]:
             shares[each] += 1
             left -= 1
@@ -192,13 +194,13 @@ def _table(section: Section, room: int, width: int, chosen: str | None) -> list[
         for each, size in zip(columns, widths, strict=True)
     )
     if more:
-        told = f" {len(rows):,} of {len(section.rows):,}"
-        head = fit(head, width - cells(told)) + told
+        of_all = f" {len(rows):,} of {len(section.rows):,}"
+        head = fit(head, width - cells(of_all)) + of_all
     lines: list[Line] = [[(fit(head, width), "head")]]
     for row in rows:
         spans: list[Span] = []
         for each, size in zip(columns, widths, strict=True):
-            spans.append((fit(each.shown(row), size, right=each.right), each.style(row)))
+            spans.append((fit(each.text(row), size, right=each.right), each.style(row)))
             spans.append((" ", ""))
         if isinstance(row, Queue) and row.queue == chosen:
             spans = [(fit("".join(text for text, _ in spans), width), "chosen")]
@@ -222,8 +224,8 @@ def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Col
     columns = list(section.columns)
 
     def natural(column: Column) -> int:
-        shown = [cells(column.shown(row)) for row in rows]
-        return max([cells(column.heading), column.least, *shown])
+        texts = [cells(column.text(row)) for row in rows]
+        return max([cells(column.heading), column.least, *texts])
 
     def least(column: Column) -> int:
         return max(column.least, cells(column.heading)) if column.wide else natural(column)
@@ -236,8 +238,8 @@ def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Col
     sizes = [least(each) for each in columns]
     left = width - sum(sizes) - len(columns) + 1
     # Give a cell to each column that needs one, in turns: no long name takes the room of an error.
-    wanted = [natural(each) for each in columns]
-    while left > 0 and (growing := [n for n, size in enumerate(sizes) if size < wanted[n]]):
+    wanted_sizes = [natural(each) for each in columns]
+    while left > 0 and (growing := [n for n, size in enumerate(sizes) if size < wanted_sizes[n]]):
         for each in growing[:left]:
             sizes[each] += 1
             left -= 1

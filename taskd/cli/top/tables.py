@@ -21,7 +21,7 @@ class Column(NamedTuple):
     """
 
     heading: str
-    shown: Callable[[Any], str]
+    text: Callable[[Any], str]
     keep: int = 0
     least: int = 0
     right: bool = True
@@ -80,12 +80,12 @@ def _queue_style(queue: Queue) -> str:
 
 
 def _allowed(limit: FullLimit) -> str:
-    said = [
+    parts = [
         f"{limit.concurrency:,} per key" if limit.concurrency is not None else "",
         f"{limit.in_all:,} in all" if limit.in_all is not None else "",
         f"{number(limit.rate)}/s" if limit.rate is not None else "",
     ]
-    return ", ".join(filter(None, said))
+    return ", ".join(filter(None, parts))
 
 
 def _progress(job: Running) -> str:
@@ -129,8 +129,8 @@ WORKERS = (
     Column("RUNNING", _count("running")),
     Column("ENDED/s", _number("ended_per_s"), keep=5),
     Column(
-        "BEAT",
-        _span("beat_ago_s"),
+        "RENEWED",
+        _span("renewed_ago_s"),
         keep=6,
         least=6,
         style=lambda row: "odd" if row.state == "late" else "",

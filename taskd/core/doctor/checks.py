@@ -6,7 +6,7 @@ from taskd.core.doctor import jobs, schema, server, settings, setup, storage
 from taskd.core.doctor.finding import Check
 
 # Facts about this machine, beside the rows of statements.
-LOCAL = ("setup", "reach", "place", "known_migrations", "schema_objects", "grants_text")
+LOCAL = ("setup", "reach", "connection", "known_migrations", "schema_objects", "grants_text")
 _SCHEMA = ("known_migrations", "doctor_migrations")
 
 SETUP = (
@@ -56,12 +56,12 @@ DATABASE = (
     Check(
         "pooler", "PgBouncer and similar poolers, and listen_dsn",
         "Behind a pooler notifications are lost, and jobs start up to five seconds late.",
-        ("place",), server.pooler,
+        ("connection",), server.pooler,
     ),
     Check(
         "clock", "This machine's clock compared with the database's",
         "taskd uses the database's clock; people compare logs of two machines.",
-        ("place",), server.clock,
+        ("connection",), server.clock,
     ),
     Check(
         "wraparound", "The age of the oldest transaction id",
@@ -126,7 +126,7 @@ DATABASE = (
     Check(
         "logins", "The logins of workers",
         "The code of handlers can do everything that the worker's login can.",
-        ("doctor_logins", "doctor_grants", "place"), schema.logins,
+        ("doctor_logins", "doctor_grants", "connection"), schema.logins,
     ),
     Check(
         "default_partition", "Finished jobs in the default partition of the history",

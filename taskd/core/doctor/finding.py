@@ -66,7 +66,7 @@ def advice(text: str) -> Repair:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Observation:
     """One finding of a check."""
 
     level: Level
@@ -74,29 +74,29 @@ class Said:
     repairs: tuple[Repair, ...] = ()
 
 
-def ok(text: str) -> Said:
+def ok(text: str) -> Observation:
     """Return a passed check, with its figures."""
-    return Said(Level.OK, text)
+    return Observation(Level.OK, text)
 
 
-def hint(text: str, *repairs: Repair) -> Said:
+def hint(text: str, *repairs: Repair) -> Observation:
     """Return a hint: nothing is wrong, but it could be better."""
-    return Said(Level.HINT, text, repairs)
+    return Observation(Level.HINT, text, repairs)
 
 
-def warning(text: str, *repairs: Repair) -> Said:
+def warning(text: str, *repairs: Repair) -> Observation:
     """Return a warning: it harms, or will."""
-    return Said(Level.WARNING, text, repairs)
+    return Observation(Level.WARNING, text, repairs)
 
 
-def error(text: str, *repairs: Repair) -> Said:
+def error(text: str, *repairs: Repair) -> Observation:
     """Return an error: jobs are late, lost or stuck because of it, or will be soon."""
-    return Said(Level.ERROR, text, repairs)
+    return Observation(Level.ERROR, text, repairs)
 
 
-def unknown(text: str, *repairs: Repair) -> Said:
+def unknown(text: str, *repairs: Repair) -> Observation:
     """Return a check that could not run, and why."""
-    return Said(Level.UNKNOWN, text, repairs)
+    return Observation(Level.UNKNOWN, text, repairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Check:
     about: str
     why: str
     needs: tuple[str, ...]
-    decide: Callable[[Facts], Iterable[Said]]
+    decide: Callable[[Facts], Iterable[Observation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +135,23 @@ class Finding:
     repairs: tuple[Repair, ...] = ()
 
 
-def judge(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding:
+def run_check(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding:
     """Return the result of a check.
 
     Args:
         refused: why a statement returned no rows, by its name.
     """
     missing = [refused[name] for name in check.needs if name in refused]
-    said = [unknown(missing[0])] if missing else list(check.decide(facts)) or [ok("nothing")]
-    said.sort(key=lambda each: each.level.rank)
-    worst = said[0].level
+    observations = (
+        [unknown(missing[0])] if missing else list(check.decide(facts)) or [ok("nothing")]
+    )
+    observations.sort(key=lambda each: each.level.rank)
+    worst = observations[0].level
     # Beside a problem, passed parts are of no interest.
-    told = [each for each in said if each.level is not Level.OK or worst is Level.OK]
-    repairs = tuple(dict.fromkeys(_hashable(m) for each in told for m in each.repairs))
+    shown = [each for each in observations if each.level is not Level.OK or worst is Level.OK]
+    repairs = tuple(dict.fromkeys(_hashable(m) for each in shown for m in each.repairs))
     return Finding(
-        check.name, worst, tuple(each.text for each in told), check.why, _repairs(repairs)
+        check.name, worst, tuple(each.text for each in shown), check.why, _repairs(repairs)
     )
 
 
@@ -197,9 +199,9 @@ def size(number: float) -> str:
 
 def names(items: Sequence[object]) -> str:
     """Return the first few names, and how many more there are."""
-    told = ", ".join(str(each) for each in items[:NAMED_MAX])
+    shown = ", ".join(str(each) for each in items[:NAMED_MAX])
     more = len(items) - NAMED_MAX
-    return told + (f" and {more:,} more" if more > 0 else "")
+    return shown + (f" and {more:,} more" if more > 0 else "")
 
 
 def only(facts: Facts, name: str) -> Row:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from taskd.core.doctor.finding import (
     Facts,
+    Observation,
     Row,
-    Said,
     advice,
     command,
     count,
@@ -28,7 +28,7 @@ DRAINING_S = 600.0
 KEYS_S = 3600.0
 
 
-def unserved_queues(facts: Facts) -> Iterator[Said]:
+def unserved_queues(facts: Facts) -> Iterator[Observation]:
     """Find queues with due jobs from which no live worker claims."""
     served = 0
     for row in facts["doctor_queues"]:
@@ -45,7 +45,7 @@ def unserved_queues(facts: Facts) -> Iterator[Said]:
     yield ok(f"{count(served, 'queue')} with due jobs, all with live workers")
 
 
-def unknown_tasks(facts: Facts) -> Iterator[Said]:
+def unknown_tasks(facts: Facts) -> Iterator[Observation]:
     """Find jobs whose queue has workers, but none that knows their task."""
     for row in facts["doctor_tasks"]:
         if row["paused"]:
@@ -64,7 +64,7 @@ def unknown_tasks(facts: Facts) -> Iterator[Said]:
     yield ok("workers know the tasks of all waiting jobs")
 
 
-def paused(facts: Facts) -> Iterator[Said]:
+def paused(facts: Facts) -> Iterator[Observation]:
     """Find queues and tasks that someone may have forgotten to resume."""
     for row in facts["doctor_queues"]:
         if row["paused"] and row["paused_until"] is None and row["paused_s"] >= PAUSED_S:
@@ -84,7 +84,7 @@ def paused(facts: Facts) -> Iterator[Said]:
     yield ok("no queue or task has been paused for long")
 
 
-def workers(facts: Facts) -> Iterator[Said]:
+def workers(facts: Facts) -> Iterator[Observation]:
     """Find workers that do not renew their lease, do not end, or are of several versions."""
     rows = facts["doctor_workers"]
     silent = [row for row in rows if row["late_s"] > 0]
@@ -93,7 +93,7 @@ def workers(facts: Facts) -> Iterator[Said]:
         if row["late_s"] >= GRACE_S:
             yield warning(
                 f"the worker with pid {row['pid']} on {row['host']} has not renewed its lease for "
-                f"{span(row['beat_s'])}, and no worker has declared it dead",
+                f"{span(row['renewed_ago_s'])}, and no worker has declared it dead",
                 advice(
                     "A live worker does so within seconds, so none is running: start one, "
                     "`taskd run`. If that process still runs, it cannot reach the database."
@@ -111,7 +111,7 @@ def workers(facts: Facts) -> Iterator[Said]:
     yield ok(f"{count(len(live), 'live worker')}")
 
 
-def schedules(facts: Facts) -> Iterator[Said]:
+def schedules(facts: Facts) -> Iterator[Observation]:
     """Find schedules with an overdue or a failed tick."""
     for row in facts["doctor_schedules"]:
         if row["late_s"] is not None and row["late_s"] >= GRACE_S:
@@ -141,7 +141,7 @@ STUCK = {
 STUCK_REPAIRS = {"orphan": "cancel_orphans", "aimless": "schedule_aimless"}
 
 
-def stuck_jobs(facts: Facts) -> Iterator[Said]:
+def stuck_jobs(facts: Facts) -> Iterator[Observation]:
     """Find jobs that should have moved by now."""
     for row in facts["doctor_stuck"]:
         if row["why"] not in STUCK or row["late_s"] < STUCK[row["why"]][1]:
@@ -170,7 +170,7 @@ def stuck_jobs(facts: Facts) -> Iterator[Said]:
     yield ok("none")
 
 
-def suspects(facts: Facts) -> Iterator[Said]:
+def suspects(facts: Facts) -> Iterator[Observation]:
     """Find jobs whose worker died while they ran, and that wait in quarantine."""
     for row in facts["doctor_stuck"]:
         if row["why"] == "suspect" and row["late_s"] >= GRACE_S:
@@ -182,7 +182,7 @@ def suspects(facts: Facts) -> Iterator[Said]:
     yield ok("no such job waits for long")
 
 
-def limits(facts: Facts) -> Iterator[Said]:
+def limits(facts: Facts) -> Iterator[Observation]:
     """Find limits that block jobs although there is room, and old counts."""
     for row in facts["doctor_limits"]:
         name = row["name"]
@@ -221,7 +221,7 @@ def _unopened(row: Row) -> bool:
     return row["rate"] is None if late_s is None else bool(late_s >= GRACE_S)
 
 
-def keys(facts: Facts) -> Iterator[Said]:
+def keys(facts: Facts) -> Iterator[Observation]:
     """Find expired unique keys that were not deleted."""
     row = facts["doctor_keys"][0]
     if row["keys"] and row["oldest_s"] >= KEYS_S:

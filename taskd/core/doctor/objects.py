@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from taskd.core.doctor.finding import Repair, Row, Said, advice, error, hint, ok, sql
+from taskd.core.doctor.finding import Observation, Repair, Row, advice, error, hint, ok, sql
 
 # A statement ends at the first line that ends with a semicolon outside a function's body.
 CREATED = re.compile(
@@ -62,13 +62,13 @@ def expected(objects: str, migrations: str) -> dict[tuple[str, str], Object]:
         migrations: the texts of all migrations; the last definition of a function counts.
     """
     made = {(m[1].lower(), m[2]): m[0] for m in CREATED.finditer(migrations)}
-    places = {key: n for n, key in enumerate(made)}
+    positions = {key: n for n, key in enumerate(made)}
     found = []
     for line in objects.splitlines():
         kind, name, definition = line.split("\t")
         key = kind, name.partition("(")[0]
         create = made.get(key) or _create(kind, name, definition)
-        found.append((places.get(key, 0), Object(kind, name, definition, create)))
+        found.append((positions.get(key, 0), Object(kind, name, definition, create)))
     found.sort(key=lambda each: (KINDS.index(each[1].kind), each[0]))
     return {(each.kind, each.name): each for _, each in found}
 
@@ -93,43 +93,45 @@ def _create(kind: str, name: str, definition: str) -> str:
     return f"{definition};"  # of a trigger
 
 
-def compare(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Said]:
+def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Observation]:
     """Find objects that are missing or differ from this version's."""
-    there = {(row["kind"], row["name"]): plain(row) for row in rows}
-    lost = {each.owner for key, each in wanted.items() if each.kind == "table" and key not in there}
-    told = 0
-    for key, each in wanted.items():
+    found = {(row["kind"], row["name"]): on_one_line(row) for row in rows}
+    lost = {
+        each.owner for key, each in expected.items() if each.kind == "table" and key not in found
+    }
+    errors = 0
+    for key, each in expected.items():
         if each.kind in PARTS and each.owner in lost:
             continue
-        if key not in there:
-            if _comes_with_its_parent(each, wanted, there):
+        if key not in found:
+            if _comes_with_its_parent(each, expected, found):
                 continue
-            told += 1
-            yield error(f"the {each.called} is missing", *_make(each, wanted))
-        elif there[key] != each.definition:
-            told += 1
-            yield _altered(each, there[key])
-    if not told:
-        yield ok(f"{len(wanted):,} objects are as this version installs them")
+            errors += 1
+            yield error(f"the {each.called} is missing", *_make(each, expected))
+        elif found[key] != each.definition:
+            errors += 1
+            yield _altered(each, found[key])
+    if not errors:
+        yield ok(f"{len(expected):,} objects are as this version installs them")
 
 
 def _comes_with_its_parent(
-    each: Object, wanted: dict[tuple[str, str], Object], there: dict[tuple[str, str], str]
+    each: Object, expected: dict[tuple[str, str], Object], found: dict[tuple[str, str], str]
 ) -> bool:
     """Return whether it is a partition's and its parent lacks it too, which then restores both."""
-    if each.kind not in ("column", "constraint") or ("partition", each.owner) not in wanted:
+    if each.kind not in ("column", "constraint") or ("partition", each.owner) not in expected:
         return False
     parent = each.owner.rpartition("_")[0]
     inherited = each.kind, f"{parent}.{each.name.partition('.')[2]}"
-    return inherited in wanted and inherited not in there
+    return inherited in expected and inherited not in found
 
 
-def plain(row: Row) -> str:
+def on_one_line(row: Row) -> str:
     """Return a definition on one line."""
     return " ".join((row["definition"] or "").split())
 
 
-def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Repair]:
+def _make(each: Object, expected: dict[tuple[str, str], Object]) -> list[Repair]:
     """Return the SQL that makes it, with what belongs to it: a table's indexes and triggers."""
     if each.kind in ("column", "constraint"):
         return [sql("add_to_table", table=each.owner, text=each.create)]
@@ -137,7 +139,7 @@ def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Repair]:
     if each.kind == "table":
         texts += [
             other.create
-            for other in wanted.values()
+            for other in expected.values()
             if (other.kind == "trigger" and other.owner == each.name)
             or (other.kind == "index" and f" taskd.{each.name} " in other.create)
         ]
@@ -147,7 +149,7 @@ def _make(each: Object, wanted: dict[tuple[str, str], Object]) -> list[Repair]:
     return [sql("create_function", text=text)]
 
 
-def _altered(each: Object, there: str) -> Said:
+def _altered(each: Object, found: str) -> Observation:
     table, _, part = each.name.partition(".")
     text = f"the {each.called} is not as this version installs it"
     match each.kind:
@@ -162,23 +164,23 @@ def _altered(each: Object, there: str) -> Said:
         case "constraint":
             repair = sql("replace_constraint", table=table, constraint=part, text=each.definition)
         case "table":
-            repair = _set_table(each, there)
+            repair = _set_table(each, found)
             if repair.text.endswith("_options"):
                 return hint(f"{text}: it has other storage options", repair)
         case "column":
-            repair = _set_column(each, there)
+            repair = _set_column(each, found)
         case _:
-            repair = advice(f"It is `{there}` and should be `{each.definition}`: undo the change.")
+            repair = advice(f"It is `{found}` and should be `{each.definition}`: undo the change.")
     return error(text, repair)
 
 
-def _set_table(each: Object, there: str) -> Repair:
-    if "ROW LEVEL SECURITY" in there:
+def _set_table(each: Object, found: str) -> Repair:
+    if "ROW LEVEL SECURITY" in found:
         return sql("disable_row_security", table=each.name)
-    logged, wanted = "UNLOGGED" in there, "UNLOGGED" in each.definition
-    if logged != wanted:
-        return sql("set_unlogged" if wanted else "set_logged", table=each.name)
-    has, should = _options(there), _options(each.definition)
+    logged, expected = "UNLOGGED" in found, "UNLOGGED" in each.definition
+    if logged != expected:
+        return sql("set_unlogged" if expected else "set_logged", table=each.name)
+    has, should = _options(found), _options(each.definition)
     if gone := sorted(has.keys() - should.keys()):
         return sql("reset_options", table=each.name, text=", ".join(gone))
     changed = ", ".join(f"{key} = {value}" for key, value in sorted(should.items()))
@@ -190,33 +192,33 @@ def _options(definition: str) -> dict[str, str]:
     return dict(each.strip().split("=", 1) for each in words.split(",") if "=" in each)
 
 
-def _set_column(each: Object, there: str) -> Repair:
+def _set_column(each: Object, found: str) -> Repair:
     table, _, column = each.name.partition(".")
     default = re.search(r"DEFAULT (.*?)(?: NOT NULL)?$", each.definition)
-    has = re.search(r"DEFAULT (.*?)(?: NOT NULL)?$", there)
+    has = re.search(r"DEFAULT (.*?)(?: NOT NULL)?$", found)
     if "GENERATED" not in each.definition:
         if (default and default[1]) != (has and has[1]):
             if default:
                 return sql("set_default", table=table, column=column, text=default[1])
             return sql("drop_default", table=table, column=column)
-        if ("NOT NULL" in each.definition) != ("NOT NULL" in there):
-            wanted = "NOT NULL" in each.definition
-            return sql("set_not_null" if wanted else "drop_not_null", table=table, column=column)
-    return advice(f"It is `{there}` and should be `{each.definition}`: undo the change.")
+        if ("NOT NULL" in each.definition) != ("NOT NULL" in found):
+            expected = "NOT NULL" in each.definition
+            return sql("set_not_null" if expected else "drop_not_null", table=table, column=column)
+    return advice(f"It is `{found}` and should be `{each.definition}`: undo the change.")
 
 
-def extras(wanted: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Said]:
+def extras(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Observation]:
     """Find additional objects, and name their cost."""
-    there = {name for kind, name in wanted if kind == "table"}
+    tables = {name for kind, name in expected if kind == "table"}
     found = 0
     for row in rows:
-        if (row["kind"], row["name"]) in wanted:
+        if (row["kind"], row["name"]) in expected:
             continue
         kind, name = row["kind"], row["name"]
         table = name.partition(".")[0]
-        if kind in ("column", "constraint", "identity", "trigger", "rule") and table not in there:
+        if kind in ("column", "constraint", "identity", "trigger", "rule") and table not in tables:
             continue  # of a table that has a finding of its own
-        if kind == "index" and not any(f" ON taskd.{t} " in row["definition"] for t in there):
+        if kind == "index" and not any(f" ON taskd.{t} " in row["definition"] for t in tables):
             continue
         found += 1
         yield hint(f"the {kind} taskd.{name.partition('(')[0]} is not one of taskd's" + _cost(kind))

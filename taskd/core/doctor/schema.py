@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from taskd.core.doctor import objects as parts
 from taskd.core.doctor.finding import (
     Facts,
-    Said,
+    Observation,
     advice,
     command,
     count,
@@ -39,7 +39,7 @@ OTHER_VERSION = "the schema has another version than this taskd: bring them toge
 Right = tuple[str, str, str | None, str, str]
 
 
-def version(facts: Facts) -> Iterator[Said]:
+def version(facts: Facts) -> Iterator[Observation]:
     """Check that this taskd works with the schema."""
     if not facts["doctor_migrations"]:
         yield error(NO_SCHEMA, MIGRATE)
@@ -57,12 +57,12 @@ def version(facts: Facts) -> Iterator[Said]:
         yield error(f"the schema lacks {', '.join(lacks)}", MIGRATE)
     edited = [n for n in known.keys() & done.keys() if known[n]["digest"] != done[n]["digest"]]
     if edited:
-        told = ", ".join(f"{n:04d}" for n in sorted(edited))
-        yield hint(f"migration {told} was applied with other SQL than this taskd has")
+        numbers = ", ".join(f"{n:04d}" for n in sorted(edited))
+        yield hint(f"migration {numbers} was applied with other SQL than this taskd has")
     yield ok(f"it is at {newest:04d}, as this taskd expects")
 
 
-def _unfit(facts: Facts) -> Iterator[Said]:
+def _unfit(facts: Facts) -> Iterator[Observation]:
     """Return why the schema cannot be compared with this version's."""
     known = {row["number"] for row in facts["known_migrations"]}
     done = {row["number"] for row in facts["doctor_migrations"]}
@@ -76,31 +76,31 @@ def _expected(facts: Facts) -> dict[tuple[str, str], parts.Object]:
     return parts.expected(**only(facts, "schema_objects"))
 
 
-def objects(facts: Facts) -> Iterator[Said]:
+def objects(facts: Facts) -> Iterator[Observation]:
     """Find objects that are missing, or were changed by hand."""
     unfit = list(_unfit(facts))
     yield from unfit or parts.compare(_expected(facts), facts["doctor_objects"])
 
 
-def extra_objects(facts: Facts) -> Iterator[Said]:
+def extra_objects(facts: Facts) -> Iterator[Observation]:
     """Find objects that others have added to the schema."""
     unfit = list(_unfit(facts))
     yield from unfit or parts.extras(_expected(facts), facts["doctor_objects"])
 
 
-def wanted_grants(text: str) -> set[Right]:
+def expected_grants(text: str) -> set[Right]:
     """A right of sql/roles.sql: kind, name, column or None, privilege, role without prefix."""
     found: set[Right] = set()
     for grant in GRANT.finditer(COMMENT.sub("", text)):
         kind, things = _things(grant[2])
         for privilege in TOP_COMMA.split(grant[1]):
-            told = PRIVILEGE.fullmatch(privilege.strip())
-            assert told is not None, privilege
+            parsed = PRIVILEGE.fullmatch(privilege.strip())
+            assert parsed is not None, privilege
             columns: list[str | None] = [None]
-            if told[2]:
-                columns = [each.strip() for each in told[2].split(",")]
+            if parsed[2]:
+                columns = [each.strip() for each in parsed[2].split(",")]
             found |= {
-                (kind, thing, column, told[1], role.strip().removeprefix("taskd_"))
+                (kind, thing, column, parsed[1], role.strip().removeprefix("taskd_"))
                 for thing in things
                 for column in columns
                 for role in grant[3].split(",")
@@ -117,7 +117,7 @@ def _things(text: str) -> tuple[str, list[str]]:
     return "table", [each.strip().removeprefix("taskd.") for each in text.split(",")]
 
 
-def grants(facts: Facts) -> Iterator[Said]:
+def grants(facts: Facts) -> Iterator[Observation]:
     """Check that each role has the rights that it needs, and no more."""
     rows, unfit = facts["doctor_grants"], list(_unfit(facts))
     if not rows or unfit:
@@ -125,7 +125,7 @@ def grants(facts: Facts) -> Iterator[Said]:
         return
     prefix = rows[0]["prefix"]
     again = command("taskd db roles" + ("" if prefix == "taskd" else f" --prefix {prefix}"))
-    wanted = wanted_grants(only(facts, "grants_text")["text"])
+    wanted = expected_grants(only(facts, "grants_text")["text"])
     given = {(r["kind"], r["name"], r["column"], r["privilege"], r["grantee"]) for r in rows}
     for roles, level, word in (
         (wanted - given, error, "may not"),
@@ -140,19 +140,19 @@ def grants(facts: Facts) -> Iterator[Said]:
 
 
 def _rights(rights: AbstractSet[Right]) -> str:
-    told = {
+    described = {
         f"{privilege} on {'schema taskd' if kind == 'schema' else 'taskd.' + name}"
         + (f" ({column})" if column else "")
         for kind, name, column, privilege, _ in rights
     }
-    return names(sorted(told))
+    return names(sorted(described))
 
 
-def logins(facts: Facts) -> Iterator[Said]:
+def logins(facts: Facts) -> Iterator[Observation]:
     """Check the logins of workers."""
     prefix = next((row["prefix"] for row in facts["doctor_grants"]), None)
     role = f"{prefix}_worker" if prefix else "taskd_worker"
-    own = only(facts, "place")["embedded"]
+    own = only(facts, "connection")["embedded"]
     for row in facts["doctor_logins"]:
         login = row["login"]
         if own:
@@ -179,7 +179,7 @@ def logins(facts: Facts) -> Iterator[Said]:
     yield ok(f"workers connect as {names(seen)}" if seen else "no worker is connected")
 
 
-def default_partition(facts: Facts) -> Iterator[Said]:
+def default_partition(facts: Facts) -> Iterator[Observation]:
     """Find finished jobs without a partition."""
     rows = facts["doctor_default"]
     if rows:
@@ -193,7 +193,7 @@ def default_partition(facts: Facts) -> Iterator[Said]:
         yield ok("it is empty")
 
 
-def partitions_ahead(facts: Facts) -> Iterator[Said]:
+def partitions_ahead(facts: Facts) -> Iterator[Observation]:
     """Check that jobs which end today and tomorrow have a partition."""
     there = {row["in_days"] for row in facts["doctor_partitions"]}
     kept = [row["in_days"] for row in facts["doctor_retentions"]]
@@ -217,7 +217,7 @@ def _days(days: list[int]) -> str:
     return " and ".join(count(each, "day") for each in days)
 
 
-def expired_partitions(facts: Facts) -> Iterator[Said]:
+def expired_partitions(facts: Facts) -> Iterator[Observation]:
     """Find partitions that should have been dropped."""
     old = [row for row in facts["doctor_partitions"] if row["in_days"] < -EXPIRED_DAYS]
     if old:

@@ -7,8 +7,8 @@ from datetime import date
 
 from taskd.core.doctor.finding import (
     Facts,
+    Observation,
     Repair,
-    Said,
     advice,
     count,
     error,
@@ -37,7 +37,7 @@ XIDS_WARNING, XIDS_ERROR = 500_000_000, 1_500_000_000
 NOTIFY_WARNING, NOTIFY_ERROR = 0.1, 0.5
 
 
-def primary(facts: Facts) -> Iterator[Said]:
+def primary(facts: Facts) -> Iterator[Observation]:
     """Check that the server accepts writes."""
     server = only(facts, "doctor_server")
     if server["standby"]:
@@ -52,26 +52,26 @@ def primary(facts: Facts) -> Iterator[Said]:
         yield ok(f"a primary, up for {span(server['up_s'])}")
 
 
-def version(facts: Facts) -> Iterator[Said]:
+def version(facts: Facts) -> Iterator[Observation]:
     """Check that taskd and the PostgreSQL project support the version."""
     server = only(facts, "doctor_server")
-    major, told = server["major"], f"PostgreSQL {server['version'].split()[0]}"
+    major, release = server["major"], f"PostgreSQL {server['version'].split()[0]}"
     ends = SUPPORTED_UNTIL.get(major)
     if major < MAJOR_OLDEST:
         yield error(
-            f"{told}; taskd needs {MAJOR_OLDEST} or newer", advice("Upgrade it with pg_upgrade.")
+            f"{release}; taskd needs {MAJOR_OLDEST} or newer", advice("Upgrade it with pg_upgrade.")
         )
     elif ends is None:
-        yield hint(f"{told}: taskd was tested with {MAJOR_OLDEST} to {max(SUPPORTED_UNTIL)}")
+        yield hint(f"{release}: taskd was tested with {MAJOR_OLDEST} to {max(SUPPORTED_UNTIL)}")
     elif server["clock"].date() > ends:
         yield warning(
-            f"{told} has had no more fixes since {ends}", advice("Upgrade it with pg_upgrade.")
+            f"{release} has had no more fixes since {ends}", advice("Upgrade it with pg_upgrade.")
         )
     else:
-        yield ok(f"{told}, supported until {ends}")
+        yield ok(f"{release}, supported until {ends}")
 
 
-def connections(facts: Facts) -> Iterator[Said]:
+def connections(facts: Facts) -> Iterator[Observation]:
     """Check that there are connections for the workers, and for one more."""
     server = only(facts, "doctor_server")
     usable = server["allowed"] - server["reserved"]
@@ -103,13 +103,13 @@ def connections(facts: Facts) -> Iterator[Said]:
     yield ok(figures)
 
 
-def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Said]:
+def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Observation]:
     # A worker process takes seven.
     if allowed >= 0 and allowed - used < 7:
         yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", repair)
 
 
-def wraparound(facts: Facts) -> Iterator[Said]:
+def wraparound(facts: Facts) -> Iterator[Observation]:
     """Check the age of the oldest transaction id."""
     server = only(facts, "doctor_server")
     age = max(server["xid_age"], server["mxid_age"])
@@ -121,28 +121,28 @@ def wraparound(facts: Facts) -> Iterator[Said]:
         yield ok(text)
 
 
-def notify_queue(facts: Facts) -> Iterator[Said]:
+def notify_queue(facts: Facts) -> Iterator[Observation]:
     """Find a listener that does not read, so that notifications pile up."""
     used = only(facts, "doctor_server")["notify_usage"]
     if used < NOTIFY_WARNING:
         yield ok(f"{used:.1%} of the notification queue is in use")
         return
     level = error if used >= NOTIFY_ERROR else warning
-    said = f"{used:.2%} of the notification queue is in use: a listener is in a transaction"
+    usage = f"{used:.2%} of the notification queue is in use: a listener is in a transaction"
     rows = facts["doctor_listeners"]
     if not rows:
-        yield level(said, advice("End the session that listens and is idle in a transaction."))
+        yield level(usage, advice("End the session that listens and is idle in a transaction."))
     for row in rows[:1]:
         who = f"pid {row['pid']} ({row['application'] or 'no name'}, {row['login']})"
         yield level(
-            f"{said}. The oldest one is {who}, {row['state']} for {span(row['age_s'])}",
+            f"{usage}. The oldest one is {who}, {row['state']} for {span(row['age_s'])}",
             sql("end_session", pid=row["pid"]),
         )
 
 
-def clock(facts: Facts) -> Iterator[Said]:
+def clock(facts: Facts) -> Iterator[Observation]:
     """Compare this machine's clock with the database's."""
-    ahead = only(facts, "place")["ahead_s"]
+    ahead = only(facts, "connection")["ahead_s"]
     off = abs(ahead)
     way = "ahead of" if ahead > 0 else "behind"
     text = f"this machine's clock is {off:.1f} s {way} the database's"
@@ -155,31 +155,31 @@ def clock(facts: Facts) -> Iterator[Said]:
         yield ok("the clocks of this machine and the database agree, within the time of an answer")
 
 
-def pooler(facts: Facts) -> Iterator[Said]:
+def pooler(facts: Facts) -> Iterator[Observation]:
     """Find a pooler, and check whether notifications arrive."""
-    place = only(facts, "place")
-    listens, said = place["listen_dsn"], place["listen"]
+    connection = only(facts, "connection")
+    listens, reached = connection["listen_dsn"], connection["listen"]
     through = advice(
         "Set TASKD_LISTEN_DSN to a DSN that leads to the server itself, for the one connection "
         "that listens."
     )
-    if place["statement_pooling"]:
+    if connection["statement_pooling"]:
         yield error(
             "the pooler lends a session per statement, so no transaction can begin",
             advice("Set pool_mode = transaction (or session) for this database in PgBouncer."),
         )
-    elif listens and said == "pooled":
+    elif listens and reached == "pooled":
         yield warning("listen_dsn leads to a pooler as well, so no notification arrives", through)
-    elif listens and said == "other":
+    elif listens and reached == "other":
         yield error("listen_dsn leads to another database than the DSN", through)
-    elif listens and said != "direct":
-        yield warning(f"listen_dsn cannot be used: {said}", through)
-    elif place["pooled"] and not listens:
+    elif listens and reached != "direct":
+        yield warning(f"listen_dsn cannot be used: {reached}", through)
+    elif connection["pooled"] and not listens:
         yield warning(
             "a pooler is in front of the server, so workers get no notifications and only poll",
             through,
         )
-    elif place["pooled"]:
+    elif connection["pooled"]:
         yield ok("a pooler is in front of the server; notifications arrive over listen_dsn")
     else:
         yield ok("there is no pooler")

@@ -7,9 +7,9 @@ from typing import Any
 
 from taskd.core.doctor.finding import (
     Facts,
+    Observation,
     Repair,
     Row,
-    Said,
     advice,
     error,
     hint,
@@ -26,7 +26,7 @@ SHORT_TIMEOUT_MS = 1000
 LOCKS_PER_PARTITION = 4
 
 
-def settings(facts: Facts) -> Iterator[Said]:
+def settings(facts: Facts) -> Iterator[Observation]:
     """Find settings that harm a queue; taskd sets some itself for its own sessions."""
     rows = facts["doctor_settings"]
     server = only(facts, "doctor_server")
@@ -35,8 +35,8 @@ def settings(facts: Facts) -> Iterator[Said]:
     for name, bad, level, text in HURTS:
         row = here.get(name)
         if row is not None and bad(row["setting"]):
-            said = {"error": error, "warning": warning, "hint": hint}[level]
-            yield said(f"{name} is {row['setting']}: {text}", _repair(row, rows, server))
+            report = {"error": error, "warning": warning, "hint": hint}[level]
+            yield report(f"{name} is {row['setting']}: {text}", _repair(row, rows, server))
     for row in rows:
         if row["scope"] and row["name"] in OF_SESSIONS:
             yield from _of_sessions(row, database)
@@ -117,7 +117,7 @@ LET_WRITE = {
 }
 
 
-def _of_sessions(row: Row, database: str) -> Iterator[Said]:
+def _of_sessions(row: Row, database: str) -> Iterator[Observation]:
     whose = f"the login {row['login']}" if row["login"] else "this database"
     name, value = row["name"], row["setting"]
     if name == "default_transaction_isolation" and value not in (
@@ -136,11 +136,11 @@ def _of_sessions(row: Row, database: str) -> Iterator[Said]:
         )
 
 
-def _locks(here: dict[str, Row], partitions: int) -> Iterator[Said]:
-    known = ("max_locks_per_transaction", "max_connections", "max_prepared_transactions")
-    if not all(name in here for name in known):
+def _locks(here: dict[str, Row], partitions: int) -> Iterator[Observation]:
+    needed = ("max_locks_per_transaction", "max_connections", "max_prepared_transactions")
+    if not all(name in here for name in needed):
         return
-    each, sessions, prepared = (int(here[name]["setting"]) for name in known)
+    each, sessions, prepared = (int(here[name]["setting"]) for name in needed)
     if partitions * LOCKS_PER_PARTITION * 10 > each * (sessions + prepared):
         yield hint(
             f"max_locks_per_transaction is {each}, and the history has {partitions:,} partitions: "

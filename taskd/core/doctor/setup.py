@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from taskd.core.doctor.finding import Facts, Said, advice, error, ok, only, warning
+from taskd.core.doctor.finding import Facts, Observation, advice, error, ok, only, warning
 
 
-def settings(facts: Facts) -> Iterator[Said]:
+def settings(facts: Facts) -> Iterator[Observation]:
     """Check that all settings can be read and are known."""
     setup = only(facts, "setup")
     if setup["refused"]:
@@ -21,7 +21,7 @@ def settings(facts: Facts) -> Iterator[Said]:
     yield ok(f"{given} are set; the rest has its default")
 
 
-def dsn(facts: Facts) -> Iterator[Said]:
+def dsn(facts: Facts) -> Iterator[Observation]:
     """Check where the database is."""
     setup = only(facts, "setup")
     if setup["refused"]:
@@ -37,7 +37,7 @@ def dsn(facts: Facts) -> Iterator[Said]:
         yield ok("none is configured: the embedded PostgreSQL is used")
 
 
-def embedded(facts: Facts) -> Iterator[Said]:
+def embedded(facts: Facts) -> Iterator[Observation]:
     """Check the embedded server: whether it is in use, runs, and has disk space."""
     setup = only(facts, "setup")
     if setup["dsn"] or setup["refused"] or setup["embedded_off"]:
@@ -62,7 +62,7 @@ def embedded(facts: Facts) -> Iterator[Said]:
 FREE_BYTES_MIN = 512 * 2**20
 
 
-def reach(facts: Facts) -> Iterator[Said]:
+def reach(facts: Facts) -> Iterator[Observation]:
     """Check that the database answers."""
     row = only(facts, "reach")
     if row["error"] is not None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from taskd.core.doctor.finding import (
     Facts,
+    Observation,
     Repair,
     Row,
-    Said,
     advice,
     count,
     each_of,
@@ -40,7 +40,7 @@ INDEX_BYTES_PER_ROW = 100
 INDEX_TIMES = 10
 
 
-def held_snapshots(facts: Facts) -> Iterator[Said]:
+def held_snapshots(facts: Facts) -> Iterator[Observation]:
     """Find what keeps vacuum from removing recent dead rows."""
     rows = facts["doctor_snapshots"]
     hidden = only(facts, "doctor_server")["hidden"]
@@ -57,7 +57,7 @@ def held_snapshots(facts: Facts) -> Iterator[Said]:
     yield ok(f"the oldest snapshot is held for {span(max(ages))}" if ages else "none is held")
 
 
-def _held(row: Row) -> Iterator[Said]:
+def _held(row: Row) -> Iterator[Observation]:
     xids, age_s = row["xids"] or 0, row["age_s"]
     if age_s is None:
         bad, worse = xids >= HELD_WARNING_XIDS, xids >= HELD_ERROR_XIDS
@@ -66,7 +66,7 @@ def _held(row: Row) -> Iterator[Said]:
     level = error if worse else warning
     since = f"{count(xids, 'transaction')} ago" if age_s is None else f"for {span(age_s)}"
     if bad:
-        yield level(*_told(row, since))
+        yield level(*_holder(row, since))
     elif (row["catalog_xids"] or 0) >= HELD_ERROR_XIDS:
         yield warning(
             f"the replication slot {row['name']} holds the catalogues as of "
@@ -75,7 +75,7 @@ def _held(row: Row) -> Iterator[Said]:
         )
 
 
-def _told(row: Row, since: str) -> tuple[str, Repair]:
+def _holder(row: Row, since: str) -> tuple[str, Repair]:
     who = f"({row['application'] or 'no name'}, {row['login']})"
     match row["kind"]:
         case "session":
@@ -99,7 +99,7 @@ def _told(row: Row, since: str) -> tuple[str, Repair]:
     )
 
 
-def table_locks(facts: Facts) -> Iterator[Said]:
+def table_locks(facts: Facts) -> Iterator[Observation]:
     """Find sessions that lock taskd's tables."""
     rows = [row for row in facts["doctor_locks"] if (row["age_s"] or 0) >= LOCK_S or row["waiting"]]
     for row in rows:
@@ -139,7 +139,7 @@ class _Dead:
         return bool(row["dead"] > 2 * row["due_at"] and (row["idle_s"] or 0) >= UNVACUUMED_S)
 
 
-def dead_tuples(facts: Facts) -> Iterator[Said]:
+def dead_tuples(facts: Facts) -> Iterator[Observation]:
     """Find tables with many dead rows."""
     total = 0
     for row in facts["doctor_tables"]:
@@ -154,7 +154,7 @@ def dead_tuples(facts: Facts) -> Iterator[Said]:
     yield ok(f"{count(total, 'dead tuple')} in taskd's tables")
 
 
-def autovacuum(facts: Facts) -> Iterator[Said]:
+def autovacuum(facts: Facts) -> Iterator[Observation]:
     """Check that autovacuum runs, and what prevents it."""
     for row in facts["doctor_tables"]:
         if not row["enabled"]:
@@ -181,7 +181,7 @@ def _kept_out(row: Row, facts: Facts) -> Iterator[Repair]:
         )
 
 
-def index_bloat(facts: Facts) -> Iterator[Said]:
+def index_bloat(facts: Facts) -> Iterator[Observation]:
     """Find indexes that are far larger than their contents."""
     for row in facts["doctor_indexes"]:
         fair = INDEX_BYTES_PER_ROW * row["live"]
@@ -197,7 +197,7 @@ def index_bloat(facts: Facts) -> Iterator[Said]:
     yield ok(f"the index that claims read takes {size(claim[0])}" if claim else "nothing")
 
 
-def invalid_indexes(facts: Facts) -> Iterator[Said]:
+def invalid_indexes(facts: Facts) -> Iterator[Observation]:
     """Find invalid indexes."""
     for row in facts["doctor_indexes"]:
         if row["valid"] or row["building"]:
@@ -205,8 +205,8 @@ def invalid_indexes(facts: Facts) -> Iterator[Said]:
         name = row["name"]
         text = f"the index taskd.{name} on taskd.{row['table']} is invalid"
         if row["partitioned"]:
-            yield error(f"{text}: a partition lacks its part of it", *_made_anew(name, facts))
-        elif ("index", name) in _wanted(facts) or ("_pkey" in name and "_cc" not in name):
+            yield error(f"{text}: a partition lacks its part of it", *_rebuild(name, facts))
+        elif ("index", name) in _expected(facts) or ("_pkey" in name and "_cc" not in name):
             yield error(text, sql("reindex", index=name))
         else:
             yield warning(
@@ -218,11 +218,11 @@ def invalid_indexes(facts: Facts) -> Iterator[Said]:
     yield ok(f"all {len(facts['doctor_indexes']):,} are valid")
 
 
-def _wanted(facts: Facts) -> dict[tuple[str, str], Object]:
+def _expected(facts: Facts) -> dict[tuple[str, str], Object]:
     return expected(**only(facts, "schema_objects"))
 
 
-def _made_anew(name: str, facts: Facts) -> Iterator[Repair]:
-    ours = _wanted(facts).get(("index", name))
+def _rebuild(name: str, facts: Facts) -> Iterator[Repair]:
+    ours = _expected(facts).get(("index", name))
     if ours is not None:
         yield sql("replace_index", index=name, text=ours.create)

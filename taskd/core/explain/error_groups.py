@@ -112,10 +112,10 @@ class ErrorGroup(msgspec.Struct):
         return self.failed + self.retrying
 
 
-def group(told: Iterable[Failures]) -> list[ErrorGroup]:
+def group(failures: Iterable[Failures]) -> list[ErrorGroup]:
     """Return one group per task and pattern, those with the most jobs first, then the latest."""
     groups: dict[tuple[str, str], ErrorGroup] = {}
-    for each in told:
+    for each in failures:
         key = (each.task, pattern(each.text))
         found = groups.get(key)
         if found is None:
@@ -125,26 +125,30 @@ def group(told: Iterable[Failures]) -> list[ErrorGroup]:
     return sorted(groups.values(), key=lambda one: (-one.jobs, one.last_ago_s))
 
 
-def _new(error: str, told: Failures) -> ErrorGroup:
-    failed = told.jobs if told.state == JobState.FAILED else 0
+def _new(error: str, failures: Failures) -> ErrorGroup:
+    failed = failures.jobs if failures.state == JobState.FAILED else 0
     return ErrorGroup(
-        task=told.task,
+        task=failures.task,
         error=error,
         failed=failed,
-        retrying=told.jobs - failed,
-        first_at=told.first_at,
-        first_ago_s=told.first_ago_s,
-        last_at=told.last_at,
-        last_ago_s=told.last_ago_s,
-        job_id=told.job_id,
+        retrying=failures.jobs - failed,
+        first_at=failures.first_at,
+        first_ago_s=failures.first_ago_s,
+        last_at=failures.last_at,
+        last_ago_s=failures.last_ago_s,
+        job_id=failures.job_id,
     )
 
 
-def _add(found: ErrorGroup, told: Failures) -> None:
-    failed = told.jobs if told.state == JobState.FAILED else 0
+def _add(found: ErrorGroup, failures: Failures) -> None:
+    failed = failures.jobs if failures.state == JobState.FAILED else 0
     found.failed += failed
-    found.retrying += told.jobs - failed
-    if told.first_ago_s > found.first_ago_s:
-        found.first_at, found.first_ago_s = told.first_at, told.first_ago_s
-    if told.last_ago_s < found.last_ago_s:
-        found.last_at, found.last_ago_s, found.job_id = told.last_at, told.last_ago_s, told.job_id
+    found.retrying += failures.jobs - failed
+    if failures.first_ago_s > found.first_ago_s:
+        found.first_at, found.first_ago_s = failures.first_at, failures.first_ago_s
+    if failures.last_ago_s < found.last_ago_s:
+        found.last_at, found.last_ago_s, found.job_id = (
+            failures.last_at,
+            failures.last_ago_s,
+            failures.job_id,
+        )

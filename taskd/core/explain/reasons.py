@@ -105,7 +105,7 @@ class Facts(msgspec.Struct, frozen=True):
     max_attempts: int | None
     claimed_before: bool
     crashes: int
-    cancel_asked: bool
+    cancel_requested: bool
     run_at: datetime
     due_in_s: float
     started_at: datetime | None
@@ -152,7 +152,7 @@ class Facts(msgspec.Struct, frozen=True):
     worker_host: str | None
     worker_pid: int | None
     worker_state: str | None
-    worker_beat_ago_s: float | None
+    worker_renewed_ago_s: float | None
     worker_lease_s: float | None
     worker_lease_until: datetime | None
     living: int
@@ -171,7 +171,7 @@ class Why(StrEnum):
     RUNNING = "running"
     # Running by its state, but its worker is silent, dead or deleted.
     WORKER_LOST = "worker_lost"
-    CANCEL_ASKED = "cancel_asked"
+    CANCEL_REQUESTED = "cancel_requested"
     # Finished; it cannot be retried, as another job holds its unique key now.
     KEY_HELD = "key_held"
     PAUSED = "paused"
@@ -205,10 +205,10 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """One reason; `mend`: it does not pass by itself, a person must act."""
+    """One reason; `needs_action`: it does not pass by itself, a person must act."""
 
     why: Why
-    mend: bool = False
+    needs_action: bool = False
 
 
 def reasons(facts: Facts) -> list[Reason]:
@@ -217,7 +217,7 @@ def reasons(facts: Facts) -> list[Reason]:
         held = [] if facts.key_holder is None else [Reason(Why.KEY_HELD)]
         return [Reason(Why.FINISHED), *held]
     found = _running(facts) if facts.state == JobState.RUNNING else _waiting(facts)
-    return sorted(found, key=lambda reason: not reason.mend)
+    return sorted(found, key=lambda reason: not reason.needs_action)
 
 
 def _running(facts: Facts) -> Iterator[Reason]:
@@ -225,20 +225,20 @@ def _running(facts: Facts) -> Iterator[Reason]:
         yield Reason(Why.RUNNING)
     else:
         # Any live worker rescues it, whatever queues it serves.
-        yield Reason(Why.WORKER_LOST, mend=not facts.living)
-    if facts.cancel_asked:
-        yield Reason(Why.CANCEL_ASKED)
+        yield Reason(Why.WORKER_LOST, needs_action=not facts.living)
+    if facts.cancel_requested:
+        yield Reason(Why.CANCEL_REQUESTED)
 
 
 def _waiting(facts: Facts) -> Iterator[Reason]:
     later = facts.state == JobState.SCHEDULED and facts.due_in_s > 0
     if facts.paused_at is not None and not (later and _is_over_before_it_is_due(facts)):
-        yield Reason(Why.PAUSED, mend=facts.paused_until is None)
+        yield Reason(Why.PAUSED, needs_action=facts.paused_until is None)
     yield from _not_run(facts)
     if facts.crashes:
         yield Reason(Why.SUSPECT)
     if facts.parents:
-        yield from _held_up(facts)
+        yield from _delayed(facts)
     elif later:
         yield from _later(facts)
     elif facts.state == JobState.BLOCKED:
@@ -267,18 +267,18 @@ def _later(facts: Facts) -> Iterator[Reason]:
 def _not_run(facts: Facts) -> Iterator[Reason]:
     """Return why no worker could run it if it were claimed."""
     if not facts.serving:
-        yield Reason(Why.UNSERVED, mend=True)
+        yield Reason(Why.UNSERVED, needs_action=True)
     elif not facts.knowing:
-        yield Reason(Why.TASK_UNKNOWN, mend=True)
+        yield Reason(Why.TASK_UNKNOWN, needs_action=True)
     if facts.task_paused_at is not None:
-        yield Reason(Why.TASK_PAUSED, mend=facts.task_paused_until is None)
+        yield Reason(Why.TASK_PAUSED, needs_action=facts.task_paused_until is None)
     if facts.args_version > (facts.task_args_version or facts.args_version):
-        yield Reason(Why.ARGS_NEWER, mend=True)
+        yield Reason(Why.ARGS_NEWER, needs_action=True)
 
 
-def _held_up(facts: Facts) -> Iterator[Reason]:
+def _delayed(facts: Facts) -> Iterator[Reason]:
     if any(parent.state in (*FINISHED, "gone") for parent in facts.parents):
-        yield Reason(Why.WAITS_FOR_RETRY, mend=True)
+        yield Reason(Why.WAITS_FOR_RETRY, needs_action=True)
     else:
         yield Reason(Why.WAITS_FOR_JOBS)
 
@@ -289,7 +289,7 @@ def _is_over_before_it_is_due(facts: Facts) -> bool:
 
 def _blocked(facts: Facts) -> Reason:
     if not facts.limit_known:
-        return Reason(Why.LIMIT_UNKNOWN, mend=True)
+        return Reason(Why.LIMIT_UNKNOWN, needs_action=True)
     if facts.gate is None:
         return Reason(Why.DUE)
     # While a whole burst has not started, no token helps.

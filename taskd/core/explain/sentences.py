@@ -20,7 +20,7 @@ HEED_S = 5.0
 Words = tuple[str, list[str]]
 
 
-class Told(NamedTuple):
+class Explanation(NamedTuple):
     """A reason, sentences about it, and the commands to continue with."""
 
     reason: Reason
@@ -28,10 +28,10 @@ class Told(NamedTuple):
     commands: list[str]
 
 
-def tell(facts: Facts) -> Iterator[Told]:
+def explain(facts: Facts) -> Iterator[Explanation]:
     """Return all reasons in words, those that need a person first."""
     for reason in reasons(facts):
-        yield Told(reason, *TELL[reason.why](facts))
+        yield Explanation(reason, *SENTENCES[reason.why](facts))
 
 
 def _finished(facts: Facts) -> Words:
@@ -69,9 +69,9 @@ def _running(facts: Facts) -> Words:
             f" Its timeout of {span(facts.timeout_s)} passed {span(over_s)} ago, but its "
             "handler ignores the cancellation."
         )
-        return text, [logs, *([] if facts.cancel_asked else [f"taskd jobs cancel {facts.id}"])]
-    text += f" {_until(facts)} Its worker renewed its lease {_ago(facts.worker_beat_ago_s)}."
-    if facts.cancel_asked:
+        return text, [logs, *([] if facts.cancel_requested else [f"taskd jobs cancel {facts.id}"])]
+    text += f" {_until(facts)} Its worker renewed its lease {_ago(facts.worker_renewed_ago_s)}."
+    if facts.cancel_requested:
         return text, [logs]
     return f"Nothing is wrong: {text}", [logs, f"taskd tail --job {facts.id}"]
 
@@ -85,18 +85,18 @@ def _until(facts: Facts) -> str:
 
 
 def _late(facts: Facts) -> str:
-    said = given_up(facts.worker_beat_ago_s, facts.worker_lease_s, facts.worker_lease_until)
+    silence = given_up(facts.worker_renewed_ago_s, facts.worker_lease_s, facts.worker_lease_until)
     return (
-        f"But the worker is late: it {said}. It has died, hangs, or cannot reach the database. "
+        f"But the worker is late: it {silence}. It has died, hangs, or cannot reach the database. "
         "When its lease has expired, a live worker rescues the job."
     )
 
 
 def _worker_lost(facts: Facts) -> Words:
     what = {
-        "silent": f"has not renewed its lease for {span(facts.worker_beat_ago_s)}, "
+        "silent": f"has not renewed its lease for {span(facts.worker_renewed_ago_s)}, "
         "and the lease has expired",
-        "dead": f"is dead; it renewed its lease {_ago(facts.worker_beat_ago_s)} for the last time",
+        "dead": f"is dead; its last lease renewal was {_ago(facts.worker_renewed_ago_s)}",
     }.get(facts.worker_state or "", "is not known any more")
     text = f"It counts as running since {moment(facts.started_at)}, but {_owner(facts)} {what}."
     if facts.living:
@@ -104,7 +104,7 @@ def _worker_lost(facts: Facts) -> Words:
     return f"{text} There is no live worker that could rescue it.", [_run(facts)]
 
 
-def _cancel_asked(facts: Facts) -> Words:
+def _cancel_requested(facts: Facts) -> Words:
     who = (
         "Its worker" if facts.worker_state in ("live", "draining") else "The worker that rescues it"
     )
@@ -205,8 +205,10 @@ def _scheduled(facts: Facts) -> Words:
             "It was parked while its task was paused; a worker brings it back within seconds.",
             [],
         )
-    asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
-    text = f"It was released, and is due again {_due(facts)}: {asked}its worker did not know"
+    handler_asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
+    text = (
+        f"It was released, and is due again {_due(facts)}: {handler_asked}its worker did not know"
+    )
     return f"{text} the task.", []
 
 
@@ -224,11 +226,11 @@ def _waits_for_retry(facts: Facts) -> Words:
 
 
 def _parents(facts: Facts) -> str:
-    shown = facts.parents[:SERVERS_NAMED_MAX]
-    more = facts.parents_left - len(shown)
+    named = facts.parents[:SERVERS_NAMED_MAX]
+    more = facts.parents_left - len(named)
     names = [
         f"job {each.id} ({first_line(each.node or each.task)}), which is {each.state}"
-        for each in shown
+        for each in named
     ]
     return ", ".join(names + ([f"{more:,} more"] if more else []))
 
@@ -247,8 +249,8 @@ def _is_due(facts: Facts) -> Words:
 
 
 def _queued(facts: Facts) -> Words:
-    place = _ahead(facts.ahead, "job") if facts.ahead else "it is the next of its queue"
-    text = f"It has been due for {span(max(-facts.due_in_s, 0.0))}, and {place}."
+    position = _ahead(facts.ahead, "job") if facts.ahead else "it is the next of its queue"
+    text = f"It has been due for {span(max(-facts.due_in_s, 0.0))}, and {position}."
     if not facts.knowing:
         return text, []
     text += f" {_servers(facts, _with_load)}."
@@ -293,21 +295,23 @@ def _limit_unknown(facts: Facts) -> Words:
 
 
 def _queue_limited(facts: Facts) -> Words:
-    said = []
+    limits = []
     if facts.queue_max_running is not None:
         running = f"{facts.queue_running or 0:,} run"
-        said.append(f"{count(facts.queue_max_running, 'job')} to run at a time, and {running} now")
+        limits.append(
+            f"{count(facts.queue_max_running, 'job')} to run at a time, and {running} now"
+        )
     if facts.queue_rate is not None:
-        said.append(f"{rate_text(facts.queue_rate)} to start")
-    text = f"The queue {facts.queue} is limited: it allows {'; and '.join(said)}."
+        limits.append(f"{rate_text(facts.queue_rate)} to start")
+    text = f"The queue {facts.queue} is limited: it allows {'; and '.join(limits)}."
     return text, [f"taskd queues set {facts.queue} --help"]
 
 
-TELL: dict[Why, Callable[[Facts], Words]] = {
+SENTENCES: dict[Why, Callable[[Facts], Words]] = {
     Why.FINISHED: _finished,
     Why.RUNNING: _running,
     Why.WORKER_LOST: _worker_lost,
-    Why.CANCEL_ASKED: _cancel_asked,
+    Why.CANCEL_REQUESTED: _cancel_requested,
     Why.PAUSED: _paused,
     Why.KEY_HELD: _key_held,
     Why.TASK_PAUSED: _task_paused,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.jobs.unique import plain
+from taskd.core.jobs.unique import to_json_type
 from taskd.errors import InvalidArgs
 
 
@@ -19,9 +19,11 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
         InvalidArgs: they are not a mapping of names, or have no JSON form.
     """
     try:
-        payload = msgspec.json.encode(args, enc_hook=plain)
+        payload = msgspec.json.encode(args, enc_hook=to_json_type)
         # msgspec writes NaN and infinities as null, which an optional argument would accept.
-        odd = b"null" in payload and _has_odd_float(msgspec.to_builtins(args, enc_hook=plain))
+        odd = b"null" in payload and _has_odd_float(
+            msgspec.to_builtins(args, enc_hook=to_json_type)
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgs(f"task {task}: {error}") from None
     if odd:

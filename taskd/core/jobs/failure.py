@@ -44,8 +44,8 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
     kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
     message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)
     # As they are stored: a control character takes six bytes there.
-    said = sum(len(msgspec.json.encode(each)) for each in (kind, message))
-    room = ERROR_BYTES_MAX - said - 100
+    used_bytes = sum(len(msgspec.json.encode(each)) for each in (kind, message))
+    room = ERROR_BYTES_MAX - used_bytes - 100
     return Failure(kind, message, _keep_ends(hide(_trace(error)), room))
 
 

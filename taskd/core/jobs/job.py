@@ -13,7 +13,7 @@ import msgspec
 
 from taskd.core.jobs.limit import LimitOf
 from taskd.core.jobs.unique import Unique
-from taskd.core.validation import check_int, check_seconds, shown
+from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidArgs, InvalidJob
 
 PAYLOAD_BYTES_MAX = 256 * 1024
@@ -98,7 +98,7 @@ def check_queue(name: str) -> str:
     """
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidJob(
-            f"queue {shown(name)} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
+            f"queue {quoted(name)} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
         )
     return name
 
@@ -114,7 +114,9 @@ def check_task_name(name: str) -> str:
     except UnicodeEncodeError:
         fits = False
     if not fits or not name.isprintable():
-        raise InvalidJob(f"task name {shown(name)}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes")
+        raise InvalidJob(
+            f"task name {quoted(name)}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes"
+        )
     return name
 
 
@@ -159,11 +161,44 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         raise InvalidJob(f"give {name} or {instead}, not both")
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidJob(
-            f"{name} {shown(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
+            f"{name} {quoted(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
         )
     # A year near datetime's own bounds overflows in UTC.
     if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
-        raise InvalidJob(f"{name} {shown(moment)} is not between the years 2 and 8999")
+        raise InvalidJob(f"{name} {quoted(moment)} is not between the years 2 and 8999")
+
+
+def check_limits(max_attempts: int | None, timeout_s: float | None) -> None:
+    """Check two options of a new or changed job; None: the task's own value.
+
+    Raises:
+        InvalidJob: a value is outside its limits.
+    """
+    if max_attempts is not None:
+        check_int("max_attempts", max_attempts, 1, MAX_ATTEMPTS_LIMIT)
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, 0.001, TIMEOUT_S_MAX)
+
+
+def check_times(
+    run_at: datetime | None,
+    delay_s: float | None,
+    deadline: datetime | None,
+    deadline_s: float | None,
+) -> None:
+    """Check the due time and the deadline of a new or changed job.
+
+    Raises:
+        InvalidJob: a value is outside its limits, or both forms of one time are given.
+    """
+    if delay_s is not None:
+        check_seconds("delay_s", delay_s, 0.0, DELAY_S_MAX)
+    if run_at is not None:
+        check_moment("run_at", run_at, delay_s, "delay_s")
+    if deadline_s is not None:
+        check_seconds("deadline_s", deadline_s, 0.0, DELAY_S_MAX)
+    if deadline is not None:
+        check_moment("deadline", deadline, deadline_s, "deadline_s")
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> str:
@@ -244,18 +279,8 @@ class NewJob:
         if self.queue is not None:
             check_queue(self.queue)
         check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
-        if self.max_attempts is not None:
-            check_int("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT)
-        if self.timeout_s is not None:
-            check_seconds("timeout_s", self.timeout_s, 0.001, TIMEOUT_S_MAX)
-        if self.delay_s is not None:
-            check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
-        if self.run_at is not None:
-            check_moment("run_at", self.run_at, self.delay_s, "delay_s")
-        if self.deadline_s is not None:
-            check_seconds("deadline_s", self.deadline_s, 0.0, DELAY_S_MAX)
-        if self.deadline is not None:
-            check_moment("deadline", self.deadline, self.deadline_s, "deadline_s")
+        check_limits(self.max_attempts, self.timeout_s)
+        check_times(self.run_at, self.delay_s, self.deadline, self.deadline_s)
         if self.args_version is not None:
             check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
         if self.metadata is not None:
@@ -265,7 +290,7 @@ class NewJob:
 
     def _keyed(self, unique: Unique) -> Unique:
         if not isinstance(unique, Unique):
-            raise InvalidJob(f"unique {shown(unique)} is not a Unique(...)")
+            raise InvalidJob(f"unique {quoted(unique)} is not a Unique(...)")
         if self.no_key:
             raise InvalidJob("give a unique key or no_key, not both")
         return unique.of(self.args)

@@ -11,16 +11,14 @@ from typing import Any, TypedDict
 import msgspec
 
 from taskd.core.jobs.job import (
-    DELAY_S_MAX,
-    MAX_ATTEMPTS_LIMIT,
     PRIORITY_MAX,
     PRIORITY_MIN,
-    TIMEOUT_S_MAX,
     JobState,
-    check_moment,
+    check_limits,
     check_queue,
+    check_times,
 )
-from taskd.core.validation import check_int, check_seconds
+from taskd.core.validation import check_int
 from taskd.errors import InvalidJob
 
 FINISHED_BADLY = frozenset({JobState.FAILED, JobState.CANCELLED})
@@ -90,18 +88,8 @@ class Change:
     def __post_init__(self) -> None:
         if self.priority is not None:
             check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
-        if self.max_attempts is not None:
-            check_int("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT)
-        if self.timeout_s is not None:
-            check_seconds("timeout_s", self.timeout_s, 0.001, TIMEOUT_S_MAX)
-        if self.delay_s is not None:
-            check_seconds("delay_s", self.delay_s, 0.0, DELAY_S_MAX)
-        if self.run_at is not None:
-            check_moment("run_at", self.run_at, self.delay_s, "delay_s")
-        if self.deadline_s is not None:
-            check_seconds("deadline_s", self.deadline_s, 0.0, DELAY_S_MAX)
-        if self.deadline is not None:
-            check_moment("deadline", self.deadline, self.deadline_s, "deadline_s")
+        check_limits(self.max_attempts, self.timeout_s)
+        check_times(self.run_at, self.delay_s, self.deadline, self.deadline_s)
         if self.no_deadline and (self.deadline, self.deadline_s) != (None, None):
             raise InvalidJob("give a deadline or no_deadline, not both")
         if self.queue is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.jobs.unique import decode_args
-from taskd.core.validation import check_int, check_seconds, shown
+from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidJob
 
 CONCURRENCY_MAX = 10_000
@@ -64,7 +64,7 @@ class Limit:
         several = isinstance(self.by, str | tuple)
         if not several or not all(isinstance(each, str) for each in self.arguments):
             raise InvalidJob(
-                f"by {shown(self.by)} is neither an argument's name nor a tuple of names"
+                f"by {quoted(self.by)} is neither an argument's name nor a tuple of names"
             )
         for name in ("concurrency", "concurrency_in_all"):
             value = getattr(self, name)
@@ -75,7 +75,7 @@ class Limit:
             RATE_MIN <= _per_second(self.rate, self.per_s) <= RATE_MAX
         ):
             raise InvalidJob(
-                f"rate {shown(self.rate)} per {self.per_s!r} s is not between 1e-9/s and 1e6/s"
+                f"rate {quoted(self.rate)} per {self.per_s!r} s is not between 1e-9/s and 1e6/s"
             )
         if self.burst is not None:
             check_int("burst", self.burst, 1, BURST_MAX)

@@ -70,7 +70,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
 
 
-class Said(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True):
     """One line, as the handler logged it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Said(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
-def line_of(said: Said, hide: Callable[[str], str]) -> bytes:
+def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
     """Return a line as JSON of at most 4 KiB; never raises.
 
     Args:
@@ -98,23 +98,23 @@ def line_of(said: Said, hide: Callable[[str], str]) -> bytes:
     try:
         fields = {
             clean(str(name), NAME_BYTES_MAX): _shown(value, hide)
-            for name, value in list(said.fields.items())[:FIELDS_MAX]
+            for name, value in list(event.fields.items())[:FIELDS_MAX]
         }
-        trace = "" if said.error is None else _tail(hide(_trace(said.error)))
+        trace = "" if event.error is None else _tail(hide(_trace(event.error)))
         line = Line(
-            datetime.fromtimestamp(said.at_s, UTC).isoformat(timespec="milliseconds"),
-            said.level,
-            clean(hide(str(said.text)), TEXT_BYTES_MAX),
-            clean(said.logger, NAME_BYTES_MAX),
+            datetime.fromtimestamp(event.at_s, UTC).isoformat(timespec="milliseconds"),
+            event.level,
+            clean(hide(str(event.text)), TEXT_BYTES_MAX),
+            clean(event.logger, NAME_BYTES_MAX),
             fields,
             trace,
         )
         written = msgspec.json.encode(line)
         if len(written) > LINE_BYTES_MAX:  # text that JSON escapes takes more room
-            line = Line(line.at, said.level, clean(line.text, TEXT_BYTES_MAX // 6))
+            line = Line(line.at, event.level, clean(line.text, TEXT_BYTES_MAX // 6))
             written = msgspec.json.encode(line)
     except Exception:  # noqa: BLE001 - a text of any class may do anything when it is asked for
-        return msgspec.json.encode(Line("", said.level, "(this line could not be read)"))
+        return msgspec.json.encode(Line("", event.level, "(this line could not be read)"))
     return written
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from taskd.core.jobs.job import check_payload, check_task_name
-from taskd.core.validation import shown
+from taskd.core.validation import quoted
 from taskd.errors import InvalidArgs, InvalidJob
 
 
@@ -39,12 +39,12 @@ class Next:
         # The one that checks arguments knows verdicts, and verdicts are decided upon with these.
         from taskd.core.jobs.arguments import encode_args
 
-        of = f"of the stage {shown(self.stage)}"
+        of = f"of the stage {quoted(self.stage)}"
         args = check_payload(of, encode_args(of, self.args))
         try:
             name = msgspec.json.encode(check_task_name(self.stage)).decode()
         except InvalidJob:
-            raise InvalidArgs(f"Next: {shown(self.stage)} is the name of no stage") from None
+            raise InvalidArgs(f"Next: {quoted(self.stage)} is the name of no stage") from None
         return f'{{"stage":{name},"args":{args}}}'
 
 

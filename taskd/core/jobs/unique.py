@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from taskd.core.validation import check_int, check_seconds, shown
+from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidJob
 
 KEY_BYTES_MAX = 200
@@ -109,12 +109,12 @@ class Enqueued(int):
     @classmethod
     def instead(cls, job_id: int, outcome: str) -> Self:
         """Return the id of the job that has the key, and what happened to it."""
-        told = cls(job_id)
-        told.outcome = outcome
-        return told
+        enqueued = cls(job_id)
+        enqueued.outcome = outcome
+        return enqueued
 
 
-def plain(value: object) -> int:
+def to_json_type(value: object) -> int:
     """An `enc_hook` of msgspec, which writes no subclass of int by itself."""
     if isinstance(value, Enqueued):
         return int(value)
@@ -154,7 +154,7 @@ class Unique:
 
     def __post_init__(self) -> None:
         if not isinstance(self.by, tuple):
-            raise InvalidJob(f"by {shown(self.by)} is not a tuple of names: by=('account_id',)")
+            raise InvalidJob(f"by {quoted(self.by)} is not a tuple of names: by=('account_id',)")
         if bool(self.key) == bool(self.by):
             raise InvalidJob(
                 "a unique job needs either a key, or the names of the arguments that make one"
@@ -216,9 +216,9 @@ def of_rule(rule: str, args: str) -> Unique:
     Raises:
         InvalidJob: none can be made of them.
     """
-    said = msgspec.json.decode(rule, type=dict[str, Any])
-    defaults = said.pop("defaults")
-    return Unique(**said | {"by": tuple(said["by"])}).of(args, defaults)
+    fields = msgspec.json.decode(rule, type=dict[str, Any])
+    defaults = fields.pop("defaults")
+    return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults)
 
 
 # Keep all digits of numbers, as the database does when it makes the key.
@@ -268,12 +268,12 @@ def _whole(value: Any) -> Any:
 
 def _one_of(kind: type[StrEnum], name: str, value: object) -> None:
     if value not in list(kind):
-        raise InvalidJob(f"{name} {shown(value)} is none of {', '.join(kind)}")
+        raise InvalidJob(f"{name} {quoted(value)} is none of {', '.join(kind)}")
 
 
 def _check_key(key: object) -> None:
     if not isinstance(key, str) or CONTROL.search(key):
-        raise InvalidJob(f"the unique key {shown(key)} is not a text of printable characters")
+        raise InvalidJob(f"the unique key {quoted(key)} is not a text of printable characters")
     size = len(key.encode(errors="replace"))
     if size > KEY_BYTES_MAX:
         raise InvalidJob(f"the unique key takes {size} bytes; the limit is {KEY_BYTES_MAX}")

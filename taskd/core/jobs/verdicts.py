@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskd.core.validation import shown
+from taskd.core.validation import quoted
 
 
 class Verdict(Exception):
@@ -41,6 +41,6 @@ class Fail(Verdict):
         super().__init__(self.reason)
 
 
-def _reason(told: object) -> str:
+def _reason(value: object) -> str:
     """Return a text for any reason: a wrong type must not prevent the verdict."""
-    return told if isinstance(told, str) else "" if told is None else shown(told)
+    return value if isinstance(value, str) else "" if value is None else quoted(value)

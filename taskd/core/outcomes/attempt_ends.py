@@ -58,7 +58,7 @@ class Interrupted:
 class CancelRequested:
     """A cancellation of the job was requested while it ran."""
 
-    reason: str = "cancel asked"
+    reason: str = "cancel requested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class TaskUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class DecidedElsewhere:
     """Another process ran the handler, and has decided the outcome there.
 
     Attributes:
@@ -120,21 +120,11 @@ class Expired:
     """Claimed after its deadline."""
 
 
-AttemptEnd = (
-    Returned
-    | Raised
-    | Settled
-    | TimedOut
-    | Interrupted
-    | CancelRequested
-    | NotStarted
-    | StillRuns
-    | IdTaken
-    | TaskUnknown
-    | ArgsNewer
-    | TaskPaused
-    | Expired
-)
+# Claimed jobs whose handler never started.
+NeverStarted = NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
+# Attempts whose handler did not end by itself.
+EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
+AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 
 
 def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
@@ -147,8 +137,12 @@ def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
         return [happened] * count
     values = happened.value
     if not isinstance(values, list | tuple) or len(values) != count:
-        said = f"{len(values)} outcomes" if isinstance(values, list | tuple) else type(values)
-        error = TypeError(f"a batch handler returns None or a list of {count} outcomes, not {said}")
+        count_or_type = (
+            f"{len(values)} outcomes" if isinstance(values, list | tuple) else type(values)
+        )
+        error = TypeError(
+            f"a batch handler returns None or a list of {count} outcomes, not {count_or_type}"
+        )
         return [Raised(error)] * count
     return [
         Raised(value) if isinstance(value, BaseException) else Returned(value) for value in values

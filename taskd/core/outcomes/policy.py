@@ -25,13 +25,14 @@ from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
     AttemptEnd,
     CancelRequested,
+    DecidedElsewhere,
+    EndedByWorker,
     Expired,
     IdTaken,
     Interrupted,
-    NotStarted,
+    NeverStarted,
     Raised,
     Returned,
-    Settled,
     StillRuns,
     TaskPaused,
     TaskUnknown,
@@ -57,26 +58,13 @@ def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
             return _done(job, task, value)
         case Raised(error=error):
             return _raised(job, task, error)
-        case Settled(ack=ack):
+        case DecidedElsewhere(ack=ack):
             # If the job was claimed again while it ran, it has another fence by now.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
-    return _not_ended(job, task, happened)
+    return _ended_by_worker(job, task, happened)
 
 
-def _not_ended(
-    job: Job,
-    task: Task[..., Any] | None,
-    happened: TimedOut
-    | Interrupted
-    | CancelRequested
-    | NotStarted
-    | StillRuns
-    | IdTaken
-    | TaskUnknown
-    | ArgsNewer
-    | TaskPaused
-    | Expired,
-) -> Ack:
+def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWorker) -> Ack:
     """Decide the outcome of a job whose handler did not end by itself."""
     match happened:
         case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
@@ -100,13 +88,10 @@ def _not_ended(
             )
             return _again(job, task, failure.Failure("StillRuns", text), delay_s)
         case _:
-            return _never_began(job, happened)
+            return _never_started(job, happened)
 
 
-def _never_began(
-    job: Job,
-    happened: NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken,
-) -> Ack:
+def _never_started(job: Job, happened: NeverStarted) -> Ack:
     """Decide the outcome of a claimed job that never started: the attempt does not count."""
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
@@ -148,12 +133,12 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
 
 def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
     try:
-        said = step.to_json()
+        following = step.to_json()
     except InvalidArgs as error:
         return _raised(job, task, error)
     value = step.result if isinstance(step, Stop) else None
     result = None if value is None else _result_json(value)
-    return _ack(job, JobState.DONE, result=result, next=said)
+    return _ack(job, JobState.DONE, result=result, next=following)
 
 
 def _result_json(value: Any) -> str:
@@ -180,8 +165,8 @@ def _in_json(value: Any) -> int | str:
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
     # Check the type: isinstance() also asks __class__, which the handler controls.
-    said = issubclass(type(error), Verdict)
-    decision = error if said else _rule(job, task, error)
+    is_verdict = issubclass(type(error), Verdict)
+    decision = error if is_verdict else _rule(job, task, error)
     hide = hider([job], task)
     described = failure.describe(error, hide)
     match decision:

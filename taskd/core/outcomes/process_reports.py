@@ -11,7 +11,7 @@ from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import JobState
 from taskd.core.jobs.pipeline_steps import Next, Stop
 from taskd.core.outcomes.ack import Ack
-from taskd.core.outcomes.attempt_ends import Settled
+from taskd.core.outcomes.attempt_ends import DecidedElsewhere
 
 
 class MustEnd(BaseException):
@@ -52,17 +52,17 @@ class HandlerRaised(Exception):
     The text is the type and the message of the original.
 
     Attributes:
-        settled: the outcome; for taskd itself.
+        outcome: the outcome; for taskd itself.
     """
 
-    def __init__(self, settled: Settled) -> None:
-        ack = settled.ack
+    def __init__(self, outcome: DecidedElsewhere) -> None:
+        ack = outcome.ack
         text = ack.reason or ("it asked to be run later" if ack.refund else ack.state)
         if ack.error is not None:
             failure = msgspec.json.decode(ack.error, type=Failure)
             text = f"{failure.type}: {failure.message}"
         super().__init__(text)
-        self.settled = settled
+        self.outcome = outcome
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -81,15 +81,15 @@ class Answer(msgspec.Struct, gc=False):
     left_out: int = 0
 
 
-def value_of(settled: Settled) -> Any:
+def value_of(outcome: DecidedElsewhere) -> Any:
     """Return what a handler returned in its process, in JSON's types.
 
     Raises:
         HandlerRaised: it raised an exception.
     """
-    ack = settled.ack
+    ack = outcome.ack
     if ack.state is not JobState.DONE:
-        raise HandlerRaised(settled)
+        raise HandlerRaised(outcome)
     result = None if ack.result is None else msgspec.json.decode(ack.result)
     if ack.next is None:
         return result

@@ -26,7 +26,7 @@ SECRET_CHARS_MIN = 4
 _UNCHANGED = re.compile(r"[ !#-&(-\[\]-~]+")
 
 
-class Form:
+class ArgsVersions:
     """The present version of a task's arguments, and how older ones become it.
 
     Attributes:
@@ -85,10 +85,10 @@ class Form:
             lifted = step(args)
             msgspec.json.encode(lifted)
         except Exception as error:
-            told = failure.clean(f"{type(error).__name__}: {error}", 1000)
+            reason = failure.clean(f"{type(error).__name__}: {error}", 1000)
             raise InvalidArgs(
                 f"task {self._task}: upgrading its arguments from version {version} "
-                f"to {version + 1} failed: {told}"
+                f"to {version + 1} failed: {reason}"
             ) from error
         if not isinstance(lifted, dict):
             raise InvalidArgs(

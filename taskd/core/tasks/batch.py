@@ -21,13 +21,13 @@ class Item(Generic[A]):
     Attributes:
         args: its arguments.
         ctx: its attempt, as other handlers get it.
-        cancel_asked: a cancellation of this job was requested while the batch ran: the handler can
-            skip it. The other jobs of the batch go on.
+        cancel_requested: a cancellation of this job was requested while the batch ran: the
+            handler can skip it. The other jobs of the batch go on.
     """
 
     args: A
     ctx: Context
-    cancel_asked: bool = False
+    cancel_requested: bool = False
 
 
 def args_class(task: str, hint: Any) -> type:
@@ -42,10 +42,10 @@ def args_class(task: str, hint: Any) -> type:
             f"task {task}: a batch handler takes one parameter, annotated as list[Item[Arguments]]"
         )
     (found,) = typing.get_args(of)
-    known = isinstance(found, type) and (
+    valid = isinstance(found, type) and (
         dataclasses.is_dataclass(found) or issubclass(found, msgspec.Struct)
     )
-    if not known:
+    if not valid:
         raise TypeError(
             f"task {task}: the arguments of one job must be a dataclass or a msgspec.Struct, "
             f"not {found!r}"

@@ -13,7 +13,7 @@ BATCH_MAX = 1000
 MAX_WAIT_S_MAX = 3.0
 
 
-class Kind(StrEnum):
+class HandlerKind(StrEnum):
     """How the attempts of a task run."""
 
     ASYNC = "async"
@@ -38,7 +38,7 @@ def kind_of(
     batch: int | None,
     max_wait_s: float,
     transaction: bool | str,
-) -> Kind:
+) -> HandlerKind:
     """Return the kind for a handler and its options.
 
     Raises:
@@ -51,7 +51,7 @@ def kind_of(
     is_async = inspect.iscoroutinefunction(handler)
     if process:
         _check_process(handler, is_async=is_async)
-        return Kind.PROCESS
+        return HandlerKind.PROCESS
     if batch is not None:
         _check_batch(name, batch, max_wait_s)
         if not is_async:
@@ -59,13 +59,13 @@ def kind_of(
                 f"task {name}: a batch handler must be `async def`; run blocking code with "
                 "`await asyncio.to_thread(...)`"
             )
-        return Kind.BATCH
+        return HandlerKind.BATCH
     if transaction is not False:
         isolation_of(name, transaction)
         if not is_async:
             raise TypeError(f"task {name}: a handler with transaction= must be `async def`")
-        return Kind.TRANSACTION
-    return Kind.ASYNC if is_async else Kind.THREAD
+        return HandlerKind.TRANSACTION
+    return HandlerKind.ASYNC if is_async else HandlerKind.THREAD
 
 
 def isolation_of(task: str, transaction: bool | str) -> Isolation:
@@ -79,8 +79,10 @@ def isolation_of(task: str, transaction: bool | str) -> Isolation:
     try:
         return Isolation(transaction)
     except ValueError:
-        known = ", ".join(repr(str(each)) for each in Isolation)
-        raise ValueError(f"task {task}: transaction {transaction!r} is not True, {known}") from None
+        levels = ", ".join(repr(str(each)) for each in Isolation)
+        raise ValueError(
+            f"task {task}: transaction {transaction!r} is not True, {levels}"
+        ) from None
 
 
 def _check_process(handler: Callable[..., Any], *, is_async: bool) -> None:

@@ -33,9 +33,9 @@ async def through(chain: Sequence[Around], ctx: Any, attempt: Coroutine[Any, Any
 
 
 async def _call(
-    chain: Sequence[Around], place: int, ctx: Any, attempt: Coroutine[Any, Any, Any]
+    chain: Sequence[Around], index: int, ctx: Any, attempt: Coroutine[Any, Any, Any]
 ) -> Any:
-    if place == len(chain):
+    if index == len(chain):
         return await attempt
     called = False
 
@@ -44,6 +44,6 @@ async def _call(
         if called:
             raise RuntimeError("call_next() was called twice: an attempt runs once")
         called = True
-        return await _call(chain, place + 1, ctx, attempt)
+        return await _call(chain, index + 1, ctx, attempt)
 
-    return await chain[place](ctx, call_next)
+    return await chain[index](ctx, call_next)

@@ -39,10 +39,10 @@ class Registry:
             ValueError: another handler has this name, or one of its former names.
         """
         for name in (task.name, *task.aliases):
-            known = self._tasks.get(name)
-            if known is not None and not _same(known, task):
+            existing = self._tasks.get(name)
+            if existing is not None and not _same(existing, task):
                 raise ValueError(
-                    f"two tasks are named {name!r}: {_where(known)} and {_where(task)}; "
+                    f"two tasks are named {name!r}: {_where(existing)} and {_where(task)}; "
                     "give one of them a name of its own"
                 )
         for name in (task.name, *task.aliases):
@@ -55,11 +55,11 @@ class Registry:
             ValueError: another resource has this name.
         """
         name = maker.__name__
-        known = self.resources.get(name)
-        if known is not None and _place(known) != _place(maker):
+        existing = self.resources.get(name)
+        if existing is not None and _defined_at(existing) != _defined_at(maker):
             raise ValueError(
-                f"two resources are named {name!r}: {_place(known)} and {_place(maker)}; "
-                "rename one of the functions"
+                f"two resources are named {name!r}: {_defined_at(existing)} and "
+                f"{_defined_at(maker)}; rename one of the functions"
             )
         self.resources[name] = maker
 
@@ -75,9 +75,9 @@ class Registry:
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Register middleware; that of a reloaded module replaces the earlier one."""
-        for place, known in enumerate(self.middleware):
-            if _place(known.around) == _place(middleware.around):
-                self.middleware[place] = middleware
+        for index, existing in enumerate(self.middleware):
+            if _defined_at(existing.around) == _defined_at(middleware.around):
+                self.middleware[index] = middleware
                 return
         self.middleware.append(middleware)
 
@@ -113,10 +113,10 @@ def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:
 
 
 def _where(task: Task[..., Any]) -> str:
-    return _place(task.handler)
+    return _defined_at(task.handler)
 
 
-def _place(function: Callable[..., Any]) -> str:
+def _defined_at(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 

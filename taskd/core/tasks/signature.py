@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.jobs.unique import plain
+from taskd.core.jobs.unique import to_json_type
 from taskd.core.tasks import batch as batches
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 
 CONTEXT_PARAMETER = "ctx"
 RESERVED_PARAMETERS = frozenset({"conn"})
@@ -32,18 +32,18 @@ def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signat
     return inspect.Signature(parameters), takes_context
 
 
-def check_context(task: str, kind: Kind, *, takes_context: bool) -> None:
+def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
     """Refuse a `ctx` that this kind of handler cannot have, or the lack of one that it needs."""
-    if kind is Kind.PROCESS and takes_context:
+    if kind is HandlerKind.PROCESS and takes_context:
         raise TypeError(
             f"task {task}: a handler with process=True has no ctx, which stays in its worker; "
             "pass what it needs as arguments"
         )
-    if kind is Kind.BATCH and takes_context:
+    if kind is HandlerKind.BATCH and takes_context:
         raise TypeError(
             f"task {task}: each item of a batch has a ctx of its own; take only the list"
         )
-    if kind is Kind.TRANSACTION and not takes_context:
+    if kind is HandlerKind.TRANSACTION and not takes_context:
         raise TypeError(
             f"task {task}: with transaction= the first parameter must be ctx, for ctx.conn"
         )
@@ -111,7 +111,7 @@ def defaults_of(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[s
     fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
     given = {each.name: _made(each) for each in fields if not each.required}
     try:
-        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain)))
+        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=to_json_type)))
     except TypeError as error:
         raise TypeError(
             f"task {args_type.__name__}: the default of an argument that makes a key has no JSON "

@@ -29,8 +29,8 @@ from taskd.core.jobs.log_lines import keep_logs_of
 from taskd.core.jobs.unique import Unique
 from taskd.core.jobs.verdicts import Snooze, Verdict
 from taskd.core.tasks import batch as batches
-from taskd.core.tasks.argument_versions import Form, Upgrade, check_aliases, check_redact
-from taskd.core.tasks.handler_kind import Kind, isolation_of, kind_of
+from taskd.core.tasks.argument_versions import ArgsVersions, Upgrade, check_aliases, check_redact
+from taskd.core.tasks.handler_kind import HandlerKind, isolation_of, kind_of
 from taskd.core.tasks.signature import (
     args_fields,
     args_schema_of,
@@ -144,7 +144,7 @@ class Task(Generic[P, R]):
         self._take_arguments(handler)
         self.unique = unique
         _check_unique(self.name, unique, self._fields)
-        self.form = Form(self.name, args_version, upgrade or {})
+        self.versions = ArgsVersions(self.name, args_version, upgrade or {})
         self.aliases = check_aliases(self.name, aliases)
         self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
         self.keep_logs = keep_logs_of(self.name, keep_logs)
@@ -158,7 +158,7 @@ class Task(Generic[P, R]):
         self._signature, self.takes_context = signature_of(self.name, handler)
         check_context(self.name, self.kind, takes_context=self.takes_context)
         self._item: type | None = None
-        if self.kind is Kind.BATCH:
+        if self.kind is HandlerKind.BATCH:
             # Its one parameter is the list; a job has one item's arguments instead.
             self._item = item_class(self.name, handler, self._signature)
             self.takes_context = True
@@ -219,8 +219,8 @@ class Task(Generic[P, R]):
         Raises:
             InvalidArgs: they no longer fit the signature, or cannot be upgraded.
         """
-        if (args_version or 1) != self.form.args_version:
-            args = self.form.lift(args, args_version or 1)
+        if (args_version or 1) != self.versions.args_version:
+            args = self.versions.lift(args, args_version or 1)
         try:
             decoded = self._decoder.decode(args)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -257,7 +257,7 @@ class Task(Generic[P, R]):
             queue=self.queue,
             checked=True,
             unique=self.unique_of(text),
-            args_version=self.form.stored,
+            args_version=self.versions.stored,
             limit=self.limit_of(text),
         )
 

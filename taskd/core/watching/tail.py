@@ -51,7 +51,7 @@ def _has(ids: Ids, one: int) -> bool:
     return bool(ids.get(one // BLOCK, 0) >> one % BLOCK & 1)
 
 
-class Look(NamedTuple):
+class Poll(NamedTuple):
     """Live jobs, and finished ones born after `after_id`; all of one snapshot.
 
     Attributes:
@@ -98,35 +98,35 @@ class Watch:
     def __init__(self) -> None:
         self.after_id: int | None = None
         self.missing: dict[int, tuple[int, datetime]] = {}
-        self._last: Look | None = None
+        self._last: Poll | None = None
 
-    def compare(self, look: Look) -> tuple[Changes, Watch]:
+    def compare(self, poll: Poll) -> tuple[Changes, Watch]:
         """Return what has changed, and the state with which to compare the next poll.
 
         This object stays as it is: a caller that cannot read the rows of the changes compares
         again.
         """
         last, following = self._last, Watch()
-        born = _minus(look.live, last.live) if last else set()
-        finished = set(each_id(look.finished)) if last else set()
-        ended = _minus(last.live, look.live) if last else set()
-        claimed = _minus(look.running, last.running) if last else set()
-        stopped = _minus(last.running, look.running) if last else set()
-        following._last = look
-        following.after_id = look.last_id()
-        following.missing = self._still_missing(look, following.after_id)
+        born = _minus(poll.live, last.live) if last else set()
+        finished = set(each_id(poll.finished)) if last else set()
+        ended = _minus(last.live, poll.live) if last else set()
+        claimed = _minus(poll.running, last.running) if last else set()
+        stopped = _minus(last.running, poll.running) if last else set()
+        following._last = poll
+        following.after_id = poll.last_id()
+        following.missing = self._still_missing(poll, following.after_id)
         return Changes(born | finished, claimed, stopped - ended, ended | finished), following
 
-    def _still_missing(self, look: Look, newest: int) -> dict[int, tuple[int, datetime]]:
-        new = range(max(look.after_id, newest - MISSING_MAX) + 1, newest + 1)
-        missing = self.missing | dict.fromkeys(new, (look.next_xid, look.now))
-        over = look.now - MISSING_FOR
+    def _still_missing(self, poll: Poll, newest: int) -> dict[int, tuple[int, datetime]]:
+        new = range(max(poll.after_id, newest - MISSING_MAX) + 1, newest + 1)
+        missing = self.missing | dict.fromkeys(new, (poll.next_xid, poll.now))
+        over = poll.now - MISSING_FOR
         kept = {
             one: since
             for one, since in missing.items()
-            if not _has(look.live, one)
-            and not _has(look.finished, one)
-            and (look.oldest_xid < since[0] or since[1] > over)
+            if not _has(poll.live, one)
+            and not _has(poll.finished, one)
+            and (poll.oldest_xid < since[0] or since[1] > over)
         }
         return dict(sorted(kept.items())[-MISSING_MAX:])
 
@@ -182,12 +182,12 @@ class Event(msgspec.Struct, omit_defaults=True):
     error: str | None = None
 
 
-def story(job: JobRow) -> list[Event]:
+def events_of(job: JobRow) -> list[Event]:
     """Return all events in a job's row, in the order in which they happened."""
-    told = [_birth(job), *_attempts(job)]
+    events = [_birth(job), *_attempts(job)]
     if job.finished_at is not None:
-        told.append(_end(job, job.finished_at))
-    return sorted(told, key=lambda event: event.at)
+        events.append(_end(job, job.finished_at))
+    return sorted(events, key=lambda event: event.at)
 
 
 def _event(job: JobRow, at: datetime, event: str, state: JobState) -> Event:
@@ -247,7 +247,7 @@ def _end(job: JobRow, at: datetime) -> Event:
     return end
 
 
-class Teller:
+class Reporter:
     """Remembers which events of which job were reported, so that each is reported once.
 
     Args:
@@ -257,23 +257,23 @@ class Teller:
     def __init__(self, start: datetime) -> None:
         self._start = start
         # The time of the last reported event of a job, and the job's queue and task.
-        self._told: dict[int, tuple[datetime, str, str]] = {}
+        self._reported: dict[int, tuple[datetime, str, str]] = {}
         self._ended: set[int] = set()
 
     def past(self, jobs: Iterable[JobRow]) -> list[Event]:
         """Return the events of these jobs since the start."""
         events: list[Event] = []
         for job in jobs:
-            told = [event for event in story(job) if event.at > self._start]
-            events += told
+            recent = [event for event in events_of(job) if event.at > self._start]
+            events += recent
             if job.state in FINISHED:
                 # It may have lived at the first poll, which came before this.
                 self._ended.add(job.id)
             else:
-                self._remember(job, told)
+                self._remember(job, recent)
         return _in_order(events)
 
-    def tell(self, jobs: Iterable[JobRow], changes: Changes, now: datetime) -> list[Event]:
+    def report(self, jobs: Iterable[JobRow], changes: Changes, now: datetime) -> list[Event]:
         """Return the events of a poll.
 
         Args:
@@ -285,33 +285,33 @@ class Teller:
         for job in rows.values():
             events += self._of(job, changes, now)
         for one in changes.ended - rows.keys() - self._ended:
-            _, queue, task = self._told.pop(one, (None, None, None))
+            _, queue, task = self._reported.pop(one, (None, None, None))
             events.append(Event(now, "gone", one, queue, task))
         self._ended -= changes.ended
         return _in_order(events)
 
     def _of(self, job: JobRow, changes: Changes, now: datetime) -> list[Event]:
-        known = self._told.get(job.id)
+        known = self._reported.get(job.id)
         after = known[0] if known else self._start
         forced = {"enqueued"} if job.id in changes.born and not known else set()
         if job.id in self._ended and job.state in FINISHED:
             return []
         if job.id in changes.ended:
             forced |= FINISHED
-        events = [each for each in story(job) if each.at > after or each.event in forced]
+        events = [each for each in events_of(job) if each.at > after or each.event in forced]
         if job.id in changes.stopped and not events and job.state is not JobState.RUNNING:
             released = _event(job, now, "released", job.state)
             released.run_at = job.run_at if job.state is JobState.SCHEDULED else None
             events.append(released)
         if job.state in FINISHED:
-            self._told.pop(job.id, None)
+            self._reported.pop(job.id, None)
         else:
             self._remember(job, events)
         return events
 
     def _remember(self, job: JobRow, events: Sequence[Event]) -> None:
         if events:
-            self._told[job.id] = (events[-1].at, job.queue, job.task)
+            self._reported[job.id] = (events[-1].at, job.queue, job.task)
 
 
 def _in_order(events: Iterable[Event]) -> list[Event]:

@@ -59,7 +59,7 @@ class Worker(msgspec.Struct):
     queues: list[str]
     state: str
     running: int
-    beat_ago_s: float
+    renewed_ago_s: float
     up_s: float
     ended_per_s: float | None = None
 
@@ -204,8 +204,8 @@ class Top:
         ended = [each for each in self._ended.values() if queue in (None, each.queue)]
         queues = [self._queue(each, ended) for each in state.queues if queue in (None, each.queue)]
         rates = [(each.in_per_s, each.out_per_s) for each in queues]
-        known = len(self._counts) > 1
-        out_per_s = sum(out or 0.0 for _, out in rates) if known else None
+        complete = len(self._counts) > 1
+        out_per_s = sum(out or 0.0 for _, out in rates) if complete else None
         return View(
             now_s=state.now_s,
             queues=queues,
@@ -217,7 +217,7 @@ class Top:
             running=[each for each in state.running if queue in (None, each.queue)],
             tasks=_tasks(ended),
             limits=state.limits,
-            in_per_s=sum(came or 0.0 for came, _ in rates) if known else None,
+            in_per_s=sum(came or 0.0 for came, _ in rates) if complete else None,
             out_per_s=out_per_s,
         )
 
@@ -266,8 +266,8 @@ def _tasks(ended: Iterable[Ended]) -> list[Task]:
 
 
 def _p50_p95(spans: Iterable[float | None]) -> tuple[float | None, float | None]:
-    known = sorted(each for each in spans if each is not None)
-    if not known:
+    complete = sorted(each for each in spans if each is not None)
+    if not complete:
         return None, None
-    last = len(known) - 1
-    return known[round(last * 0.5)], known[round(last * 0.95)]
+    last = len(complete) - 1
+    return complete[round(last * 0.5)], complete[round(last * 0.95)]

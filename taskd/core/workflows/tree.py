@@ -63,7 +63,7 @@ def lines(parts: Iterable[Part]) -> list[Line]:
     return found
 
 
-def told(states: Mapping[str, int]) -> str:
+def state_counts(states: Mapping[str, int]) -> str:
     """Return `done`; `3 failed, 9,990 done`; `-` for a stage that has not started."""
     counted = [(state, states[state]) for state in STATES if states.get(state)]
     if len(counted) == 1 and counted[0][1] == 1:

@@ -54,8 +54,8 @@ class Plan:
     """A workflow ready to be written: jobs, each after those that it waits for, and dependencies.
 
     Attributes:
-        places: for each dependency, the position of its job, from 1.
-        parent_places: that of its parent, or None for an existing job.
+        positions: for each dependency, the position of its job, from 1.
+        parent_positions: that of its parent, or None for an existing job.
         parent_ids: the id of the existing job.
         stages: JSON text of a pipeline's stages; None: it is not a pipeline.
     """
@@ -63,8 +63,8 @@ class Plan:
     name: str
     kind: str
     nodes: Sequence[Node]
-    places: list[int] = field(default_factory=list)
-    parent_places: list[int | None] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    parent_positions: list[int | None] = field(default_factory=list)
     parent_ids: list[int | None] = field(default_factory=list)
     on_failed: list[str] = field(default_factory=list)
     stages: str | None = None
@@ -80,17 +80,17 @@ def plan(name: str, nodes: Sequence[Node]) -> Plan:
     check_name(name)
     _check_size(name, nodes)
     ordered = _ordered(name, nodes)
-    place = {node.name: n for n, node in enumerate(ordered, 1)}
+    position = {node.name: n for n, node in enumerate(ordered, 1)}
     made = Plan(name, "workflow", ordered)
     for node in ordered:
         for parent in node.after:
-            made.places.append(place[node.name])
-            made.parent_places.append(place[parent] if isinstance(parent, str) else None)
+            made.positions.append(position[node.name])
+            made.parent_positions.append(position[parent] if isinstance(parent, str) else None)
             made.parent_ids.append(parent if isinstance(parent, int) else None)
             made.on_failed.append(node.on_failed.value)
-    if len(made.places) > DEPENDENCIES_MAX:
+    if len(made.positions) > DEPENDENCIES_MAX:
         raise InvalidWorkflow(
-            f"workflow {name}: {len(made.places):,} dependencies; at most {DEPENDENCIES_MAX:,}. "
+            f"workflow {name}: {len(made.positions):,} dependencies; at most {DEPENDENCIES_MAX:,}. "
             "Put a job between jobs that each wait for all others."
         )
     return made

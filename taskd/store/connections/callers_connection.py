@@ -102,9 +102,9 @@ def _adapter(
 @cache
 def _with_names(name: str) -> str:
     """Return the statement for drivers that know only `%(name)s`; psycopg restores the `$1`."""
-    known = statement(name)
+    source = statement(name)
     return PARAMETER.sub(
-        lambda found: f"%({known.parameters[int(found[1]) - 1]})s", known.text.replace("%", "%%")
+        lambda found: f"%({source.parameters[int(found[1]) - 1]})s", source.text.replace("%", "%%")
     )
 
 

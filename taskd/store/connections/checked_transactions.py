@@ -57,7 +57,7 @@ class CheckedWriter:
         """Run statements in a transaction; return their result.
 
         Raises:
-            Unsure: the transaction may have been committed; fate() says.
+            Unsure: the transaction may have been committed; transaction_outcome() tells which.
             StoreUnavailable, EnqueueError: nothing was written.
         """
         connection = await self._ready()
@@ -84,7 +84,7 @@ class CheckedWriter:
         self.committing = False
         return made
 
-    async def fate(self, xid: str) -> str | None:
+    async def transaction_outcome(self, xid: str) -> str | None:
         """Return `committed`, `aborted`, `in progress`; None: the server no longer knows.
 
         Raises:

@@ -37,7 +37,7 @@ ASKS_FOR_SSL = re.compile(r"sslmode=(require|verify-ca|verify-full)")
 NAME_UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """Where a database is; never with a password.
 
     Attributes:
@@ -54,7 +54,7 @@ class Place(NamedTuple):
         return f"{self.where}, database {self.database}"
 
 
-def place_of(connect_args: Mapping[str, Any]) -> Place:
+def target_of(connect_args: Mapping[str, Any]) -> Target:
     """Return where the driver's arguments lead, with libpq's variables and defaults."""
     dsn = str(connect_args.get("dsn") or "postgresql://")
     parts = urlsplit(dsn)
@@ -79,8 +79,8 @@ def place_of(connect_args: Mapping[str, Any]) -> Place:
     )
     service = query.get("service") or env.get("PGSERVICE")
     if service and not given:
-        return Place(f"the service {service}", str(name))
-    return Place(_hosts(given, ports), str(name), bool(ASKS_FOR_SSL.search(dsn)))
+        return Target(f"the service {service}", str(name))
+    return Target(_hosts(given, ports), str(name), bool(ASKS_FOR_SSL.search(dsn)))
 
 
 def _hosts(given: str, ports: str) -> str:
@@ -89,19 +89,19 @@ def _hosts(given: str, ports: str) -> str:
     hosts, each = given.split(","), ports.split(",")
     fill = each[0] if len(each) == 1 else DEFAULT_PORT
     each += [fill] * (len(hosts) - len(each))
-    told = []
+    named = []
     for host, port in zip(hosts, each, strict=False):
         if host.startswith(("/", "@")):
-            told.append(f"the socket in {host}, port {port}")
+            named.append(f"the socket in {host}, port {port}")
             continue
         found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d+))?", host)
         name, own = (found[1], found[2]) if found else (host, None)
-        told.append(f"host {name or 'localhost'}, port {own or port}")
-    return " or ".join(told)
+        named.append(f"host {name or 'localhost'}, port {own or port}")
+    return " or ".join(named)
 
 
 @contextlib.contextmanager
-def reaching(place: Place, limit_s: float) -> Iterator[None]:
+def reaching(target: Target, limit_s: float) -> Iterator[None]:
     """Raise a failed connection as an error that says where, why and what to do.
 
     Args:
@@ -114,35 +114,35 @@ def reaching(place: Place, limit_s: float) -> Iterator[None]:
         with translated():
             yield
     except TaskdError as error:
-        told = _told(error, place, limit_s)
-        if told is None:
+        explained = _explained(error, target, limit_s)
+        if explained is None:
             raise
-        raise told from error.__cause__
+        raise explained from error.__cause__
 
 
-def _told(error: TaskdError, place: Place, limit_s: float) -> TaskdError | None:
+def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError | None:
     cause = error.__cause__
     if cause is None:
         return None  # not an error of the driver; its own message says everything
     made: TaskdError
     if isinstance(cause, asyncpg.InvalidCatalogNameError):
-        made = ConfigError(f"PostgreSQL at {place.where} has no database {place.database!r}")
+        made = ConfigError(f"PostgreSQL at {target.where} has no database {target.database!r}")
         made.add_note(
             "Create it, or correct the DSN. A new database needs `taskd db migrate` first."
         )
     elif isinstance(cause, asyncpg.InvalidAuthorizationSpecificationError):
-        made = PermissionDenied(f"PostgreSQL at {place} refuses the login: {first_line(cause)}")
-        made.add_note(_mend_login(cause))
+        made = PermissionDenied(f"PostgreSQL at {target} refuses the login: {first_line(cause)}")
+        made.add_note(_login_remedy(cause))
     elif isinstance(error, StoreUnavailable):
-        why, mend = _why(error, cause, place, limit_s)
-        made = type(error)(f"PostgreSQL cannot be reached at {place}: {why}")
-        made.add_note(mend)
+        why, remedy = _why(error, cause, target, limit_s)
+        made = type(error)(f"PostgreSQL cannot be reached at {target}: {why}")
+        made.add_note(remedy)
     else:
         return None
     return made
 
 
-def _mend_login(cause: BaseException) -> str:
+def _login_remedy(cause: BaseException) -> str:
     if "pg_hba.conf" in str(cause):
         return "Allow this user from this machine with a line in the server's pg_hba.conf."
     return "Correct the user and password of the DSN, or change the user's password."
@@ -152,34 +152,34 @@ RUNS = "Check that PostgreSQL runs there, and that the host and port of the DSN 
 
 
 def _why(
-    error: StoreUnavailable, cause: BaseException, place: Place, limit_s: float
+    error: StoreUnavailable, cause: BaseException, target: Target, limit_s: float
 ) -> tuple[str, str]:
     """Return why the database cannot be reached, and what to do."""
     if isinstance(error, Silence):
-        mend = "Check that the machine is up, and that no firewall drops the packets."
-        return f"no answer within {limit_s:g} s", mend
+        remedy = "Check that the machine is up, and that no firewall drops the packets."
+        return f"no answer within {limit_s:g} s", remedy
     if isinstance(error, NoRoom):
-        mend = "Connect fewer processes, raise max_connections, or use a pooler."
-        return first_line(cause), mend
+        remedy = "Connect fewer processes, raise max_connections, or use a pooler."
+        return first_line(cause), remedy
     if is_refused(cause):
         return "connection refused", RUNS
     if isinstance(cause, OSError) or NO_SSL in str(cause):
-        return _why_not_connected(cause, place)
+        return _why_not_connected(cause, target)
     if isinstance(cause, asyncpg.ConnectionDoesNotExistError):
         return CLOSED, MEND_CLOSED
-    mend = "Check that the server is up and takes writes, and try again."
-    return first_line(cause), mend if isinstance(error, Down) else RUNS
+    remedy = "Check that the server is up and takes writes, and try again."
+    return first_line(cause), remedy if isinstance(error, Down) else RUNS
 
 
-def _why_not_connected(cause: BaseException, place: Place) -> tuple[str, str]:
+def _why_not_connected(cause: BaseException, target: Target) -> tuple[str, str]:
     """Return the reason of an error of the system, or of the TLS handshake."""
     if NO_SSL in str(cause):
-        return _no_ssl(place)
+        return _no_ssl(target)
     if isinstance(cause, ConnectionResetError):
         return CLOSED, MEND_CLOSED
     if isinstance(cause, ssl.SSLError):
-        mend = "Correct sslmode or sslrootcert of the DSN, or the server's certificate."
-        return f"SSL: {getattr(cause, 'verify_message', '') or cause.reason or cause}", mend
+        remedy = "Correct sslmode or sslrootcert of the DSN, or the server's certificate."
+        return f"SSL: {getattr(cause, 'verify_message', '') or cause.reason or cause}", remedy
     if isinstance(cause, socket.gaierror):
         if cause.errno in NAME_UNKNOWN:
             return (
@@ -193,8 +193,8 @@ def _why_not_connected(cause: BaseException, place: Place) -> tuple[str, str]:
     return os.strerror(number).lower() if number else first_line(cause), RUNS
 
 
-def _no_ssl(place: Place) -> tuple[str, str]:
-    if place.wants_ssl:
-        mend = "Enable SSL in the server, or remove sslmode from the DSN."
-        return "the DSN requires SSL, and the server does not support it", mend
+def _no_ssl(target: Target) -> tuple[str, str]:
+    if target.wants_ssl:
+        remedy = "Enable SSL in the server, or remove sslmode from the DSN."
+        return "the DSN requires SSL, and the server does not support it", remedy
     return "the server there is not PostgreSQL", "Correct the host and port of the DSN."

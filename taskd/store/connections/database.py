@@ -17,7 +17,7 @@ import asyncpg
 
 from taskd.errors import StoreUnavailable
 from taskd.store.connections import dsn_hosts
-from taskd.store.connections.connect_errors import place_of, reaching
+from taskd.store.connections.connect_errors import reaching, target_of
 from taskd.store.connections.error_translation import STRAYED, Down, is_gone, translate, translated
 from taskd.store.connections.prepared_statements import Connection
 from taskd.store.connections.shielded import to_its_end
@@ -59,7 +59,7 @@ class Database:
         self.pooled: bool | None = None
         self._revive = revive
         self._addresses = dsn_hosts.addresses(connect_args)
-        self._place = place_of(connect_args)
+        self._target = target_of(connect_args)
 
     @property
     def silence_s(self) -> float:
@@ -78,7 +78,7 @@ class Database:
         Raises:
             StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
         """
-        with reaching(self._place, CONNECT_TIMEOUT_S):
+        with reaching(self._target, CONNECT_TIMEOUT_S):
             try:
                 connection = await self._connect_directly_or_not(purpose, settings, watched)
             except (ConnectionRefusedError, FileNotFoundError):
@@ -99,7 +99,7 @@ class Database:
         """
         # As in _connect_directly_or_not: prepare nothing, and do not ask the host for its role.
         pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
-        with reaching(self._place, CONNECT_TIMEOUT_S):
+        with reaching(self._target, CONNECT_TIMEOUT_S):
             connection = await self._connect(
                 {"application_name": f"taskd {purpose}"},
                 command_timeout=None,
@@ -215,11 +215,11 @@ class Database:
                     connection_class=Connection,
                 )
             except Exception as error:
-                said = translate(error)
-                if not isinstance(said, StoreUnavailable):
+                known_error = translate(error)
+                if not isinstance(known_error, StoreUnavailable):
                     raise
                 # A host that is down proves nothing while another one cannot be reached.
-                unsure = unsure or (None if isinstance(said, Down) else error)
+                unsure = unsure or (None if isinstance(known_error, Down) else error)
                 if number == len(addresses):
                     raise unsure or error from None
             else:

@@ -47,7 +47,7 @@ _DOWN = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.exceptions.TargetServerAttributeNotMatched,
 )
-_HELD_UP = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
+_WAITED_TOO_LONG = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 # The server answers, but cannot run it now: deadlocks, no room, a full NOTIFY queue.
 _BUSY = (
     asyncpg.ProgramLimitExceededError,
@@ -113,9 +113,9 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
         return error
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return Silence("PostgreSQL did not answer in time")
-    mend = _to_be_mended(error, message, roles)
-    if mend is not None:
-        return mend
+    permanent = _permanent(error, message, roles)
+    if permanent is not None:
+        return permanent
     refused = REFUSALS.get(_broken_constraint(error) or "")
     if refused is not None:
         return refused(message)
@@ -124,7 +124,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
         return ValueRefused(f"PostgreSQL: {message}" + (f". {hint}" if hint else ""))
     if isinstance(error, _DOWN) or is_refused(error):
         return Down(f"PostgreSQL cannot be reached: {message}")
-    if isinstance(error, _HELD_UP):
+    if isinstance(error, _WAITED_TOO_LONG):
         return HeldUp(f"PostgreSQL: {message}")
     if isinstance(error, _BUSY):
         full = isinstance(error, asyncpg.TooManyConnectionsError)
@@ -134,7 +134,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     return None
 
 
-def _to_be_mended(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
+def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
     """Return an error that a person must fix: DSN, right or schema; None for any other."""
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
         return PermissionDenied(f"PostgreSQL refuses the login: {message}")
@@ -192,8 +192,8 @@ def first_line(error: BaseException) -> str:
 
 def _broken_constraint(error: BaseException) -> str | None:
     """As asyncpg, or psycopg and psycopg2, provide it."""
-    said = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
-    name: str | None = getattr(said, "constraint_name", None)
+    fields = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
+    name: str | None = getattr(fields, "constraint_name", None)
     return name
 
 
@@ -232,9 +232,9 @@ def _refusal(error: BaseException) -> KeyHeld | QueueFull | None:
 def _needs(roles: Sequence[str]) -> str:
     if not roles:
         return "Grant it, or use another role."
-    wanted = " or ".join(f"taskd_{role}" for role in roles)
+    needed = " or ".join(f"taskd_{role}" for role in roles)
     return (
-        f"This needs a member of {wanted} (made by `taskd db roles`), or the owner of the schema."
+        f"This needs a member of {needed} (made by `taskd db roles`), or the owner of the schema."
     )
 
 

@@ -146,7 +146,7 @@ class Group:
     async def _write(self, batch: list[_Taken]) -> None:
         """Insert jobs; if the statement is refused, halve it until the refused job is found."""
         try:
-            told = await self._insert([each.job for each in batch])
+            results = await self._insert([each.job for each in batch])
         except EnqueueError as error:
             if len(batch) == 1:
                 batch[0].end(error)
@@ -162,7 +162,7 @@ class Group:
                 each.receipt.cancel()
             raise
         else:
-            for each, enqueued in zip(batch, told, strict=True):
+            for each, enqueued in zip(batch, results, strict=True):
                 each.end(enqueued)
 
 

@@ -24,8 +24,8 @@ from taskd.store.connections.statements import statement
 CLOSE_TIMEOUT_S = 2.0
 CANCEL_S = 1.0
 IDLE_S = 300.0
-LOOK_EVERY_S = 60.0
-LOOK_FOR_SILENCE_EVERY_S = 0.5
+CHECK_IDLE_EVERY_S = 60.0
+CHECK_SILENCE_EVERY_S = 0.5
 
 
 class Pool:
@@ -43,15 +43,15 @@ class Pool:
         self._database = database
         self._purpose = purpose
         # How many connections can still be opened; an open or opening connection takes one.
-        self._places = size_max
+        self._free_slots = size_max
         # With the time.monotonic() of their last use; the last used one is used next.
         self._idle: list[tuple[asyncpg.Connection, float]] = []
         # With the time.monotonic() of their start, in that order.
         self._busy: dict[asyncpg.Connection, float] = {}
         self._waiting: deque[asyncio.Future[asyncpg.Connection | None]] = deque()
         self._leaving: set[asyncio.Task[None]] = set()
-        self._looks: asyncio.TimerHandle | None = None
-        self._looks_for_silence: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._gone = asyncio.Event()
 
@@ -67,8 +67,8 @@ class Pool:
         try:
             connection = self._at_hand() or await self._awaited()
             self._busy[connection] = time.monotonic()
-            if self._looks_for_silence is None:
-                self._look_for_silence_later()
+            if self._silence_timer is None:
+                self._check_silence_later()
             try:
                 rows = await self._database.run(connection, name, args)
             except BaseException as error:
@@ -116,7 +116,7 @@ class Pool:
     async def close(self) -> None:
         """Let statements end and close the connections; those that take over 2 s are dropped."""
         self._closed = True
-        for each in (self._looks, self._looks_for_silence):
+        for each in (self._idle_timer, self._silence_timer):
             if each is not None:
                 each.cancel()
         while self._waiting:
@@ -141,14 +141,14 @@ class Pool:
             connection, _ = self._idle.pop()
             if not connection.is_closed():
                 return connection
-            self._places += 1
+            self._free_slots += 1
         return None
 
     async def _awaited(self) -> asyncpg.Connection:
         """Open a connection; or wait for one that is returned, if there are enough."""
         self._check_open()
-        if self._places > 0:
-            self._places -= 1
+        if self._free_slots > 0:
+            self._free_slots -= 1
         else:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
@@ -187,11 +187,11 @@ class Pool:
                 waiter.set_result(connection)
                 return
         if connection is None:
-            self._places += 1
+            self._free_slots += 1
             return
         self._idle.append((connection, time.monotonic()))
-        if self._looks is None:
-            self._look_later()
+        if self._idle_timer is None:
+            self._check_idle_later()
 
     def _drop(self, connection: asyncpg.Connection) -> asyncio.Task[None]:
         """Cancel its statement and close it, which takes up to a second; do not wait for that."""
@@ -205,25 +205,27 @@ class Pool:
         self._leaving.discard(task)
         self._gone.set()
 
-    def _look_later(self) -> None:
-        self._looks = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+    def _check_idle_later(self) -> None:
+        self._idle_timer = asyncio.get_running_loop().call_later(
+            CHECK_IDLE_EVERY_S, self._check_idle
+        )
 
-    def _look(self) -> None:
+    def _check_idle(self) -> None:
         """Close connections that have been idle for five minutes."""
-        self._looks = None
+        self._idle_timer = None
         longest = time.monotonic() - IDLE_S
         while self._idle and self._idle[0][1] < longest:
             self._drop(self._idle.pop(0)[0])
         if self._idle:
-            self._look_later()
+            self._check_idle_later()
 
-    def _look_for_silence_later(self) -> None:
+    def _check_silence_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._looks_for_silence = loop.call_later(LOOK_FOR_SILENCE_EVERY_S, self._look_for_silence)
+        self._silence_timer = loop.call_later(CHECK_SILENCE_EVERY_S, self._check_silence)
 
-    def _look_for_silence(self) -> None:
+    def _check_silence(self) -> None:
         """Give up statements without an answer for too long; the server has ended them."""
-        self._looks_for_silence = None
+        self._silence_timer = None
         # Through a pooler asyncpg sets timers: one of our statements is three there.
         if not self._database.pooled:
             for connection, since in self._busy.items():
@@ -231,7 +233,7 @@ class Pool:
                     break
                 connection.terminate()
         if self._busy:
-            self._look_for_silence_later()
+            self._check_silence_later()
 
     def _too_long_ago(self) -> float:
         """Return the start from which a statement counts as silent, in time.monotonic()."""

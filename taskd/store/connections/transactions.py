@@ -90,14 +90,14 @@ class Transactions:
     def __init__(self, database: Database, size: int) -> None:
         self.statement_timeout_s = database.statement_timeout_s + 2.0
         self._database = database
-        self._places = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._idle: list[asyncpg.Connection] = []
         self._all: set[asyncpg.Connection] = set()
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def begin(self, isolation: Isolation, timeout_s: float | None) -> Transaction:
         """Wait for a free slot, and begin a transaction of at most `timeout_s` seconds."""
-        await self._places.acquire()
+        await self._slots.acquire()
         try:
             # A connection that broke while idle has begun nothing: try the next one.
             while self._idle:
@@ -109,7 +109,7 @@ class Transactions:
             with translated():
                 return await self._begun(conn, isolation, timeout_s)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     async def _begun(
@@ -149,7 +149,7 @@ class Transactions:
             self._all.discard(conn)
         else:
             self._idle.append(conn)
-        self._places.release()
+        self._slots.release()
 
     async def close(self) -> None:
         """Close them all; open transactions are rolled back."""

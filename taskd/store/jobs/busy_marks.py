@@ -20,17 +20,17 @@ class OwnMark(NamedTuple):
 
 
 async def set_busy_mark(
-    on: Fetches, queue: str, worker_id: int, for_s: float, *, gives_way: bool = False
+    on: Fetches, queue: str, worker_id: int, for_s: float, *, yields: bool = False
 ) -> OwnMark | None:
     """Set or renew this worker's mark on a queue, for `for_s` seconds.
 
     Args:
-        gives_way: leave another worker's mark in place.
+        yields: leave another worker's mark in place.
 
     Returns:
         None if no mark was set: another worker's is in place, or this worker is declared dead.
     """
-    alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, gives_way))[0]
+    alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, yields))[0]
     return None if alone is None else OwnMark(alone, others)
 
 

@@ -13,7 +13,7 @@ READ_MAX = 5000
 
 
 async def change(
-    on: Fetches, ids: Sequence[int], wanted: Change, args: str | None = None
+    on: Fetches, ids: Sequence[int], new: Change, args: str | None = None
 ) -> dict[int, ChangeOutcome]:
     """Change those of these jobs that wait; return the outcome of each.
 
@@ -23,17 +23,17 @@ async def change(
     rows = await on.fetch(
         "change_jobs",
         list(ids),
-        wanted.priority,
-        wanted.run_at,
-        wanted.delay_s,
-        None if wanted.args is None else args,
-        None if wanted.update_args is None else args,
-        wanted.queue,
-        wanted.max_attempts,
-        wanted.timeout_s,
-        wanted.deadline,
-        wanted.deadline_s,
-        wanted.no_deadline,
+        new.priority,
+        new.run_at,
+        new.delay_s,
+        None if new.args is None else args,
+        None if new.update_args is None else args,
+        new.queue,
+        new.max_attempts,
+        new.timeout_s,
+        new.deadline,
+        new.deadline_s,
+        new.no_deadline,
     )
     return {row[0]: ChangeOutcome(row[1]) for row in rows}
 
@@ -43,28 +43,28 @@ async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 
-async def find(on: Fetches, wanted: Filter) -> AsyncIterator[list[int]]:
+async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
     """Yield the ids of jobs that match a filter, in sorted batches, which can be empty.
 
     Jobs that are enqueued or fail after the start are left out. No lock is held between two
     batches: a caller that acts on a batch must check its jobs again.
     """
-    up_to_id, after, up_to = (await on.fetch("find_bounds", wanted.since_s, wanted.older_than_s))[0]
-    live = [state.value for state in wanted.states or LIVE if state in LIVE]
-    finished = [state.value for state in wanted.states or FINISHED_BADLY if state not in LIVE]
-    asked = (READ_MAX, wanted.queue, wanted.task)
-    filters = (wanted.error_pattern, wanted.args_json)
+    up_to_id, after, up_to = (await on.fetch("find_bounds", chosen.since_s, chosen.older_than_s))[0]
+    live = [state.value for state in chosen.states or LIVE if state in LIVE]
+    finished = [state.value for state in chosen.states or FINISHED_BADLY if state not in LIVE]
+    scope = (READ_MAX, chosen.queue, chosen.task)
+    filters = (chosen.error_pattern, chosen.args_json)
     seen, last_id = READ_MAX if live else 0, 0
     while seen == READ_MAX:
         rows = await on.fetch(
-            "find_live_jobs", last_id, up_to_id, after, up_to, *asked, live, *filters
+            "find_live_jobs", last_id, up_to_id, after, up_to, *scope, live, *filters
         )
         seen, last_id, ids = rows[0]
         yield ids
     seen, last_id, last_at = READ_MAX if finished else 0, 0, after
     while seen == READ_MAX:
         rows = await on.fetch(
-            "find_finished_jobs", last_at, last_id, up_to, *asked, finished, *filters
+            "find_finished_jobs", last_at, last_id, up_to, *scope, finished, *filters
         )
         seen, last_id, last_at, ids = rows[0]
         yield ids

@@ -156,10 +156,10 @@ async def enqueue(
         if any(job.unique is not None for job in jobs):
             # Over the client's own connections the transaction contains nothing else.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
-            told = await on.fetch("enqueue_unique_jobs", *columns)
+            rows_by_job = await on.fetch("enqueue_unique_jobs", *columns)
             return [
                 Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
-                for _, job_id, outcome in sorted(tuple(row) for row in told)
+                for _, job_id, outcome in sorted(tuple(row) for row in rows_by_job)
             ]
         if not jobs:
             return []

@@ -23,11 +23,11 @@ class Admitted(NamedTuple):
     """The result of an admission.
 
     Attributes:
-        looked: number of checked arrivals and openings.
+        checked: number of checked arrivals and openings.
         queues: number of admitted jobs, by queue.
     """
 
-    looked: int
+    checked: int
     queues: Counter[str]
 
 
@@ -83,8 +83,8 @@ def _json(value: Any) -> str:
 
 async def admit(on: Fetches, batch: int) -> Admitted:
     """Admit blocked jobs: check new arrivals, and keys whose time to be re-checked has come."""
-    looked, queues = (await on.fetch("admit_jobs", batch))[0]
-    return Admitted(looked, Counter(queues))
+    checked, queues = (await on.fetch("admit_jobs", batch))[0]
+    return Admitted(checked, Counter(queues))
 
 
 async def claim(on: Fetches, worker_id: int, queue: str, batch: int, stride: int = 1) -> Claimed:

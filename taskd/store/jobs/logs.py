@@ -34,9 +34,9 @@ class AttemptLines(NamedTuple):
     lines: str
 
 
-async def write(on: Fetches, told: Sequence[AttemptLines]) -> None:
+async def write(on: Fetches, attempts: Sequence[AttemptLines]) -> None:
     """Write the lines of these attempts, replacing earlier writes."""
-    await on.fetch("write_logs", *map(list, zip(*told, strict=True)))
+    await on.fetch("write_logs", *map(list, zip(*attempts, strict=True)))
 
 
 async def delete(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:

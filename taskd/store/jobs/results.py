@@ -40,9 +40,9 @@ class Outcome(NamedTuple):
     result: str | None
 
 
-async def write_progress(on: Fetches, told: Sequence[Progress]) -> None:
+async def write_progress(on: Fetches, reports: Sequence[Progress]) -> None:
     """Write the progress of these attempts."""
-    await on.fetch("write_progress", *map(list, zip(*told, strict=True)))
+    await on.fetch("write_progress", *map(list, zip(*reports, strict=True)))
 
 
 async def delete_progress(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> None:

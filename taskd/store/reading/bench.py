@@ -14,7 +14,7 @@ LIVE_COUNTED_MAX = 10_000
 CLEAR_BATCH = 10_000
 
 
-class Place(NamedTuple):
+class Environment(NamedTuple):
     """The database of a benchmark.
 
     Attributes:
@@ -30,9 +30,9 @@ class Place(NamedTuple):
     live: int
 
 
-async def look(on: Fetches) -> Place:
+async def read_environment(on: Fetches) -> Environment:
     """Return the facts about the database."""
-    return Place(*(await on.fetch("bench_environment", LIVE_COUNTED_MAX))[0])
+    return Environment(*(await on.fetch("bench_environment", LIVE_COUNTED_MAX))[0])
 
 
 async def new_name(on: Fetches) -> str:

@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class JobSearch:
     """Which jobs a page shows: a filter, a text in their arguments, a key."""
 
     filter: Filter = field(default_factory=Filter)
@@ -76,13 +76,13 @@ class Wanted:
     @property
     def reads(self) -> int:
         """Return how many rows are read; without a filter, no more than are shown."""
-        asked = self.filter
-        if self.searches_args or asked.queue or asked.task or asked.error:
+        chosen = self.filter
+        if self.searches_args or chosen.queue or chosen.task or chosen.error:
             return READ_MAX
         if self.by_end:
             return ENDS_READ_MAX
         # A single live or finished state can be rare; all states together need no search.
-        return READ_MAX if asked.states or asked.since_s else PAGE_ROWS + 1
+        return READ_MAX if chosen.states or chosen.since_s else PAGE_ROWS + 1
 
 
 async def reads_args(on: Fetches) -> bool:
@@ -90,26 +90,26 @@ async def reads_args(on: Fetches) -> bool:
     return bool((await on.fetch("web_rights"))[0][0])
 
 
-async def find_jobs(on: Fetches, wanted: Wanted, key: Key | None = None) -> Found:
+async def find_jobs(on: Fetches, search: JobSearch, key: Key | None = None) -> Found:
     """Return a page of jobs, newest first.
 
     Raises:
         PermissionDenied: the search is in arguments, which the login cannot read.
     """
     key = key or Key(ID_MAX)
-    asked = wanted.filter
-    filters = (asked.queue, asked.task, wanted.states, asked.error_pattern)
-    limits = (asked.since_s, asked.older_than_s, wanted.reads, PAGE_ROWS + 1)
-    if wanted.by_end:
+    chosen = search.filter
+    filters = (chosen.queue, chosen.task, search.states, chosen.error_pattern)
+    limits = (chosen.since_s, chosen.older_than_s, search.reads, PAGE_ROWS + 1)
+    if search.by_end:
         rows = await on.fetch("web_failed_jobs", key.at, key.id, *filters, *limits)
     else:
         only = None
-        if wanted.searches_args:
-            pattern = Filter(error=wanted.args_text).error_pattern
-            searched = (key.id, pattern, wanted.unique_key, wanted.states, READ_MAX)
+        if search.searches_args:
+            pattern = Filter(error=search.args_text).error_pattern
+            searched = (key.id, pattern, search.unique_key, search.states, READ_MAX)
             only = [row[0] for row in await on.fetch("web_search_jobs", *searched)]
         rows = await on.fetch("web_jobs", key.id, *filters, *limits, only)
-    return _page([dict(row) for row in rows], wanted.by_end)
+    return _page([dict(row) for row in rows], search.by_end)
 
 
 def _page(rows: list[Row], by_end: bool) -> Found:

@@ -30,7 +30,7 @@ OF_SCHEMA = re.compile(r"\b(?:FROM|JOIN) taskd\.")
 MAY_NOT = "this login may not read it: make it a member of taskd_observer (`taskd db roles`)"
 
 
-class Looked(NamedTuple):
+class Readings(NamedTuple):
     """What was read.
 
     Attributes:
@@ -42,7 +42,7 @@ class Looked(NamedTuple):
     refused: dict[str, str]
 
 
-async def look(on: Fetches, wanted: Sequence[str], *, has_schema: bool = True) -> Looked:
+async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) -> Readings:
     """Run these statements one after another, within IN_ALL_S.
 
     Args:
@@ -71,10 +71,10 @@ async def look(on: Fetches, wanted: Sequence[str], *, has_schema: bool = True) -
         "doctor_limits": (BATCH,),
         "doctor_keys": (BATCH,),
     }
-    seen = Looked({}, {})
+    seen = Readings({}, {})
     over = ""
     ends = asyncio.get_running_loop().time() + IN_ALL_S
-    for name in wanted:
+    for name in names:
         if over or asyncio.get_running_loop().time() > ends:
             seen.refused[name] = (
                 over or f"no time was left: all statements together have {IN_ALL_S:g} s"

@@ -31,7 +31,7 @@ class Errors(NamedTuple):
         all_scheduled: whether every scheduled job was read.
     """
 
-    told: list[Failures]
+    failures: list[Failures]
     failed_back_s: float | None
     all_scheduled: bool
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.watching.tail import JobRow, Look, PastError, ids_of
+from taskd.core.watching.tail import JobRow, PastError, Poll, ids_of
 from taskd.core.watching.top import BORN_MAX, Ended, State
 from taskd.store.connections.statements import Fetches
 
@@ -20,7 +20,7 @@ ENDED_MAX = 500
 _errors = msgspec.json.Decoder(list[PastError], strict=False)
 
 
-async def look(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Look:
+async def poll(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Poll:
     """Return which jobs live and run, and which of the newest have finished.
 
     Args:
@@ -33,7 +33,7 @@ async def look(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Loo
         for which in ("live", "running", "finished")
     )
     xids = (row["oldest_xid"], row["next_xid"])
-    return Look(row["now"], row["after_id"], *xids, live, running, finished)
+    return Poll(row["now"], row["after_id"], *xids, live, running, finished)
 
 
 async def jobs(on: Fetches, ids: Sequence[int]) -> list[JobRow]:

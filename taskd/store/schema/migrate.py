@@ -196,7 +196,7 @@ class Runner:
         Raises:
             MigrationFailed: another process migrates for too long.
         """
-        deadline, told = time.monotonic() + RUNNER_WAIT_S, False
+        deadline, logged = time.monotonic() + RUNNER_WAIT_S, False
         while True:
             transaction = connection.transaction()
             await transaction.start()
@@ -211,8 +211,8 @@ class Runner:
                     f"another session has held the lock for migrations for {RUNNER_WAIT_S:.0f} s "
                     "(in pg_locks: locktype advisory). Nothing was changed; run it again later."
                 )
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 events.migration_waits()
             await asyncio.sleep(random.uniform(0.1, 0.3))
         try:

@@ -59,11 +59,11 @@ def hashed(password: str, salt: bytes | None = None) -> str:
     return f"scrypt:{base64.b64encode(salt).decode()}:{base64.b64encode(key).decode()}"
 
 
-def _is_right(password: str, known: str) -> bool:
-    match = HASH.fullmatch(known)
+def _is_right(password: str, stored: str) -> bool:
+    match = HASH.fullmatch(stored)
     if match is None:
-        return hmac.compare_digest(password.encode(), known.encode())
-    return hmac.compare_digest(hashed(password, base64.b64decode(match[1])), known)
+        return hmac.compare_digest(password.encode(), stored.encode())
+    return hmac.compare_digest(hashed(password, base64.b64decode(match[1])), stored)
 
 
 def read_passwords(settings: Settings) -> dict[str, str]:
@@ -94,10 +94,10 @@ def read_passwords(settings: Settings) -> dict[str, str]:
 
 
 def _checked(passwords: dict[str, str], source: str) -> dict[str, str]:
-    for known in passwords.values():
-        if known.startswith("scrypt:") and not HASH.fullmatch(known):
+    for stored in passwords.values():
+        if stored.startswith("scrypt:") and not HASH.fullmatch(stored):
             raise ConfigError(f"{source}: this is not a hash made by `taskd web --hash-password`")
-        if len(known) < PASSWORD_CHARS_MIN:
+        if len(stored) < PASSWORD_CHARS_MIN:
             raise ConfigError(f"{source}: use at least {PASSWORD_CHARS_MIN} characters")
     return passwords
 
@@ -151,11 +151,11 @@ class Logins:
         self._waiting += 1
         try:
             async with self._one:
-                known = self._passwords.get(name)
-                right = await asyncio.to_thread(_is_right, password, known or NOBODY)
+                stored = self._passwords.get(name)
+                right = await asyncio.to_thread(_is_right, password, stored or NOBODY)
         finally:
             self._waiting -= 1
-        if not right or known is None:
+        if not right or stored is None:
             return None
         self._failures.pop(network, None)
         with contextlib.suppress(ValueError):
@@ -215,11 +215,11 @@ class Sessions:
             self._by_digest.popitem(last=False)
         return token, session
 
-    def find(self, token: str | None, *, looks: bool = False) -> Session | None:
+    def find(self, token: str | None, *, from_open_page: bool = False) -> Session | None:
         """Return the session of this token, unless it has expired.
 
         Args:
-            looks: the request comes from an open page, not from an action of the user.
+            from_open_page: the request comes from an open page, not from an action of the user.
         """
         key = _digest(token or "")
         session = self._by_digest.get(key)
@@ -229,7 +229,7 @@ class Sessions:
         if now - session.born > SESSION_S or now - session.seen > IDLE_S:
             del self._by_digest[key]
             return None
-        if not looks:
+        if not from_open_page:
             session.seen = now
             self._by_digest.move_to_end(key)
         return session

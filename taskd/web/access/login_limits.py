@@ -53,30 +53,30 @@ class Refusals:
 
     def __init__(self) -> None:
         self._since = float("-inf")
-        self._told = 0
+        self._logged = 0
         self._last: tuple[str, str, str] | None = None
-        self._untold = 0
+        self._suppressed = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def tell(self, who: str, address: str, why: str) -> None:
+    def log(self, who: str, address: str, why: str) -> None:
         """Log one refusal."""
         now = time.monotonic()
         if self._timer is None and now - self._since >= LINES_S:
-            self._since, self._told = now, 0
-        if self._told < LINES_MAX:
-            self._told += 1
+            self._since, self._logged = now, 0
+        if self._logged < LINES_MAX:
+            self._logged += 1
             events.login_refused(who, address, why, 1)
             return
-        self._last, self._untold = (who, address, why), self._untold + 1
+        self._last, self._suppressed = (who, address, why), self._suppressed + 1
         if self._timer is None:
             left_s = self._since + LINES_S - now
-            self._timer = asyncio.get_running_loop().call_later(left_s, self.tell_rest)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.log_rest)
 
-    def tell_rest(self) -> None:
+    def log_rest(self) -> None:
         """Log the refusals without a line of their own, with the data of the last one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._last is not None:
-            events.login_refused(*self._last, self._untold)
-        self._last, self._untold = None, 0
+            events.login_refused(*self._last, self._suppressed)
+        self._last, self._suppressed = None, 0

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from taskd.store.reading.metrics import Value
-from taskd.web.app import Places
+from taskd.web.app import RequestLimit
 from taskd.web.metrics.database_metrics import Figures, Reading
 from taskd.web.metrics.vocabulary import METRICS, PREFIX
 from taskd.worker.observing.counters import (
@@ -38,7 +38,7 @@ from taskd.worker.observing.counters import (
 from taskd.worker.observing.loop_monitor import LAG_BOUNDS_S
 from taskd.worker.status import WorkerStatus
 
-Snapshots = Callable[[], Awaitable[Sequence[WorkerStatus]]]
+ReadStatuses = Callable[[], Awaitable[Sequence[WorkerStatus]]]
 # Scrapes that are answered at a time: enough for two Prometheus servers.
 SCRAPES_MAX = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,22 +50,24 @@ INTERRUPTIONS = ("stop", "fence")
 STATES = ("blocked", "scheduled", "queued", "running")
 
 
-def metrics_route(snapshots: Snapshots, figures: Figures, thread: Executor) -> Route:
+def metrics_route(statuses: ReadStatuses, figures: Figures, thread: Executor) -> Route:
     """Return the route of /metrics; with `?database=off` the database is not read.
 
     Args:
-        snapshots: reads the counters of the processes.
+        statuses: reads the counters of the processes.
         figures: reads the database.
         thread: formats the text, one scrape at a time: the event loop belongs to handlers.
     """
 
     async def metrics(request: Request) -> Response:
-        asked = request.query_params.get("database") != "off"
-        told, reading = await asyncio.gather(snapshots(), figures.read() if asked else _nothing())
-        text = await asyncio.get_running_loop().run_in_executor(thread, write, told, reading)
+        reads_database = request.query_params.get("database") != "off"
+        status, reading = await asyncio.gather(
+            statuses(), figures.read() if reads_database else _nothing()
+        )
+        text = await asyncio.get_running_loop().run_in_executor(thread, write, status, reading)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
-    few = Middleware(Places, places=SCRAPES_MAX, what="metrics")
+    few = Middleware(RequestLimit, requests_max=SCRAPES_MAX, what="metrics")
     return Route("/metrics", metrics, middleware=[few])
 
 
@@ -73,10 +75,10 @@ async def _nothing() -> None:
     return None
 
 
-def write(snapshots: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
+def write(statuses: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
     """Return all metrics as text."""
     page = Page()
-    for each in snapshots:
+    for each in statuses:
         _process(page, each)
     if reading is not None:
         _database(page, reading)
@@ -136,11 +138,11 @@ JOBS = {
 }
 
 
-def _process(page: Page, told: WorkerStatus) -> None:
-    me, counted = str(told.process), told.counted
+def _process(page: Page, status: WorkerStatus) -> None:
+    me, counted = str(status.process), status.counted
     for task in counted.tasks:
-        known = dict.fromkeys(OUTCOMES_FROM_START, 0) | task.outcomes
-        for outcome, number in {"done": task.done, **known}.items():
+        outcomes = dict.fromkeys(OUTCOMES_FROM_START, 0) | task.outcomes
+        for outcome, number in {"done": task.done, **outcomes}.items():
             page.add("taskd_attempts_total", number, me, task.queue, task.task, outcome)
         of = (me, task.queue, task.task)
         _histogram(page, "taskd_attempt_run_seconds", RUN_BOUNDS_S, task.run, *of)
@@ -163,26 +165,26 @@ def _process(page: Page, told: WorkerStatus) -> None:
         page.add("taskd_interrupted_attempts_total", number, me, why)
     for service, number in sorted(counted.crashes.items()):
         page.add("taskd_service_crashes_total", number, me, service)
-    _now(page, told)
+    _now(page, status)
 
 
-def _now(page: Page, told: WorkerStatus) -> None:
+def _now(page: Page, status: WorkerStatus) -> None:
     """Add the present state of a process."""
-    me = str(told.process)
+    me = str(status.process)
     for metric, by_queue in {
-        "taskd_attempts_running": told.running,
-        "taskd_attempts_limit": told.limits,
-        "taskd_jobs_buffered": told.waiting,
+        "taskd_attempts_running": status.running,
+        "taskd_attempts_limit": status.limits,
+        "taskd_jobs_buffered": status.waiting,
     }.items():
         for queue, number in by_queue.items():
             page.add(metric, number, me, queue)
-    page.add("taskd_acks_unwritten", told.unwritten, me)
-    if told.lags:
-        page.add_histogram("taskd_loop_lag_seconds", LAG_BOUNDS_S, told.lags, told.lag_s, me)
-        page.add("taskd_lease_left_seconds", told.trusted_s, me)
-    page.add("taskd_process_ready", not told.condition.unready, me)
-    page.add("taskd_process_stuck", bool(told.condition.stuck), me)
-    page.add("taskd_process_up_seconds", told.up_s, me)
+    page.add("taskd_acks_unwritten", status.unwritten, me)
+    if status.lags:
+        page.add_histogram("taskd_loop_lag_seconds", LAG_BOUNDS_S, status.lags, status.lag_s, me)
+        page.add("taskd_lease_left_seconds", status.trusted_s, me)
+    page.add("taskd_process_ready", not status.condition.unready, me)
+    page.add("taskd_process_stuck", bool(status.condition.stuck), me)
+    page.add("taskd_process_up_seconds", status.up_s, me)
 
 
 def _database(page: Page, reading: Reading) -> None:

@@ -138,7 +138,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel(
             "Oldest lease renewal, shortest lease",
             "s",
-            (_max("taskd_worker_beat_age_seconds"), "oldest beat"),
+            (_max("taskd_worker_lease_renewal_age_seconds"), "oldest lease renewal"),
             (_all("min", "taskd_lease_left_seconds", "instance"), "{{instance}} lease left"),
         ),
         _panel(
@@ -268,29 +268,29 @@ def _panels() -> Iterator[dict[str, Any]]:
     number, top = 0, 0
     for title, panels in ROWS.items():
         number += 1
-        place = {"h": 1, "w": 24, "x": 0, "y": top}
-        yield {"id": number, "type": "row", "title": title, "gridPos": place, "panels": []}
-        for position, panel in enumerate(panels):
+        position = {"h": 1, "w": 24, "x": 0, "y": top}
+        yield {"id": number, "type": "row", "title": title, "gridPos": position, "panels": []}
+        for index, panel in enumerate(panels):
             number += 1
-            x, y = position % PER_ROW * WIDTH, top + 1 + position // PER_ROW * HEIGHT
+            x, y = index % PER_ROW * WIDTH, top + 1 + index // PER_ROW * HEIGHT
             yield _drawn(panel, number, {"h": HEIGHT, "w": WIDTH, "x": x, "y": y})
         top += 1 + -(-len(panels) // PER_ROW) * HEIGHT
 
 
-def _drawn(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+def _drawn(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
     return {
         "id": number,
         "type": "timeseries",
         "title": panel.title,
         "datasource": DATASOURCE,
-        "gridPos": place,
+        "gridPos": position,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "options": {
             "legend": {"displayMode": "list", "placement": "bottom"},
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
         "targets": [
-            {"refId": chr(ord("A") + place), "expr": expression, "legendFormat": legend}
-            for place, (expression, legend) in enumerate(panel.draws)
+            {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend}
+            for index, (expression, legend) in enumerate(panel.draws)
         ],
     }

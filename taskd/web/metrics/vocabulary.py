@@ -201,7 +201,10 @@ OF_DATABASE = (
         "Workers: live, draining, silent (their lease has expired).",
     ),
     Metric(
-        "taskd_worker_beat_age_seconds", "gauge", (), "Age of the oldest lease renewal of a worker."
+        "taskd_worker_lease_renewal_age_seconds",
+        "gauge",
+        (),
+        "Age of the oldest lease renewal of a worker.",
     ),
     Metric(
         "taskd_dead_tuples",

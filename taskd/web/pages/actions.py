@@ -27,7 +27,7 @@ from taskd.store.jobs import jobs
 from taskd.store.reading import reports
 from taskd.web.access.login import Session
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
-from taskd.web.pages.views import wanted_of
+from taskd.web.pages.views import search_of
 
 # The most jobs per click; a further click continues.
 BULK_JOBS_MAX = 10_000
@@ -40,8 +40,8 @@ async def retry_job(board: Dashboard, request: Request) -> Response:
     session, _ = await board.acting(request)
     job_id = job_id_of(request)
     back = await jobs.retry(board.on, [job_id])
-    said = f"job {job_id} was retried" if back else ""
-    return await _told_of_job(board, session, job_id, "retry", said)
+    done = f"job {job_id} was retried" if back else ""
+    return await _job_done(board, session, job_id, "retry", done)
 
 
 async def cancel_job(board: Dashboard, request: Request) -> Response:
@@ -49,19 +49,19 @@ async def cancel_job(board: Dashboard, request: Request) -> Response:
     session, form = await board.acting(request)
     job_id = job_id_of(request)
     ended = await jobs.cancel(board.on, [job_id], reason_of(form, session))
-    said = {
+    done = {
         JobState.CANCELLED: f"job {job_id} was cancelled",
         JobState.RUNNING: f"the worker of job {job_id} was asked to stop it",
     }.get(ended.get(job_id, JobState.DONE), "")
-    return await _told_of_job(board, session, job_id, "cancel", said)
+    return await _job_done(board, session, job_id, "cancel", done)
 
 
-async def _told_of_job(
-    board: Dashboard, session: Session, job_id: int, action: str, said: str
+async def _job_done(
+    board: Dashboard, session: Session, job_id: int, action: str, done: str
 ) -> Response:
-    if said:
+    if done:
         events.action_taken(f"jobs.{action}", session.who, f"job {job_id}", 1, [job_id])
-    session.notes.append(said or await _left(board, job_id, action))
+    session.notes.append(done or await _left(board, job_id, action))
     board.live.forget()
     return RedirectResponse(f"/jobs/{job_id}", 303)
 
@@ -82,7 +82,7 @@ class Bulk(NamedTuple):
     """An action on all jobs that match a filter."""
 
     action: str
-    wanted: Filter
+    search: Filter
     fields: dict[str, Any]
 
 
@@ -91,14 +91,14 @@ async def preview(board: Dashboard, request: Request) -> Response:
     if board.looking(request) is None:
         raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
     action = request.query_params.get("action", "")
-    asked = _bulk(action, wanted_of(request.query_params), None)
-    found, sample = await bulk.preview(board.on, asked.wanted, BULK_JOBS_MAX)
+    bulk_action = _bulk(action, search_of(request.query_params), None)
+    found, sample = await bulk.preview(board.on, bulk_action.search, BULK_JOBS_MAX)
     rows = [await reports.show_job(board.on, job_id) for job_id in sample]
     return board.page(
         request,
         "preview.html",
         action=action,
-        fields=asked.fields,
+        fields=bulk_action.fields,
         found=found,
         more=found >= BULK_JOBS_MAX,
         sample=[row for row in rows if row is not None],
@@ -114,35 +114,39 @@ async def act_in_bulk(board: Dashboard, request: Request) -> Response:
         ago_s = max(time.monotonic() - float(one(form, "asked_at")), 0.0)
     except ValueError:
         raise Refused("this form cannot be read") from None
-    asked = _bulk(one(form, "action"), wanted_of(fields), min(ago_s, 86400.0))
-    do = _cancel(reason_of(form, session), asked.wanted) if asked.action == "cancel" else jobs.retry
+    bulk_action = _bulk(one(form, "action"), search_of(fields), min(ago_s, 86400.0))
+    do = (
+        _cancel(reason_of(form, session), bulk_action.search)
+        if bulk_action.action == "cancel"
+        else jobs.retry
+    )
     done: list[int] = []
     try:
-        async for ids in bulk.batches(board.on, asked.wanted, BULK_JOBS_MAX):
+        async for ids in bulk.batches(board.on, bulk_action.search, BULK_JOBS_MAX):
             done += sorted(await do(board.on, ids))
     finally:
         # Batches before the error are committed, so they are reported.
-        said = ", ".join(f"{name}={value}" for name, value in asked.fields.items() if value)
-        events.action_taken(f"jobs.{asked.action}", session.who, said, len(done), done)
+        target = ", ".join(f"{name}={value}" for name, value in bulk_action.fields.items() if value)
+        events.action_taken(f"jobs.{bulk_action.action}", session.who, target, len(done), done)
         board.live.forget()
-    verb = "retried" if asked.action == "retry" else "cancelled, or asked to stop"
+    verb = "retried" if bulk_action.action == "retry" else "cancelled, or asked to stop"
     more = "; there may be more: repeat the action" if len(done) >= BULK_JOBS_MAX else ""
     session.notes.append(f"{count(len(done), 'job')} {verb}{more}")
     return RedirectResponse("/jobs", 303)
 
 
-def _bulk(action: str, asked: tuple[Any, dict[str, Any]], older_s: float | None) -> Bulk:
+def _bulk(action: str, bulk_action: tuple[Any, dict[str, Any]], older_s: float | None) -> Bulk:
     """Return the filter, limited to the states in which this action is possible."""
-    wanted, fields = asked
+    search, fields = bulk_action
     if action not in JOB_ACTIONS:
         raise Refused("jobs can be retried or cancelled")
-    if wanted.searches_args:
+    if search.searches_args:
         raise Refused("a search in arguments or keys only shows jobs; bulk actions cannot use it")
     able = FINISHED_BADLY if action == "retry" else LIVE
-    states = tuple(state for state in wanted.filter.states or sorted(able) if state in able)
+    states = tuple(state for state in search.filter.states or sorted(able) if state in able)
     if not states:
         raise Refused(f"none of the listed jobs can be {_done(action)}: choose other states")
-    given = wanted.filter
+    given = search.filter
     filter_ = Filter(given.queue, given.task, states, given.error, older_s, given.since_s)
     return Bulk(action, filter_, fields | {"state": [state.value for state in states]})
 
@@ -151,8 +155,8 @@ def _done(action: str) -> str:
     return {"retry": "retried", "cancel": "cancelled"}[action]
 
 
-def _cancel(reason: str, wanted: Filter) -> bulk.Act:
-    states = [state.value for state in wanted.states]
+def _cancel(reason: str, search: Filter) -> bulk.Act:
+    states = [state.value for state in search.states]
 
     async def end(on: Fetches, ids: Sequence[int]) -> Collection[int]:
         return await jobs.cancel(on, ids, reason, states)
@@ -165,23 +169,21 @@ async def pause_queue(board: Dashboard, request: Request) -> Response:
     session, form = await board.acting(request)
     name, for_s = check_queue(request.path_params["name"]), _duration(one(form, "for"))
     await queues.pause(board.on, [name], for_s, _cut(one(form, "reason")) or None)
-    said = f"paused for {span(for_s)}" if for_s else "paused until resumed"
-    return _told_of_queue(board, session, name, "pause", said)
+    done = f"paused for {span(for_s)}" if for_s else "paused until resumed"
+    return _queue_done(board, session, name, "pause", done)
 
 
 async def resume_queue(board: Dashboard, request: Request) -> Response:
     """Resume a queue."""
     session, _ = await board.acting(request)
     name = check_queue(request.path_params["name"])
-    said = "resumed" if await queues.resume(board.on, [name]) else "not paused"
-    return _told_of_queue(board, session, name, "resume", said)
+    done = "resumed" if await queues.resume(board.on, [name]) else "not paused"
+    return _queue_done(board, session, name, "resume", done)
 
 
-def _told_of_queue(
-    board: Dashboard, session: Session, name: str, action: str, said: str
-) -> Response:
+def _queue_done(board: Dashboard, session: Session, name: str, action: str, done: str) -> Response:
     events.action_taken(f"queues.{action}", session.who, f"queue {name}", 0, [])
-    session.notes.append(f"queue {name}: {said}")
+    session.notes.append(f"queue {name}: {done}")
     board.live.forget()
     return RedirectResponse(f"/queues/{quote(name)}", 303)
 
@@ -192,10 +194,10 @@ async def run_schedule(board: Dashboard, request: Request) -> Response:
     name = one(form, "name")
     ids = await schedules.run(board.on, name)
     if ids is None:
-        said = "skipped, as one of its jobs is live"
+        done = "skipped, as one of its jobs is live"
     else:
-        said = f"made {count(len(ids), 'job')}: {', '.join(map(str, ids[:10]))}"
-    return _told_of_schedule(board, session, name, "run", said, ids or [])
+        done = f"made {count(len(ids), 'job')}: {', '.join(map(str, ids[:10]))}"
+    return _schedule_done(board, session, name, "run", done, ids or [])
 
 
 async def pause_schedule(board: Dashboard, request: Request) -> Response:
@@ -204,36 +206,36 @@ async def pause_schedule(board: Dashboard, request: Request) -> Response:
     name = one(form, "name")
     if not await schedules.pause(board.on, [name], None, f"by {session.who}"):
         raise ScheduleNotFound(f"there is no schedule {name[:200]!r}")
-    said = "paused until resumed"
-    return _told_of_schedule(board, session, name, "pause", said)
+    done = "paused until resumed"
+    return _schedule_done(board, session, name, "pause", done)
 
 
 async def resume_schedule(board: Dashboard, request: Request) -> Response:
     """Resume a schedule, from its next tick on."""
     session, form = await board.acting(request)
     name = one(form, "name")
-    said = "resumed" if await schedules.resume(board.on, [name]) else "not paused"
-    return _told_of_schedule(board, session, name, "resume", said)
+    done = "resumed" if await schedules.resume(board.on, [name]) else "not paused"
+    return _schedule_done(board, session, name, "resume", done)
 
 
-def _told_of_schedule(
+def _schedule_done(
     board: Dashboard,
     session: Session,
     name: str,
     action: str,
-    said: str,
+    done: str,
     ids: Sequence[int] = (),
 ) -> Response:
     events.action_taken(f"schedules.{action}", session.who, f"schedule {name}", len(ids), ids)
-    session.notes.append(f"schedule {name[:100]}: {said}")
+    session.notes.append(f"schedule {name[:100]}: {done}")
     board.live.forget()
     return RedirectResponse("/schedules", 303)
 
 
 def reason_of(form: Mapping[str, list[str]], session: Session) -> str:
     """Return the reason that is kept with a cancelled job: the user's name, and their text."""
-    said = one(form, "reason")
-    return _cut(f"cancelled by {session.who}" + (f": {said}" if said else ""))
+    reason = one(form, "reason")
+    return _cut(f"cancelled by {session.who}" + (f": {reason}" if reason else ""))
 
 
 def _cut(text: str) -> str:

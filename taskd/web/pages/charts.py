@@ -26,7 +26,7 @@ class Bar:
 
     Attributes:
         kind: `done`, `failed` or `cancelled`.
-        told: its tooltip.
+        tooltip: its tooltip.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Bar:
     y: float
     width: float
     height: float
-    told: str
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Chart:
     lines: list[Line]
     lines_top: str
     marks: list[datetime]
-    told: str
+    tooltip: str
     latest: dict[str, float | None]
 
     @property
@@ -95,7 +95,7 @@ def chart(rows: Sequence[Row], steps: int, asked_s: float) -> Chart:
     most = max((sum(row[kind] for kind in KINDS) for row in by_step.values()), default=0)
     top = _round_up(most)
     lines, lines_top = _lines(by_step, steps)
-    told = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
+    tooltip = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
     return Chart(
         since=since,
         until=until,
@@ -111,7 +111,7 @@ def chart(rows: Sequence[Row], steps: int, asked_s: float) -> Chart:
         lines=lines,
         lines_top=span(lines_top),
         marks=[since + timedelta(seconds=window_s * part / 4) for part in range(5)],
-        told=f"{told or 'no job finished'} in {span(window_s)}",
+        tooltip=f"{tooltip or 'no job finished'} in {span(window_s)}",
         latest=_latest(by_step),
     )
 
@@ -128,7 +128,7 @@ def _bars(
     for step, row in sorted(by_step.items()):
         at = (since + timedelta(seconds=step * step_s)).strftime("%H:%M:%S")
         parts = ", ".join(f"{row[kind]:,} {kind}" for kind in KINDS if row[kind])
-        told, y = f"{at} UTC, {span(step_s)}: {parts}", HEIGHT
+        tooltip, y = f"{at} UTC, {span(step_s)}: {parts}", HEIGHT
         # Failures are at the bottom, where they are easy to compare.
         for kind in ("failed", "cancelled", "done"):
             if row[kind]:
@@ -136,13 +136,13 @@ def _bars(
                 height = max(row[kind] / top * HEIGHT, 1.5)
                 y -= height
                 box = (round(step * width + GAP / 2, 2), round(y, 2), round(width - GAP, 2))
-                bars.append(Bar(kind, *box, round(height, 2), told))
+                bars.append(Bar(kind, *box, round(height, 2), tooltip))
     return bars
 
 
 def _lines(by_step: dict[int, Row], steps: int) -> tuple[list[Line], float]:
     most = max(
-        (row[name][place] for row in by_step.values() for _, name, place in LINES if row[name]),
+        (row[name][index] for row in by_step.values() for _, name, index in LINES if row[name]),
         default=0.0,
     )
     top = next((each for each in SPANS_S if each >= most), most)
@@ -150,17 +150,17 @@ def _lines(by_step: dict[int, Row], steps: int) -> tuple[list[Line], float]:
 
 
 def _line(
-    by_step: dict[int, Row], steps: int, top: float, kind: str, name: str, place: int
+    by_step: dict[int, Row], steps: int, top: float, kind: str, name: str, index: int
 ) -> Line:
     words, dots, pen_down = [], [], False
     for step in range(steps):
         row = by_step.get(step)
         values = row[name] if row else None
-        if not values or values[place] is None:
+        if not values or values[index] is None:
             pen_down = False
             continue
         x = round((step + 0.5) * WIDTH / steps, 2)
-        y = round(HEIGHT - values[place] / top * HEIGHT, 2)
+        y = round(HEIGHT - values[index] / top * HEIGHT, 2)
         words.append(f"{'L' if pen_down else 'M'}{x} {y}")
         alone = not pen_down and not (by_step.get(step + 1) or {}).get(name)
         if alone:
@@ -173,10 +173,10 @@ def _latest(by_step: dict[int, Row]) -> dict[str, float | None]:
     """Return the medians of the steps' figures over the last quarter of those that have any."""
     found: dict[str, float | None] = {}
     for name in ("wait_s", "run_s"):
-        told = [row[name] for _, row in sorted(by_step.items()) if row[name]]
-        last = told[-max(1, len(told) // 4) :]
-        for place, word in enumerate(("p50", "p95")):
-            values = sorted(each[place] for each in last if each[place] is not None)
+        tooltip = [row[name] for _, row in sorted(by_step.items()) if row[name]]
+        last = tooltip[-max(1, len(tooltip) // 4) :]
+        for index, word in enumerate(("p50", "p95")):
+            values = sorted(each[index] for each in last if each[index] is not None)
             key = f"{name[:-2]}_{word}"
             found[key] = values[len(values) // 2] if values else None
     return found

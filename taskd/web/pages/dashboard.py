@@ -88,16 +88,16 @@ class Dashboard:
 
     async def close(self) -> None:
         """End all streams and close the connections."""
-        self.refusals.tell_rest()
+        self.refusals.log_rest()
         await self.live.close()
         await self.on.close()
 
     async def reads_args(self) -> bool:
         """Return whether the database login may read arguments; checked once a minute."""
-        known = self._reads_args
-        if known is None or known[0] < time.monotonic() - RIGHTS_S:
-            known = self._reads_args = (time.monotonic(), await dashboard.reads_args(self.on))
-        return known[1]
+        cached = self._reads_args
+        if cached is None or cached[0] < time.monotonic() - RIGHTS_S:
+            cached = self._reads_args = (time.monotonic(), await dashboard.reads_args(self.on))
+        return cached[1]
 
     # The user.
 
@@ -201,49 +201,49 @@ class Dashboard:
             here = f"{request.url.path}?{request.url.query}".removesuffix("?")
             to = quote(here) if request.method == "GET" else "/"
             return RedirectResponse(f"/login?next={to}", 303)
-        status, title, said, advice = self._told(error)
+        status, title, message, advice = self._explained(error)
         if status == 500:
             events.request_failed(request.method, request.url.path, error)
         answer = self.page(
-            request, "error.html", status, title=title, said=said, advice=advice, code=status
+            request, "error.html", status, title=title, message=message, advice=advice, code=status
         )
         if isinstance(error, HTTPException):
             answer.headers.update(error.headers or {})
         return answer
 
-    def _told(self, error: Exception) -> tuple[int, str, str, str]:
+    def _explained(self, error: Exception) -> tuple[int, str, str, str]:
         from taskd.store.connections.error_translation import HeldUp, Silence
 
-        said = str(error)
+        message = str(error)
         match error:
             case HTTPException():
                 return error.status_code, "This is not possible", error.detail, ""
             case NotThere():
-                return 404, "Not found", said, ""
+                return 404, "Not found", message, ""
             case Refused() | EnqueueError() | InvalidTransition():
-                return 400, "This is not possible", said, ""
+                return 400, "This is not possible", message, ""
             case JobNotFound() | WorkflowNotFound() | ScheduleNotFound() | LimitNotFound():
-                return 404, "Not found", said, ""
+                return 404, "Not found", message, ""
             case PermissionDenied():
                 advice = (
                     "The dashboard's login in PostgreSQL has no right to it. Viewing needs "
                     "taskd_observer, acting needs taskd_admin (`taskd db roles`)."
                 )
-                return 403, "Not permitted", said, advice
+                return 403, "Not permitted", message, advice
             case HeldUp() | Silence():
                 limit = span(self.statement_timeout_s)
                 advice = (
                     f"A statement is limited to {limit}, so that no page slows down the queue. "
                     "Narrow the filter, or try again when the database is less busy."
                 )
-                return 503, "That took too long", said, advice
+                return 503, "That took too long", message, advice
             case StoreUnavailable():
                 advice = "Workers wait for it as well, and go on by themselves. Reload the page."
-                return 503, "PostgreSQL does not answer", said, advice
+                return 503, "PostgreSQL does not answer", message, advice
             case SchemaError():
-                return 503, "The schema does not fit", said, "Run `taskd db check`."
+                return 503, "The schema does not fit", message, "Run `taskd db check`."
             case TaskdError():
-                return 400, "This did not work", said, ""
+                return 400, "This did not work", message, ""
         return 500, "A bug in taskd", "The log of this process has the details.", ""
 
 

@@ -33,25 +33,25 @@ def timeline(job: dict[str, Any]) -> list[Moment]:
 
     Of many attempts the row keeps the first and the last ones; a note says which are missing.
     """
-    told = [Moment(job["enqueued_at"], "plain", _birth(job))]
+    moments = [Moment(job["enqueued_at"], "plain", _birth(job))]
     kept = job["errors"] or []
     before = 0
     for error in kept:
         number = error.get("attempt") or 0
         if before and number > before + 1:
-            told.append(
+            moments.append(
                 Moment(None, "plain", f"attempts {before + 1} to {number - 1} are not kept")
             )
         before = number
-        told.append(_attempt(error))
+        moments.append(_attempt(error))
     if job["state"] == JobState.RUNNING:
-        told.append(Moment(job["started_at"], "running", f"attempt {job['attempt']} began"))
+        moments.append(Moment(job["started_at"], "running", f"attempt {job['attempt']} began"))
     elif job["state"] in FINISHED:
-        told += _end(job, kept)
+        moments += _end(job, kept)
     elif job["state"] == JobState.SCHEDULED:
         title = f"attempt {job['attempt'] + 1} is due" if kept else "is due"
-        told.append(Moment(job["run_at"], "scheduled", title))
-    return _with_gaps(told)
+        moments.append(Moment(job["run_at"], "scheduled", title))
+    return _with_gaps(moments)
 
 
 def _birth(job: dict[str, Any]) -> str:
@@ -79,10 +79,10 @@ def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:
     return moments
 
 
-def _with_gaps(told: list[Moment]) -> list[Moment]:
+def _with_gaps(moments: list[Moment]) -> list[Moment]:
     found: list[Moment] = []
     last: datetime | None = None
-    for each in told:
+    for each in moments:
         if each.at is not None and last is not None:
             each = replace(each, after_s=(each.at - last).total_seconds())  # noqa: PLW2901
         last = each.at or last

@@ -112,7 +112,7 @@ class Live:
         self._queue_charts: OrderedDict[str, _Kept] = OrderedDict()
         self._reading = asyncio.Lock()
         self._viewers: set[_Viewer] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._closed = False
         self._made: dict[str, str] = {}
         self._made_of = 0
@@ -173,7 +173,7 @@ class Live:
     async def _read_chart(self) -> tuple[Chart, list[ErrorGroup]]:
         rows = await dashboard.finished_recently(self._on, window_s=CHART_S, steps=CHART_STEPS)
         errors = await reports.stats_errors(self._on, since_s=ERRORS_S, read_max=ERRORS_READ_MAX)
-        return chart(rows, CHART_STEPS, CHART_S), group(errors.told)
+        return chart(rows, CHART_STEPS, CHART_S), group(errors.failures)
 
     @property
     def closed(self) -> bool:
@@ -191,8 +191,8 @@ class Live:
         """
         viewer = _Viewer(job_id, stage)
         self._viewers.add(viewer)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look(), name="web-live")
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll(), name="web-live")
         try:
             while True:
                 news = True
@@ -217,12 +217,12 @@ class Live:
     async def close(self) -> None:
         """End all streams, and read nothing more."""
         self.end()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
+                await self._polling
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Read as long as there are viewers."""
         while self._viewers:
             # Marked as read only after it was rendered: after a failure, old data is not sent as
@@ -256,9 +256,9 @@ class Live:
             viewer.seen, viewer.changed = now, viewer.changed or gone_on
 
 
-def stage_of(*known: object) -> str:
+def stage_of(*parts: object) -> str:
     """Return state, attempt and fence of a job in one word; an empty one if the job is gone."""
-    return ".".join(map(str, known))
+    return ".".join(map(str, parts))
 
 
 async def _read(kept: _Kept, read: Callable[[], Awaitable[Any]]) -> None:

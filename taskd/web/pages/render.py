@@ -53,16 +53,16 @@ def render(template: str, /, **values: Any) -> str:
 
 def line(value: object, chars_max: int = LINE_CHARS_MAX) -> str:
     """Return untrusted text as one line, of limited length, without control characters."""
-    said = printable(" ".join(str(value)[: chars_max * 4].split()))
-    return said if len(said) <= chars_max else said[: chars_max - 1] + "…"
+    text = printable(" ".join(str(value)[: chars_max * 4].split()))
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 
 def text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return untrusted text with its lines; the rest of a long text is cut, with a note."""
-    said = str(value)
-    more = len(said) - chars_max
-    shown = printable(said[:chars_max].replace("\r\n", "\n"))
-    return shown if more <= 0 else f"{shown}\n… and {count(more, 'more character')}"
+    text = str(value)
+    more = len(text) - chars_max
+    formatted = printable(text[:chars_max].replace("\r\n", "\n"))
+    return formatted if more <= 0 else f"{formatted}\n… and {count(more, 'more character')}"
 
 
 def json_text(value: object) -> str:
@@ -73,20 +73,20 @@ def json_text(value: object) -> str:
 
 def log_lines(log: Mapping[str, Any]) -> str:
     """Return the log of an attempt, a line for each entry; for `timed` with its time."""
-    told = [_log_line(each) for each in log["lines"]]
+    lines = [_log_line(each) for each in log["lines"]]
     if log["left_out"]:
-        told.insert(log["first"], f"[{count(log['left_out'], 'line')} omitted]")
-    return "\n".join(told)
+        lines.insert(log["first"], f"[{count(log['left_out'], 'line')} omitted]")
+    return "\n".join(lines)
 
 
 def _log_line(each: Mapping[str, Any]) -> str:
     at = str(each.get("at", ""))
     fields = {"logger": each["logger"]} if each.get("logger") else {}
     fields |= each.get("fields", {})
-    said = [at, f"{each.get('level', ''):<7}", line(each.get("text", ""), LOG_CHARS_MAX)]
-    said += [f"{name}={line(value)}" for name, value in fields.items()]
+    text = [at, f"{each.get('level', ''):<7}", line(each.get("text", ""), LOG_CHARS_MAX)]
+    text += [f"{name}={line(value)}" for name, value in fields.items()]
     more = each.get("traceback")
-    return " ".join(said).rstrip() + (f"\n{more.rstrip()}" if more else "")
+    return " ".join(text).rstrip() + (f"\n{more.rstrip()}" if more else "")
 
 
 def number(value: float | None) -> str:
@@ -113,29 +113,29 @@ def moment(value: datetime | None, *, seconds: bool = True) -> Markup:
     if value is None:
         return Markup()
     utc = value.astimezone(UTC)
-    shown = utc.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+    formatted = utc.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
     iso = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup('<time datetime="{}">{} UTC</time>').format(iso, shown)
+    return Markup('<time datetime="{}">{} UTC</time>').format(iso, formatted)
 
 
-def timed(said: str) -> Markup:
+def timed(text: str) -> Markup:
     """Return a text in which the script shows each point in time in the reader's time zone."""
     parts, end = [], 0
-    for found in TIME.finditer(said):
+    for found in TIME.finditer(text):
         try:
             at = _moment_ms(found[0]) if found[1] else moment(datetime.fromisoformat(found[0]))
         except ValueError:  # an impossible time in untrusted text
             continue
-        parts += [escape(said[end : found.start()]), at]
+        parts += [escape(text[end : found.start()]), at]
         end = found.end()
-    return Markup().join([*parts, escape(said[end:])])
+    return Markup().join([*parts, escape(text[end:])])
 
 
 def _moment_ms(written: str) -> Markup:
     """Return a point in time with milliseconds, as in logs."""
     iso = datetime.fromisoformat(written).astimezone(UTC).isoformat(timespec="milliseconds")[:23]
-    shown = Markup('<time datetime="{}Z" data-ms>{} UTC</time>')
-    return shown.format(iso, iso.replace("T", " "))
+    formatted = Markup('<time datetime="{}Z" data-ms>{} UTC</time>')
+    return formatted.format(iso, iso.replace("T", " "))
 
 
 def path(value: object) -> str:

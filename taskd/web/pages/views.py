@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from taskd.config import parse_duration_s
-from taskd.core.explain.sentences import tell
+from taskd.core.explain.sentences import explain
 from taskd.core.jobs.job import FINISHED, LIVE, JobState, check_queue
 from taskd.core.jobs.job_changes import FINISHED_BADLY, Filter
 from taskd.core.workflows.tree import state_of, with_stages
@@ -42,7 +42,7 @@ async def queue(board: Dashboard, request: Request) -> Response:
     name = _queue(request.path_params["name"])
     now = await board.live.board()
     row = next((each for each in now.queues if each["queue"] == name), None)
-    waiting = dashboard.Wanted(Filter(queue=name))
+    waiting = dashboard.JobSearch(Filter(queue=name))
     return board.page(
         request,
         "queue.html",
@@ -64,9 +64,9 @@ async def jobs(board: Dashboard, request: Request) -> Response:
         if not job_id.isdecimal():
             raise Refused(f"{job_id[:50]!r} is not the id of a job: ids are whole numbers")
         return RedirectResponse(f"/jobs/{number_of(job_id)}", 303)
-    wanted, filters = wanted_of(given)
+    search, filters = search_of(given)
     key = _key(given)
-    found = await dashboard.find_jobs(board.on, wanted, key)
+    found = await dashboard.find_jobs(board.on, search, key)
     return board.page(
         request,
         "jobs.html",
@@ -74,7 +74,7 @@ async def jobs(board: Dashboard, request: Request) -> Response:
         filters=filters,
         filtered=bool(filters),
         first=key is None,
-        by_end=wanted.by_end,
+        by_end=search.by_end,
         next=None if found.next is None else filters | _of_key(found.next),
         states=list(JobState),
         since=SINCE,
@@ -83,7 +83,7 @@ async def jobs(board: Dashboard, request: Request) -> Response:
     )
 
 
-def wanted_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.Wanted, Row]:
+def search_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.JobSearch, Row]:
     """Return the filter of the form, and the fields that are filled.
 
     Raises:
@@ -100,18 +100,18 @@ def wanted_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.Wanted,
     if "queue" in filters:
         _queue(filters["queue"])
     try:
-        chosen = tuple(JobState(state) for state in filters.get("state", ()))
+        job_states = tuple(JobState(state) for state in filters.get("state", ()))
         since_s = parse_duration_s(filters["since"]) if "since" in filters else None
     except ValueError as error:
         raise Refused(str(error)) from None
-    asked = Filter(
+    chosen = Filter(
         queue=filters.get("queue"),
         task=filters.get("task"),
-        states=chosen,
+        states=job_states,
         error=filters.get("error"),
         since_s=since_s,
     )
-    return dashboard.Wanted(asked, filters.get("args"), filters.get("key")), filters
+    return dashboard.JobSearch(chosen, filters.get("args"), filters.get("key")), filters
 
 
 def _key(given: QueryParams) -> dashboard.Key | None:
@@ -148,7 +148,7 @@ async def job(board: Dashboard, request: Request) -> Response:
         "job.html",
         job=row,
         finished=row["state"] in FINISHED,
-        told=list(tell(facts)),
+        explanations=list(explain(facts)),
         facts=facts,
         timeline=timeline(row),
         graph=parts,

@@ -55,11 +55,10 @@ async def cancel(board: Dashboard, request: Request) -> Response:
     row = await workflow_of(board, job_id_of(request))
     moved = await bulk.cancel_workflow(board.on, row["id"], reason_of(form, session), BULK_JOBS_MAX)
     ids = sorted(moved or ())
-    asked = list((moved or {}).values()).count(JobState.RUNNING)
-    said = (
-        f"{count(len(ids) - asked, 'job')} cancelled, {count(asked, 'running job')} asked to stop"
-    )
-    return _told(board, request, "cancel", ids, said)
+    stopping = list((moved or {}).values()).count(JobState.RUNNING)
+    cancelled = count(len(ids) - stopping, "job")
+    text = f"{cancelled} cancelled, {count(stopping, 'running job')} asked to stop"
+    return _workflow_done(board, request, "cancel", ids, text)
 
 
 async def retry(board: Dashboard, request: Request) -> Response:
@@ -67,13 +66,15 @@ async def retry(board: Dashboard, request: Request) -> Response:
     await board.acting(request)
     row = await workflow_of(board, job_id_of(request))
     back, refused = await bulk.retry_workflow(board.on, row["id"], BULK_JOBS_MAX)
-    said = f"{count(len(back), 'job')} retried"
+    text = f"{count(len(back), 'job')} retried"
     if refused:
-        said += f"; {count(len(refused), 'job')} cannot be retried: see job {refused[0]}"
-    return _told(board, request, "retry", back, said)
+        text += f"; {count(len(refused), 'job')} cannot be retried: see job {refused[0]}"
+    return _workflow_done(board, request, "retry", back, text)
 
 
-def _told(board: Dashboard, request: Request, action: str, ids: list[int], said: str) -> Response:
+def _workflow_done(
+    board: Dashboard, request: Request, action: str, ids: list[int], text: str
+) -> Response:
     workflow_id = job_id_of(request)
     session = board.session(request)
     assert session is not None
@@ -81,6 +82,6 @@ def _told(board: Dashboard, request: Request, action: str, ids: list[int], said:
         f"workflows.{action}", session.who, f"workflow {workflow_id}", len(ids), ids
     )
     more = "; there may be more: repeat the action" if len(ids) >= BULK_JOBS_MAX else ""
-    session.notes.append(f"workflow {workflow_id}: {said}{more}")
+    session.notes.append(f"workflow {workflow_id}: {text}{more}")
     board.live.forget()
     return RedirectResponse(f"/workflows/{workflow_id}", 303)

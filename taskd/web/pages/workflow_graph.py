@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taskd.core.workflows.tree import STATES, told
+from taskd.core.workflows.tree import STATES, state_counts
 
 # The size of a box, and the gap between two.
 WIDTH, HEIGHT, RIGHT, BELOW = 172, 46, 44, 16
@@ -20,7 +20,7 @@ class Box:
 
     name: str
     state: str
-    told: str
+    state_counts: str
     jobs: int
     first_id: int | None
     x: int
@@ -40,33 +40,33 @@ class Graph:
 
 def graph(parts: Sequence[Mapping[str, Any]]) -> Graph:
     """Return the graph of these parts; each comes after those that it waits for."""
-    shown = parts[:PARTS_MAX]
+    drawn = parts[:PARTS_MAX]
     column: dict[str, int] = {}
-    for part in shown:
+    for part in drawn:
         behind = [column[name] for name in part["after"] if name in column]
         column[part["part"]] = max(behind, default=-1) + 1
     rows: dict[int, int] = {}
     boxes: dict[str, Box] = {}
-    for part in shown:
+    for part in drawn:
         name = part["part"]
-        place = column[name]
-        row = rows.get(place, 0)
-        rows[place] = row + 1
-        x, y = place * (WIDTH + RIGHT), row * (HEIGHT + BELOW)
+        column_index = column[name]
+        row = rows.get(column_index, 0)
+        rows[column_index] = row + 1
+        x, y = column_index * (WIDTH + RIGHT), row * (HEIGHT + BELOW)
         states = part["states"]
         # From the most to the least important state; a part that has not started has none.
         state = next((each for each in STATES if states.get(each)), "planned")
         jobs = sum(states.values())
-        boxes[name] = Box(name, state, told(states), jobs, part["first_id"], x, y)
+        boxes[name] = Box(name, state, state_counts(states), jobs, part["first_id"], x, y)
     edges = [
         _edge(boxes[parent], boxes[part["part"]])
-        for part in shown
+        for part in drawn
         for parent in part["after"]
         if parent in boxes
     ]
     width = max((box.x for box in boxes.values()), default=0) + WIDTH
     height = max((box.y for box in boxes.values()), default=0) + HEIGHT
-    return Graph(list(boxes.values()), edges[:EDGES_MAX], width, height, len(parts) - len(shown))
+    return Graph(list(boxes.values()), edges[:EDGES_MAX], width, height, len(parts) - len(drawn))
 
 
 def _edge(parent: Box, child: Box) -> str:

@@ -20,7 +20,7 @@ function showTimes(within) {
   }
 }
 
-// Live: one stream while the page is seen. Hidden tabs look at nothing.
+// Live: one stream while the page is seen. A hidden tab receives nothing.
 
 const sign = document.getElementById("sign");
 const parts = [...document.querySelectorAll("[data-part]")].map((each) => each.dataset.part);
@@ -74,7 +74,7 @@ async function reload() {
   replace(main, news.innerHTML);
   stale = false;
   document.body.dataset.stage = page.body.dataset.stage ?? "";
-  if (watched && !page.body.dataset.watch) stopLooking("");
+  if (watched && !page.body.dataset.watch) stopListening("");
 }
 
 async function follow() {
@@ -94,14 +94,14 @@ async function follow() {
   }
 }
 
-function look() {
+function listen() {
   if (stream !== null || document.hidden || (parts.length === 0 && !watched && !follows)) return;
-  const asked = new URLSearchParams({ parts: parts.join(",") });
+  const query = new URLSearchParams({ parts: parts.join(",") });
   if (watched) {
-    asked.set("job", watched);
-    asked.set("stage", document.body.dataset.stage);
+    query.set("job", watched);
+    query.set("stage", document.body.dataset.stage);
   }
-  stream = new EventSource(`/live?${asked}`);
+  stream = new EventSource(`/live?${query}`);
   stream.addEventListener("news", (event) => {
     say("live", "good");
     const news = JSON.parse(event.data);
@@ -116,19 +116,19 @@ function look() {
   stream.addEventListener("error", () => {
     const over = stream !== null && stream.readyState === EventSource.CLOSED;
     say("not live", "bad");
-    if (over) { stopLooking("not live"); setTimeout(look, 30000); }
+    if (over) { stopListening("not live"); setTimeout(listen, 30000); }
   });
 }
 
-function stopLooking(text) {
+function stopListening(text) {
   if (stream !== null) stream.close();
   stream = null;
   if (text) say(text, "bad"); else sign.hidden = true;
 }
 
-document.addEventListener("visibilitychange", () => (document.hidden ? stopLooking("") : look()));
-window.addEventListener("pagehide", () => stopLooking(""));
-window.addEventListener("pageshow", (event) => { if (event.persisted) look(); });
+document.addEventListener("visibilitychange", () => (document.hidden ? stopListening("") : listen()));
+window.addEventListener("pagehide", () => stopListening(""));
+window.addEventListener("pageshow", (event) => { if (event.persisted) listen(); });
 
 // Keys.
 
@@ -165,4 +165,4 @@ keysButton.hidden = false;
 keysButton.addEventListener("click", () => keys.showModal());
 
 showTimes(document);
-look();
+listen();

@@ -39,7 +39,7 @@ from taskd import events
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks as store
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 
 # From then on notifications arrive faster than claims are made.
 MARK_AFTER_S = 0.1
@@ -47,8 +47,8 @@ MARK_AFTER_S = 0.1
 # worker still sleeps between two notifications. So a consumer that claims often checks how many
 # producers wait. If many jobs arrive, it checks each time it counts.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
-COUNT_EVERY_S, LOOK_AT_PRODUCERS_EVERY_S = 0.05, 0.2
-PRODUCERS_HELD_UP = 3
+COUNT_EVERY_S, CHECK_PRODUCERS_EVERY_S = 0.05, 0.2
+WAITING_PRODUCERS_MIN = 3
 MARK_S = 2.0
 # A statement whose connection broke may still run on the server for this long.
 WRITTEN_LATER_S = 3.0
@@ -103,7 +103,7 @@ class BusyMark:
         self._call_at = 0.0
         self._awake_since = self._claimed_at = self._counted_since = time.monotonic()
         self._claims = self._jobs = 0
-        self._looked_at_producers = 0.0
+        self._producers_checked_at = 0.0
         self._not_before = 0.0
         self._found, self._few_since = 0.0, 0.0
         self._xid: str | None = None
@@ -164,14 +164,14 @@ class BusyMark:
         now = time.monotonic()
         if self.marked:
             if now - self._few_since > FEW_FOR_S or (
-                now >= self._renew_at and not await self._mark(now, gives_way=not full)
+                now >= self._renew_at and not await self._mark(now, yields=not full)
             ):
                 await self._clear()
         elif now >= self._not_before and (
-            now - self._awake_since > MARK_AFTER_S or await self._holds_producers_up(now)
+            now - self._awake_since > MARK_AFTER_S or await self._delays_producers(now)
         ):
             self._not_before = now + MARK_AT_MOST_EVERY_S
-            if await self._mark(now, gives_way=not full):
+            if await self._mark(now, yields=not full):
                 self.marked, self.must_poll = True, False
                 self._found, self._few_since = FEW_JOBS, now
                 events.queue_polled(self._queue)
@@ -213,7 +213,7 @@ class BusyMark:
                 return
             await asyncio.sleep(self._next_poll_s())
 
-    async def _holds_producers_up(self, now: float) -> bool:
+    async def _delays_producers(self, now: float) -> bool:
         """Return whether notifying producers wait for each other."""
         counted_s = now - self._counted_since
         if counted_s < COUNT_EVERY_S:
@@ -221,23 +221,23 @@ class BusyMark:
         often = self._claims >= OFTEN_CLAIMS_PER_S * counted_s
         many = self._jobs >= MANY_JOBS_PER_S * counted_s
         self._counted_since, self._claims, self._jobs = now, 0, 0
-        due = many or now - self._looked_at_producers >= LOOK_AT_PRODUCERS_EVERY_S
+        due = many or now - self._producers_checked_at >= CHECK_PRODUCERS_EVERY_S
         if not (often and due):
             return False
-        self._looked_at_producers = now
+        self._producers_checked_at = now
         try:
-            return await store.count_waiting_notifiers(self._lane) >= PRODUCERS_HELD_UP
+            return await store.count_waiting_notifiers(self._lane) >= WAITING_PRODUCERS_MIN
         except StoreUnavailable:
             return False
 
-    async def _mark(self, now: float, *, gives_way: bool) -> bool:
+    async def _mark(self, now: float, *, yields: bool) -> bool:
         """Set or renew the mark; return whether this worker polls the queue."""
         self._marked_by = self._marked_last_by = self._lease.worker_id
         self._must_notify = True
         self._renew_at = now + RENEW_EVERY_S
         try:
             polled = await store.set_busy_mark(
-                self._lane, self._queue, self._marked_by, MARK_S, gives_way=gives_way
+                self._lane, self._queue, self._marked_by, MARK_S, yields=yields
             )
         except StoreUnavailable:
             # A session that was cut off may still set the mark; then the mark expires.
@@ -293,8 +293,8 @@ class BusyMark:
         self._on_change()
 
     def _next_poll_s(self) -> float:
-        look_s, self._poll_after_s = (
+        wait_s, self._poll_after_s = (
             self._poll_after_s,
             min(self._poll_after_s * POLL_GROWTH, POLL_AFTER_S_MAX),
         )
-        return look_s
+        return wait_s

@@ -149,7 +149,7 @@ class Consumer:
         self._stopping = True
         self._stopped.set()
         self.wakeup.set()
-        self.runner.room.set()
+        self.runner.freed.set()
 
     def notifications_missed(self) -> None:
         """Poll until no notification can be missing."""
@@ -178,8 +178,8 @@ class Consumer:
             return 0
         batch = self._claim_size()
         if batch <= 0:
-            self.runner.room.clear()
-            await self.runner.room.wait(PREFETCH_S)
+            self.runner.freed.clear()
+            await self.runner.freed.wait(PREFETCH_S)
         return batch
 
     async def _wait_for_work(self) -> bool:
@@ -312,5 +312,5 @@ class Consumer:
             return jobs
         for name, count in Counter(job.task for job in parked).items():
             events.jobs_parked(name, self.runner.queue, count)
-        self.runner.park(parked)
+        self.runner.release_paused(parked)
         return [job for job in jobs if job.task not in paused]

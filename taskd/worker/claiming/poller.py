@@ -83,16 +83,16 @@ class IdlePoller(Loop):
         return max(first, self._not_before)
 
     async def _poll(self) -> None:
-        asked = dict(self._sleepers)
+        sleeping = dict(self._sleepers)
         began = time.monotonic()
         try:
-            found = await jobs.poll(self._lane, asked)
+            found = await jobs.poll(self._lane, sleeping)
         except StoreUnavailable:
             # The poll failed: let each consumer claim for itself.
-            found = set(asked)
+            found = set(sleeping)
         now = time.monotonic()
         self._not_before = now + min(LOOK_SHARE * (now - began), self.every_s)
-        for queue, sleeper in asked.items():
+        for queue, sleeper in sleeping.items():
             if self._sleepers.get(queue) is not sleeper:
                 continue  # it has woken meanwhile
             if queue in found:

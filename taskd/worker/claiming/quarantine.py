@@ -14,7 +14,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.finishing.acker import Acker
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
@@ -64,7 +64,7 @@ class Quarantine(Loop):
         """Claim one suspect unless one is running; return the delay until the next try, if any."""
         if self._current is not None:
             runner, job_id = self._current
-            if runner.knows(job_id) or job_id in self._acker.unwritten():
+            if runner.has_job(job_id) or job_id in self._acker.unwritten():
                 return None
             self._current = None
         if self.quiet or not self._lease.trusted:
@@ -88,7 +88,7 @@ class Quarantine(Loop):
         runner = self._runners[job.queue]
         if job.task in self._paused():  # paused after the claim was sent
             events.jobs_parked(job.task, job.queue, 1)
-            runner.park([job])
+            runner.release_paused([job])
             return NOT_NOW_S
         self._current = (runner, job.id)
         runner.add_suspect(job)

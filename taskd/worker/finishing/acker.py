@@ -80,10 +80,10 @@ class Acker:
         self._done.append(job)
         self._wakeup.set()
 
-    def outcome(self, ack: Ack, told: Callable[[bool], None] | None = None) -> None:
-        """Add any other outcome; `told` is called with whether the running row accepted it."""
-        if told is not None:
-            self._callbacks[ack.id] = told
+    def outcome(self, ack: Ack, on_written: Callable[[bool], None] | None = None) -> None:
+        """Add any other outcome; `on_written` gets whether the running row accepted it."""
+        if on_written is not None:
+            self._callbacks[ack.id] = on_written
         self._acks.append(ack)
         self._wakeup.set()
 
@@ -174,8 +174,8 @@ class Acker:
             for part in _apart(group):
                 await self._write_what_can_be(write, worker_id, part)
             events.acks_written(len(group), time.perf_counter() - began)
-            for tell in self.on_written:
-                tell()
+            for callback in self.on_written:
+                callback()
         self._in_flight = []
 
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:

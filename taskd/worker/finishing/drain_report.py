@@ -61,7 +61,7 @@ class DrainReport:
         # The same for all processes; the last one has the latest counts.
         self.left = self.left if other.left is None else other.left
 
-    def told(self) -> dict[str, Any]:
+    def log_fields(self) -> dict[str, Any]:
         """Return the fields for the log, without zeros."""
-        told = {name: value for name, value in asdict(self).items() if value or name == "jobs"}
-        return told | {"jobs": {what: count for what, count in self.jobs.items() if count}}
+        fields = {name: value for name, value in asdict(self).items() if value or name == "jobs"}
+        return fields | {"jobs": {what: count for what, count in self.jobs.items() if count}}

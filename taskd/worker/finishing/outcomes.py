@@ -96,7 +96,7 @@ class OutcomeRecorder:
             self.counts["released"] += 1  # Consumer and Runner log one line for many jobs
         else:
             why = happened.why if isinstance(happened, Interrupted) else "stop"
-            self._say(job, ack, time.monotonic() - began, why)
+            self._report(job, ack, time.monotonic() - began, why)
 
     def _completed(
         self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
@@ -108,16 +108,16 @@ class OutcomeRecorder:
         commit.
         """
         if context.committed:
-            self._say(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
+            self._report(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
             return
         ack = policy.decide(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
 
-        def told(took: bool) -> None:
-            self._say(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
+        def on_written(took: bool) -> None:
+            self._report(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
 
-        self._acker.outcome(ack, told)
+        self._acker.outcome(ack, on_written)
 
-    def _say(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
+    def _report(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
         """Count the outcome and log it; `why` is the reason of an interruption."""
         counts = self.counts
         match ack.state:

@@ -160,7 +160,7 @@ class Counters:
         of.wait[-2] += len(waits) - below
         of.wait[-1] += sum(waits)
 
-    def heard(self, name: str, fields: Mapping[str, Any]) -> None:
+    def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Count any other event."""
         with self._lock:
             counted = self.counted

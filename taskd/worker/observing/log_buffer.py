@@ -29,7 +29,7 @@ HELD_BYTES_MAX = 32 * 1024 * 1024
 FORGOTTEN_AFTER_S = 10.0
 
 
-class Spoken:
+class AttemptLog:
     """The lines of an attempt that has logged something.
 
     Attributes:
@@ -53,12 +53,12 @@ class Spoken:
         self.news = self.written = self.ended = self.failed = self.closed = self.seen = False
 
     @property
-    def wanted(self) -> bool:
-        """Return whether its lines are kept, now that it has ended."""
+    def kept(self) -> bool:
+        """Return whether its lines are to be written, now that it has ended."""
         return self.failed or self.keep is KeepLogs.ALL
 
-    def told(self) -> AttemptLines:
-        """Return it in the form in which it is written."""
+    def to_row(self) -> AttemptLines:
+        """Return the row to write."""
         job, lines = self.job, self.lines
         return AttemptLines(
             job.worker_id,
@@ -94,8 +94,8 @@ class LogBuffer:
         # able to take the lock again.
         self._lock = threading.RLock()
         # The one whose last write is longest ago comes first.
-        self._open: dict[int, Spoken] = {}
-        self._ended: list[Spoken] = []
+        self._open: dict[int, AttemptLog] = {}
+        self._ended: list[AttemptLog] = []
 
     def __bool__(self) -> bool:
         return bool(self._open or self._ended)
@@ -112,7 +112,7 @@ class LogBuffer:
 
     # From any thread.
 
-    def of(self, job: Job) -> Spoken | None:
+    def of(self, job: Job) -> AttemptLog | None:
         """Return where lines of this attempt go; None: nowhere."""
         found = self._open.get(job.id)
         if found is not None and found.job.fence >= job.fence:
@@ -121,7 +121,7 @@ class LogBuffer:
         keep = self.keeps(job.task)
         if keep is KeepLogs.OFF:
             return None
-        made = Spoken(job, keep, hider([job], self._registry.get(job.task)))
+        made = AttemptLog(job, keep, hider([job], self._registry.get(job.task)))
         with self._lock:
             found = self._open.get(job.id)
             if found is not None and found.job is job:  # another thread of it was faster
@@ -134,45 +134,45 @@ class LogBuffer:
             self.wake()
         return made
 
-    def hide_batch(self, spoken: Spoken, jobs: Sequence[Job]) -> Callable[[str], str]:
-        """Return what hides the arguments of all jobs of a batch, whose first job is `spoken`."""
-        if spoken.hide_batch is None:
-            spoken.hide_batch = hider(jobs, self._registry.get(spoken.job.task))
-        return spoken.hide_batch
+    def hide_batch(self, log: AttemptLog, jobs: Sequence[Job]) -> Callable[[str], str]:
+        """Return what hides the arguments of all jobs of a batch, whose first job is `log`."""
+        if log.hide_batch is None:
+            log.hide_batch = hider(jobs, self._registry.get(log.job.task))
+        return log.hide_batch
 
-    def add(self, spoken: Spoken, line: bytes) -> None:
+    def add(self, log: AttemptLog, line: bytes) -> None:
         """Add a line."""
         with self._lock:
-            if spoken.closed:  # its lines do not count any more
+            if log.closed:  # its lines do not count any more
                 return
-            before = spoken.lines.size
-            spoken.lines.add(line)
-            spoken.news = True
-            self.size += spoken.lines.size - before
+            before = log.lines.size
+            log.lines.add(line)
+            log.news = True
+            self.size += log.lines.size - before
 
     def end(self, job_id: int, attempt: int, failed: bool) -> None:
-        """Close an attempt: its lines will be written, or are not wanted."""
-        spoken = self._open.get(job_id)
-        if spoken is None or spoken.job.attempt != attempt:
+        """Close an attempt: its lines will be written, or are dropped."""
+        log = self._open.get(job_id)
+        if log is None or log.job.attempt != attempt:
             return
         with self._lock:
             del self._open[job_id]
-            spoken.closed = spoken.ended = True
-            spoken.failed = failed
-            if spoken.written or spoken.wanted:
-                self._ended.append(spoken)
+            log.closed = log.ended = True
+            log.failed = failed
+            if log.written or log.kept:
+                self._ended.append(log)
                 self._bound("the buffer was full")
             else:
-                self.size -= spoken.lines.size
+                self.size -= log.lines.size
         if len(self._ended) == 1:
             self.wake()
 
-    def _close(self, spoken: Spoken) -> None:
-        spoken.closed = True
-        if spoken.seen:
-            self._ended.append(spoken)
+    def _close(self, log: AttemptLog) -> None:
+        log.closed = True
+        if log.seen:
+            self._ended.append(log)
         else:
-            self.size -= spoken.lines.size
+            self.size -= log.lines.size
 
     def _bound(self, why: str) -> None:
         """Drop the oldest lines if there are too many; called with the lock."""
@@ -186,12 +186,12 @@ class LogBuffer:
 
     # For the log writer.
 
-    def take(self) -> list[Spoken]:
+    def take(self) -> list[AttemptLog]:
         """Return the next batch of ended attempts."""
         with self._lock:
             size = count = 0
-            for spoken in self._ended[:BATCH_MAX]:
-                size += spoken.lines.size
+            for log in self._ended[:BATCH_MAX]:
+                size += log.lines.size
                 if count and size > BATCH_BYTES_MAX:
                     break
                 count += 1
@@ -199,47 +199,47 @@ class LogBuffer:
             self.size -= sum(each.lines.size for each in batch)
         return batch
 
-    def put_back(self, batch: list[Spoken], why: str) -> None:
+    def put_back(self, batch: list[AttemptLog], why: str) -> None:
         """They were not written."""
         with self._lock:
             self._ended[:0] = batch
             self.size += sum(each.lines.size for each in batch)
             self._bound(why)
 
-    def take_running(self, now: float, since_s: float) -> list[Spoken]:
+    def take_running(self, now: float, since_s: float) -> list[AttemptLog]:
         """Return a batch of long-running attempts with new lines: the longest waiting one first.
 
         Attempts whose end was not reported are included, and closed here.
         """
-        taken, size = list[Spoken](), 0
+        taken, size = list[AttemptLog](), 0
         with self._lock:
-            for job_id, spoken in list(self._open.items()):
+            for job_id, log in list(self._open.items()):
                 if len(taken) == BATCH_MAX or size > BATCH_BYTES_MAX:
                     break
-                if now - spoken.at < since_s:
+                if now - log.at < since_s:
                     continue
-                if self._runs(spoken.job):
-                    spoken.seen = True
-                elif now - spoken.at > FORGOTTEN_AFTER_S:
+                if self._runs(log.job):
+                    log.seen = True
+                elif now - log.at > FORGOTTEN_AFTER_S:
                     # Its end was not reported; or a thread has logged this after the end.
                     del self._open[job_id]
-                    spoken.closed = spoken.ended = spoken.failed = spoken.news = True
-                    self.size -= spoken.lines.size
-                if spoken.news and spoken.seen:
-                    spoken.news, spoken.written = False, True
-                    taken.append(spoken)
-                    size += spoken.lines.size
+                    log.closed = log.ended = log.failed = log.news = True
+                    self.size -= log.lines.size
+                if log.news and log.seen:
+                    log.news, log.written = False, True
+                    taken.append(log)
+                    size += log.lines.size
         return taken
 
-    def written_running(self, batch: list[Spoken]) -> None:
+    def written_running(self, batch: list[AttemptLog]) -> None:
         """They were written, and go behind all others."""
         with self._lock:
             for each in batch:
                 if self._open.get(each.job.id) is each:
                     self._open[each.job.id] = self._open.pop(each.job.id)
 
-    def put_back_running(self, batch: list[Spoken], forgotten: list[Spoken]) -> None:
-        """They were not written; `forgotten`: those that were closed when they were taken."""
+    def put_back_running(self, batch: list[AttemptLog], forgotten: list[AttemptLog]) -> None:
+        """They were not written; `forgotten`: the ones that were closed when they were taken."""
         with self._lock:
             for each in batch:
                 each.news = True

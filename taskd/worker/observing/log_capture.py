@@ -25,7 +25,7 @@ import structlog
 
 from taskd import events
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.log_lines import Said
+from taskd.core.jobs.log_lines import LogEvent
 
 LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "warning"}
 # Attributes of a record of the standard library; others come from the logging call.
@@ -34,15 +34,15 @@ BOUND = ("job_id", "task", "queue", "attempt", "batch_jobs", "batch_job_ids")
 # The most jobs of a batch in a line.
 NAMED_MAX = 20
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
-UNSAID = PLAIN.union(BOUND)
+UNLOGGED = PLAIN.union(BOUND)
 
 _here = threading.local()
 
 
-class Keeps(Protocol):
+class LineSink(Protocol):
     """Takes the lines of jobs whose lines are kept."""
 
-    def line(self, job: Job, said: Said) -> None:
+    def line(self, job: Job, line: LogEvent) -> None:
         """Keep a line of a handler; called in any thread, never raises."""
 
 
@@ -88,11 +88,11 @@ class LogCapture:
     def __init__(
         self,
         whose: Callable[[], Job | None],
-        keeps: Keeps | None = None,
+        keeps: LineSink | None = None,
         hides: Callable[[Job], Callable[[str], str] | None] = lambda _: None,
         together: Mapping[int, Sequence[Job]] | None = None,
     ) -> None:
-        self._whose, self._keeps, self._hides = whose, keeps, hides
+        self._whose, self._writer, self._hides = whose, keeps, hides
         self._together = {} if together is None else together
         self._filter = _Filter(self)
         self._filtered: list[logging.Handler] = []
@@ -114,7 +114,7 @@ class LogCapture:
         # In place, as loggers that were used before keep the list.
         structlog.get_config()["processors"].insert(0, self._processor)
         root = logging.root
-        if not root.handlers and (events.is_written() or self._keeps is not None):
+        if not root.handlers and (events.is_written() or self._writer is not None):
             self._own = _ToEvents(self._write) if events.is_written() else logging.NullHandler()
             root.addHandler(self._own)
             if events.is_written():
@@ -156,7 +156,7 @@ class LogCapture:
         if job is None:
             return event
         # A line that structlog passes to the standard library is kept there.
-        if self._keeps is not None and not isinstance(logger, logging.Logger):
+        if self._writer is not None and not isinstance(logger, logging.Logger):
             fields = {
                 name: value
                 for name, value in event.items()
@@ -164,8 +164,8 @@ class LogCapture:
             }
             error = _error(event.get("exc_info"))
             level = LEVELS.get(method, method)
-            said = Said(time.time(), level, event.get("event", ""), "", fields, error)
-            self._keeps.line(job, said)
+            line = LogEvent(time.time(), level, event.get("event", ""), "", fields, error)
+            self._writer.line(job, line)
         self._bind(event, job)
         return event
 
@@ -195,25 +195,26 @@ class LogCapture:
 
     def record(self, record: logging.LogRecord) -> None:
         """A record of the standard library passes a handler, the first of perhaps several."""
-        said = record.__dict__
-        job = None if MARK in said else self.job()
+        line = record.__dict__
+        job = None if MARK in line else self.job()
         if job is None:
             return
-        if self._keeps is not None:
-            fields = {name: value for name, value in said.items() if name not in UNSAID}
+        if self._writer is not None:
+            fields = {name: value for name, value in line.items() if name not in UNLOGGED}
             text: object = record.msg
             if isinstance(text, dict):  # from structlog, on its way to a formatter
-                told = {"event", *BOUND}
-                fields |= {name: each for name, each in text.items() if name not in told}
+                own = {"event", *BOUND}
+                fields |= {name: each for name, each in text.items() if name not in own}
                 text = text.get("event", "")
             else:
                 text = _message(record)
             level = _level_of(record.levelno)
             error = _error(record.exc_info)
-            line = Said(record.created, level, text, record.name, fields, error)
-            self._keeps.line(job, line)
-        said[MARK] = True
-        self._bind(said, job)
+            self._writer.line(
+                job, LogEvent(record.created, level, text, record.name, fields, error)
+            )
+        line[MARK] = True
+        self._bind(line, job)
 
     def _bind(self, line: MutableMapping[str, Any], job: Job) -> None:
         """Fields of the line itself stay."""

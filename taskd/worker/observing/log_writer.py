@@ -13,12 +13,12 @@ from typing import Any
 
 from taskd import events
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.log_lines import KeepLogs, Said, line_of
+from taskd.core.jobs.log_lines import KeepLogs, LogEvent, line_of
 from taskd.core.tasks.registry import Registry
 from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import logs
-from taskd.worker.observing.log_buffer import LogBuffer, Spoken
+from taskd.worker.observing.log_buffer import AttemptLog, LogBuffer
 from taskd.worker.service import Loop
 
 ASLEEP_S = 3600.0
@@ -48,7 +48,7 @@ class LogWriter(Loop):
         together: the jobs of each running batch, by the id of the first, for which the batch logs.
     """
 
-    name = "log keeper"
+    name = "log-writer"
 
     def __init__(
         self,
@@ -60,82 +60,82 @@ class LogWriter(Loop):
     ) -> None:
         super().__init__(ASLEEP_S)
         self._lane, self._together = lane, together
-        self.held = LogBuffer(registry, keep, runs)
+        self.buffer = LogBuffer(registry, keep, runs)
         self._wrote_at = self._wrote_running_at = -math.inf
 
     def begin(self, call_soon: Callable[[Callable[[], None]], Any]) -> Callable[[], None]:
         """Subscribe to the ends of attempts; return what ends that. Threads use `call_soon`."""
-        self.held.wake = lambda: call_soon(self.wakeup.set)
-        return events.subscribe(self._heard)
+        self.buffer.wake = lambda: call_soon(self.wakeup.set)
+        return events.subscribe(self._on_event)
 
     def keeps(self, task: str) -> KeepLogs:
         """Return of which attempts of a task lines are kept."""
-        return self.held.keeps(task)
+        return self.buffer.keeps(task)
 
-    def line(self, job: Job, said: Said) -> None:
+    def line(self, job: Job, event: LogEvent) -> None:
         """Keep a line of a handler."""
         jobs = self._together.get(job.id)
         if jobs is not None:
-            self._batch_line(jobs, said)
+            self._batch_line(jobs, event)
             return
-        spoken = self.held.of(job)
-        if spoken is not None:
-            self.held.add(spoken, line_of(said, spoken.hide))
+        log = self.buffer.of(job)
+        if log is not None:
+            self.buffer.add(log, line_of(event, log.hide))
 
-    def _batch_line(self, jobs: Sequence[Job], said: Said) -> None:
-        """Keep a line of a batch handler with each of its jobs, as any of them can be asked for."""
-        found = [spoken for job in jobs if (spoken := self.held.of(job)) is not None]
+    def _batch_line(self, jobs: Sequence[Job], event: LogEvent) -> None:
+        """Keep a line of a batch handler with each of its jobs."""
+        found = [log for job in jobs if (log := self.buffer.of(job)) is not None]
         if found:
-            line = line_of(said, self.held.hide_batch(found[0], jobs))
-            for spoken in found:
-                self.held.add(spoken, line)
+            line = line_of(event, self.buffer.hide_batch(found[0], jobs))
+            for log in found:
+                self.buffer.add(log, line)
 
     def add_all(self, job: Job, lines: Sequence[str], left_out: int) -> None:
         """Keep lines that a handler's process has sent, already made small and safe."""
-        spoken = self.held.of(job)
-        if spoken is not None:
+        log = self.buffer.of(job)
+        if log is not None:
             for line in lines:
-                self.held.add(spoken, line.encode())
-            spoken.lines.left_out += left_out
+                self.buffer.add(log, line.encode())
+            log.lines.left_out += left_out
 
-    def _heard(self, name: str, fields: Mapping[str, Any]) -> None:
-        if name in ENDS and self.held:
-            self.held.end(fields["job_id"], fields["attempt"], ENDS[name])
+    def _on_event(self, name: str, fields: Mapping[str, Any]) -> None:
+        if name in ENDS and self.buffer:
+            self.buffer.end(fields["job_id"], fields["attempt"], ENDS[name])
 
     async def tick(self) -> float:
         """Write lines of ended and long-running attempts; return how soon to continue."""
-        if not self.held:
+        if not self.buffer:
             return ASLEEP_S
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
         if wait_s > 0 and not self.stopping:
             return wait_s
         self._wrote_at = time.monotonic()
-        batch: list[Spoken] = []
+        batch: list[AttemptLog] = []
         try:
-            while batch := self.held.take():
+            while batch := self.buffer.take():
                 await self._write(batch)
             await self._write_running(self._wrote_at)
         except StoreUnavailable as error:
-            self.held.put_back(batch, str(error))
+            self.buffer.put_back(batch, str(error))
         except TaskdError as error:  # not permitted, or refused: jobs go on without
             events.logs_dropped(max(len(batch), 1), str(error))
-        return WRITE_EVERY_S if self.held.waits else RUNNING_EVERY_S
+        return WRITE_EVERY_S if self.buffer.waits else RUNNING_EVERY_S
 
     async def run(self) -> None:
         """Run as any loop does; and once more at the end."""
         await super().run()
         await self.tick()
 
-    async def _write(self, batch: list[Spoken]) -> None:
+    async def _write(self, batch: list[AttemptLog]) -> None:
         # A thread that logs after the end makes a second entry of an attempt: the first one counts.
-        wanted = {
-            (each.job.id, each.job.fence): each.told()
+        kept = {
+            (each.job.id, each.job.fence): each.to_row()
             for each in reversed(batch)
-            if each.wanted or not each.ended
+            if each.kept or not each.ended
         }
-        if wanted:
-            await logs.write(self._lane, list(wanted.values()))
-        gone = [each.job for each in batch if each.ended and not each.wanted]
+        if kept:
+            await logs.write(self._lane, list(kept.values()))
+        gone = [each.job for each in batch if each.ended and not each.kept]
         if gone:
             await logs.delete(self._lane, [job.id for job in gone], [job.fence for job in gone])
 
@@ -150,13 +150,13 @@ class LogWriter(Loop):
         if now - self._wrote_running_at < RUNNING_EVERY_S:
             return
         self._wrote_running_at = now
-        running = self.held.take_running(now, RUNNING_EVERY_S / 2)
+        running = self.buffer.take_running(now, RUNNING_EVERY_S / 2)
         if not running:
             return
         forgotten = [each for each in running if each.ended]
         try:
-            await logs.write(self._lane, [each.told() for each in running])
+            await logs.write(self._lane, [each.to_row() for each in running])
         except StoreUnavailable:
-            self.held.put_back_running(running, forgotten)
+            self.buffer.put_back_running(running, forgotten)
             raise
-        self.held.written_running(running)
+        self.buffer.written_running(running)

@@ -21,7 +21,7 @@ from taskd.core.jobs.job import Job
 # blocking job is named within 0.45 s. Thirty wake-ups per second would be most of an idle worker's
 # cost. When idle, only leftovers of handlers can block the loop, and 1.05 s is enough.
 TICK_S, REST_TICK_S = 0.05, 0.25
-LOOK_EVERY_S, REST_LOOK_EVERY_S = 0.1, 0.5
+CHECK_EVERY_S, REST_CHECK_EVERY_S = 0.1, 0.5
 # A tick this late means that the loop is blocked.
 LATE_S = 0.3
 # Nothing has started for this long, and nothing runs: then the worker is idle.
@@ -95,32 +95,32 @@ class Pulse:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Report:
     """When a task's blockages can be logged again, and how many were not."""
 
     next_at: float = 0.0
     gap_s: float = AGAIN_S
-    untold: int = 0
+    suppressed: int = 0
 
 
 class LoopMonitor:
-    """Names the job that blocks the loop. Made on the main loop; another thread calls `look`."""
+    """Names the job that blocks the loop. Made on the main loop; another thread calls `check`."""
 
     def __init__(self, pulse: Pulse) -> None:
         self._pulse = pulse
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         self._since: float | None = None
         self._by: Job | None = None
-        self._telling: _Told | None = None
-        self._told: dict[str, _Told] = {}
+        self._current: _Report | None = None
+        self._reports: dict[str, _Report] = {}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check once; called every LOOK_EVERY_S, REST_LOOK_EVERY_S while the worker is idle."""
         tick_s = self._pulse.tick_s
         now, ticked = time.monotonic(), self._pulse.ticked
-        late_s, self._looked = now - self._looked, now
+        late_s, self._checked = now - self._checked, now
         if self._since is not None and ticked != self._since:
             self._ended(ticked - self._since)
         # If the whole process was stopped, its loop is not to blame.
@@ -128,7 +128,7 @@ class LoopMonitor:
             return
         if self._since is None:
             self._since, self._by = ticked, self._pulse.running(self._loop)
-        self._tell(now, now - self._since)
+        self._log(now, now - self._since)
 
     def stack(self) -> str:
         """Return where the main thread is."""
@@ -141,21 +141,21 @@ class LoopMonitor:
         """Return the job for which the loop works now."""
         return self._pulse.running(self._loop)
 
-    def _tell(self, now: float, blocked_s: float) -> None:
-        told = self._told.setdefault(self._by.task if self._by else "", _Told())
-        if now < told.next_at:
-            if self._telling is None:
-                told.untold += 1
-                self._telling = told
+    def _log(self, now: float, blocked_s: float) -> None:
+        report = self._reports.setdefault(self._by.task if self._by else "", _Report())
+        if now < report.next_at:
+            if self._current is None:
+                report.suppressed += 1
+                self._current = report
             return
-        if now > told.next_at + AGAIN_S_MAX:
-            told.gap_s = AGAIN_S
-        events.loop_blocked(blocked_s, self._by, self.stack(), told.untold)
-        self._telling, told.untold = told, 0
-        told.next_at, told.gap_s = now + told.gap_s, min(told.gap_s * 2, AGAIN_S_MAX)
+        if now > report.next_at + AGAIN_S_MAX:
+            report.gap_s = AGAIN_S
+        events.loop_blocked(blocked_s, self._by, self.stack(), report.suppressed)
+        self._current, report.suppressed = report, 0
+        report.next_at, report.gap_s = now + report.gap_s, min(report.gap_s * 2, AGAIN_S_MAX)
 
     def _ended(self, blocked_s: float) -> None:
-        by, told = self._by, self._telling
-        self._since = self._by = self._telling = None
-        if told is not None and not told.untold:
+        by, report = self._by, self._current
+        self._since = self._by = self._current = None
+        if report is not None and not report.suppressed:
             events.loop_unblocked(blocked_s, by)

@@ -26,7 +26,7 @@ NOTE_BYTES_MAX = 500
 
 
 class ProgressWriter(Loop):
-    """Service. `tell` can be called from any thread, and never waits.
+    """Service. `report` can be called from any thread, and never waits.
 
     Args:
         runs: whether an attempt still runs.
@@ -43,16 +43,16 @@ class ProgressWriter(Loop):
         self._written: dict[int, tuple[Job, int]] = {}
         self._wrote_at = -math.inf
 
-    def tell(self, job: Job, done: float, total: float | None, note: str) -> None:
+    def report(self, job: Job, done: float, total: float | None, note: str) -> None:
         """Take the progress of an attempt.
 
         Raises:
             TypeError, ValueError: done or total is not a finite number.
         """
-        told = Progress(job.id, job.fence, _number("done", done), _total(total), _note(note))
+        progress = Progress(job.id, job.fence, _number("done", done), _total(total), _note(note))
         with self._lock:
             first = not self._new
-            self._new[job.id] = (job, told)
+            self._new[job.id] = (job, progress)
         if first:
             self._loop.call_soon_threadsafe(self.wakeup.set)
 
@@ -76,9 +76,9 @@ class ProgressWriter(Loop):
 
     async def _write(self, new: dict[int, tuple[Job, Progress]]) -> None:
         if new:
-            for job, told in new.values():
-                self._written[job.id] = (job, told.fence)
-            await results.write_progress(self._lane, [told for _, told in new.values()])
+            for job, progress in new.values():
+                self._written[job.id] = (job, progress.fence)
+            await results.write_progress(self._lane, [progress for _, progress in new.values()])
 
     async def _forget(self) -> None:
         ended = {key: fence for key, (job, fence) in self._written.items() if not self._runs(job)}

@@ -26,11 +26,11 @@ from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import BLOCKED_S, Condition
-from taskd.worker.processes.stats_socket import Asker
+from taskd.worker.processes.stats_socket import StatsClient
 from taskd.worker.sd_notify import STATUS_EVERY_S, Notify, NotifySocket, Status
 from taskd.worker.service import Service
 from taskd.worker.status import WorkerStatus
-from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, Place, longest_stop_s
+from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, ProcessIndex, longest_stop_s
 from taskd.worker.supervisor import Supervisor
 
 # Until a crashed child is replaced: doubling, and short again after a minute of life.
@@ -57,50 +57,50 @@ class Child:
     """One process, and what it has reported.
 
     Attributes:
-        heard: it has reported something, so its signal handlers are installed.
+        received: it has reported something, so its signal handlers are installed.
         ready: it listens and claims, and is not reading its settings again.
         begun: it was ready once.
         ticked: since the parent last told its watchdog; None: it has not begun to tick.
         report: its drain report, which proves an orderly end.
-        asker: asks it for metrics; None: not wanted.
+        stats_client: asks it for metrics; None: not wanted.
     """
 
     def __init__(
-        self, number: int, process: asyncio.subprocess.Process, asker: Asker | None
+        self, number: int, process: asyncio.subprocess.Process, stats_client: StatsClient | None
     ) -> None:
         self.number = number
         self.process = process
-        self.asker = asker
+        self.stats_client = stats_client
         self._heard_at = time.monotonic()
-        self.heard = self.ready = self.begun = False
+        self.received = self.ready = self.begun = False
         self.ticked: bool | None = None
         self.status = Status()
         self.report: DrainReport | None = None
         self._began = time.monotonic()
         self._owed: list[signal.Signals] = []
 
-    def hear(self, said: dict[str, str]) -> None:
+    def receive(self, fields: dict[str, str]) -> None:
         """Handle a datagram."""
         self._heard_at = time.monotonic()
-        if not self.heard:
-            self.heard = True
+        if not self.received:
+            self.received = True
             for number in self._owed:
                 self.signal(number)
-        if "READY" in said:
+        if "READY" in fields:
             self.ready = self.begun = True
-        if "WATCHDOG" in said:
+        if "WATCHDOG" in fields:
             self.ticked = True
-        if "X_TASKD_STATUS" in said:
-            self.status = Status(**json.loads(said["X_TASKD_STATUS"]))
-        if "X_TASKD_REPORT" in said:
-            self.report = DrainReport(**json.loads(said["X_TASKD_REPORT"]))
+        if "X_TASKD_STATUS" in fields:
+            self.status = Status(**json.loads(fields["X_TASKD_STATUS"]))
+        if "X_TASKD_REPORT" in fields:
+            self.report = DrainReport(**json.loads(fields["X_TASKD_REPORT"]))
 
     def signal(self, number: signal.Signals) -> None:
         """Forward a signal; one that would kill a child without handlers waits for these."""
-        if not self.heard and number not in STOPPING:
+        if not self.received and number not in STOPPING:
             self._owed.append(number)
             return
-        if not self.heard:
+        if not self.received:
             number = signal.SIGTERM  # it has claimed nothing, and can simply end
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
@@ -126,7 +126,7 @@ class Processes:
 
     Args:
         settings: `processes` is the number of children; the other settings concern the children.
-        command: what a child executes; its environment is this process's, and its Place.
+        command: what a child executes; its environment is this process's, and its ProcessIndex.
         notify: the parent's own supervisor.
         reload: called on SIGHUP; returns the present settings.
 
@@ -150,31 +150,35 @@ class Processes:
         self._reload = reload
         self._children: dict[int, Child] = {}
         self._codes = {0}
-        self._begun = self._said_ready = self._was_ready = self._quiet = False
+        self._begun = self._reported_ready = self._was_ready = self._quiet = False
         self._go_ahead = asyncio.Event()
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self.beside: list[Service] = []
-        self._asks = settings.http != "off"
+        self._stats = settings.http != "off"
 
     def condition(self) -> Condition:
         """Return the state of all of them, for probes: that of the first one with a problem."""
-        told = [child.condition() for child in self._children.values()]
-        stuck = next((each.stuck for each in told if each.stuck), "")
-        if self._stop_asked.is_set():
+        conditions = [child.condition() for child in self._children.values()]
+        stuck = next((each.stuck for each in conditions if each.stuck), "")
+        if self._stop_requested.is_set():
             return Condition(stuck, "it stops")
         missing = sorted(
             {*range(1, self._settings.processes + 1)}
             - {child.number for child in self._children.values()}
         )
-        unready = next((each.unready for each in told if each.unready), "")
+        unready = next((each.unready for each in conditions if each.unready), "")
         if not unready and missing:
             unready = f"process {missing[0]} is not running"
         return Condition(stuck, unready)
 
-    async def snapshots(self) -> list[WorkerStatus]:
+    async def statuses(self) -> list[WorkerStatus]:
         """Return the children's counters; children that do not answer are left out."""
-        askers = [child.asker for child in self._children.values() if child.asker is not None]
-        answers = await asyncio.gather(*(asker.ask() for asker in askers))
+        clients = [
+            child.stats_client
+            for child in self._children.values()
+            if child.stats_client is not None
+        ]
+        answers = await asyncio.gather(*(each.ask() for each in clients))
         found = [answer for answer in answers if answer is not None]
         return sorted(found, key=lambda each: each.process)
 
@@ -193,28 +197,28 @@ class Processes:
     async def _run(self, database: Database) -> int:
         await migrations.check(database)
         loop = asyncio.get_running_loop()
-        self._lifeline, held = os.pipe()
-        self._ear = NotifySocket()
-        loop.add_reader(self._ear.socket, self._listen)
+        self._parent_pipe, held = os.pipe()
+        self._inbox = NotifySocket()
+        loop.add_reader(self._inbox.socket, self._listen)
         for each in FORWARDED:
             loop.add_signal_handler(each, self._signalled, each)
         ticking = asyncio.create_task(self._tick_for_ever(), name="notifier")
         self._notify.starting()
         try:
-            async with asyncio.TaskGroup() as keepers:
+            async with asyncio.TaskGroup() as children:
                 for number in range(1, self._settings.processes + 1):
-                    keepers.create_task(self._keep(number), name=f"process:{number}")
+                    children.create_task(self._keep(number), name=f"process:{number}")
         finally:
             await self._bring_down()
             ticking.cancel()
             for each in FORWARDED:
                 loop.remove_signal_handler(each)
-            loop.remove_reader(self._ear.socket)
-            self._ear.close()
+            loop.remove_reader(self._inbox.socket)
+            self._inbox.close()
             os.close(held)
-            os.close(self._lifeline)
+            os.close(self._parent_pipe)
         if self._begun:
-            events.worker_stopped(processes=self._settings.processes, **self.report.told())
+            events.worker_stopped(processes=self._settings.processes, **self.report.log_fields())
         return max(self._codes, key=_badness)
 
     # The children.
@@ -224,7 +228,7 @@ class Processes:
         delay_s = DELAY_S
         if number > 1:
             await self._go_ahead.wait()
-        while not self._stop_asked.is_set():
+        while not self._stop_requested.is_set():
             try:
                 child = await self._spawn(number)
             except OSError as error:
@@ -239,8 +243,8 @@ class Processes:
                 code = await child.process.wait()
                 self._listen()  # its last message may not have been read yet
                 del self._children[child.process.pid]
-                if child.asker is not None:
-                    child.asker.close()
+                if child.stats_client is not None:
+                    child.stats_client.close()
                 # The counters of a crashed child are known up to its last second.
                 self.report.add(child.report or DrainReport(jobs=child.status.jobs))
                 if child.age_s >= STEADY_S:
@@ -249,7 +253,7 @@ class Processes:
                     return
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
-                    await self._stop_asked.wait()
+                    await self._stop_requested.wait()
             delay_s = min(delay_s * 2, DELAY_S_MAX)
 
     async def _bring_down(self) -> None:
@@ -260,38 +264,38 @@ class Processes:
             await asyncio.wait(ends, timeout=longest_stop_s(self._settings))
 
     async def _spawn(self, number: int) -> Child:
-        asker = Asker() if self._asks else None
-        theirs = -1 if asker is None else asker.theirs
-        place = Place(number, self._settings.processes, self._lifeline, theirs)
-        environment = os.environ | {"NOTIFY_SOCKET": self._ear.address} | place.environment()
+        stats_client = StatsClient() if self._stats else None
+        theirs = -1 if stats_client is None else stats_client.theirs
+        index = ProcessIndex(number, self._settings.processes, self._parent_pipe, theirs)
+        environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
         # Probes, too, check that the loop runs.
-        watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._asks else None)
+        watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._stats else None)
         if watchdog_s is not None:
             environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=environment,
-                pass_fds=(self._lifeline, *([] if asker is None else [theirs])),
+                pass_fds=(self._parent_pipe, *([] if stats_client is None else [theirs])),
                 start_new_session=True,
             )
         except OSError:
-            if asker is not None:
-                asker.close()
+            if stats_client is not None:
+                stats_client.close()
             raise
-        if asker is not None:
-            asker.close_theirs()
-        child = self._children[process.pid] = Child(number, process, asker)
+        if stats_client is not None:
+            stats_client.close_theirs()
+        child = self._children[process.pid] = Child(number, process, stats_client)
         if self._quiet:
             child.signal(signal.SIGTSTP)
-        if self._stop_asked.is_set():
+        if self._stop_requested.is_set():
             child.signal(signal.SIGTERM)
         return child
 
     def _is_over(self, child: Child, code: int, delay_s: float) -> bool:
         """Return whether an ended child is not replaced; note its exit code then."""
         report, pid = child.report, child.process.pid
-        if self._stop_asked.is_set():
+        if self._stop_requested.is_set():
             if report is None and child.begun:
                 # Killed, or crashed: what it ran counts as abandoned.
                 self._codes.add(EXIT_ABANDONED)
@@ -318,19 +322,19 @@ class Processes:
     # Messages of children and signals.
 
     def _listen(self) -> None:
-        for pid, said in self._ear.heard():
+        for pid, fields in self._inbox.received():
             child = self._children.get(pid)
             if child is not None:
-                child.hear(said)
+                child.receive(fields)
         living = self._children.values()
         if any(child.begun for child in living):
             self._begun = True
             self._go_ahead.set()
         # Later, a crashed child does not delay the reload of the others.
         ready = sum(child.ready for child in living)
-        wanted = len(living) if self._was_ready else self._settings.processes
-        if not self._said_ready and ready >= wanted:
-            self._said_ready = self._was_ready = True
+        needed = len(living) if self._was_ready else self._settings.processes
+        if not self._reported_ready and ready >= needed:
+            self._reported_ready = self._was_ready = True
             self._notify.ready()
 
     async def _tick_for_ever(self) -> None:
@@ -342,7 +346,7 @@ class Processes:
                     child.ticked = None if child.ticked is None else False
             parts = [child.status for child in children]
             status = Status.total([*parts, Status(jobs=self.report.jobs)])
-            self._notify.tick(status, ticking=ticking, draining=self._stop_asked.is_set())
+            self._notify.tick(status, ticking=ticking, draining=self._stop_requested.is_set())
             await asyncio.sleep(self._notify.every_s)
 
     def _signalled(self, number: signal.Signals) -> None:
@@ -361,17 +365,17 @@ class Processes:
     def _reload_settings(self) -> None:
         with suppress(ConfigError):  # the children log it
             self._settings = self._reload()
-        if self._said_ready:
-            self._said_ready = False
+        if self._reported_ready:
+            self._reported_ready = False
             self._notify.reloading()
             for child in self._children.values():
                 child.ready = False
 
     def _stop(self, why: str) -> None:
         """The first time: start no further child, and limit the time of the stop."""
-        if not self._stop_asked.is_set():
+        if not self._stop_requested.is_set():
             self.report.why = why
-            self._stop_asked.set()
+            self._stop_requested.set()
             self._go_ahead.set()
             self._notify.stopping()
             longest_s = longest_stop_s(self._settings)

@@ -24,7 +24,7 @@ class Answer(msgspec.Struct):
     """An answer."""
 
     number: int
-    snapshot: WorkerStatus
+    status: WorkerStatus
 
 
 class StatsServer:
@@ -32,24 +32,24 @@ class StatsServer:
 
     Args:
         fd: its end of the pair.
-        snapshot: returns the answer.
+        status: returns the answer.
     """
 
-    name = "answerer"
+    name = "stats-server"
 
-    def __init__(self, fd: int, snapshot: Callable[[], WorkerStatus]) -> None:
+    def __init__(self, fd: int, status: Callable[[], WorkerStatus]) -> None:
         # Programs that a handler starts must not inherit it.
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
-        self._snapshot = snapshot
-        self._stop_asked = asyncio.Event()
+        self._status = status
+        self._stop_requested = asyncio.Event()
 
     async def run(self) -> None:
         """Answer every request."""
         reader, writer = await asyncio.open_unix_connection(sock=self._socket.dup())
         answering = asyncio.create_task(self._answer(reader, writer), name="answers")
-        stopped = asyncio.create_task(self._stop_asked.wait(), name="answers-end")
+        stopped = asyncio.create_task(self._stop_requested.wait(), name="answers-end")
         try:
             await asyncio.wait({answering, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -59,21 +59,21 @@ class StatsServer:
             answering.cancel()
             stopped.cancel()
             writer.close()
-            if self._stop_asked.is_set():
+            if self._stop_requested.is_set():
                 self._socket.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
-            answer = Answer(int(line), self._snapshot())
+            answer = Answer(int(line), self._status())
             writer.write(msgspec.json.encode(answer) + b"\n")
             await writer.drain()
 
     def stop(self) -> None:
         """Stop answering."""
-        self._stop_asked.set()
+        self._stop_requested.set()
 
 
-class Asker:
+class StatsClient:
     """The parent's end of the pair for one child.
 
     Attributes:
@@ -112,7 +112,7 @@ class Asker:
         while line := await reader.readline():
             answer = self._decoder.decode(line)
             if answer.number == self._number:
-                return answer.snapshot
+                return answer.status
         return None
 
     def close(self) -> None:

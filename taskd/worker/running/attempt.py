@@ -26,14 +26,14 @@ from taskd.core.outcomes.attempt_ends import (
     RETURNED_NONE,
     AttemptEnd,
     CancelRequested,
+    DecidedElsewhere,
     Interrupted,
     NotStarted,
     Raised,
     Returned,
-    Settled,
     TimedOut,
 )
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.observing.loop_monitor import Pulse
@@ -53,10 +53,10 @@ class Attempt(msgspec.Struct, eq=False):
         cancel_reason: the reason of the requested cancellation.
         cancelled_at: when it was cancelled (time.monotonic).
         abandoned: its outcome has been recorded although it still runs.
-        waits_for_room: as far as is known its handler has not started: it waits for a thread, a
+        waits_for_slot: as far as is known its handler has not started: it waits for a thread, a
             process, a connection or its batch.
         kill: ends its handler by force; None: not possible.
-        leave_place: releases the slot that it shares with the others of its batch; None: it has a
+        leave_slot: releases the slot that it shares with the others of its batch; None: it has a
             slot of its own.
     """
 
@@ -71,25 +71,25 @@ class Attempt(msgspec.Struct, eq=False):
     cancel_reason: str = ""
     cancelled_at: float | None = None
     abandoned: bool = False
-    waits_for_room: bool = False
+    waits_for_slot: bool = False
     kill: Callable[[], None] | None = None
-    leave_place: Callable[[], None] | None = None
+    leave_slot: Callable[[], None] | None = None
 
-    def wait_for_room(self) -> None:
+    def wait_for_slot(self) -> None:
         """Do nothing: the attempt has not begun, and no timeout applies."""
-        self.waits_for_room = True
+        self.waits_for_slot = True
         self.began = time.monotonic()
-        self._tell_deadline(None)
+        self._set_deadline(None)
 
     def begin(self, now: float) -> None:
         """It has its thread, or what else it waited for."""
-        self.waits_for_room = False
+        self.waits_for_slot = False
         self.began = now
-        self._tell_deadline(None if self.timeout_s is None else now + self.timeout_s)
-        if self.why == "no room":
+        self._set_deadline(None if self.timeout_s is None else now + self.timeout_s)
+        if self.why == "no slot":
             self.why = self.cancelled_at = None
 
-    def _tell_deadline(self, deadline: float | None) -> None:
+    def _set_deadline(self, deadline: float | None) -> None:
         if self.context is not None:
             self.context.deadline = deadline
 
@@ -101,18 +101,18 @@ class Attempt(msgspec.Struct, eq=False):
                 self.context.stopping = True
             self.asyncio_task.cancel()
 
-    def judge(self, happened: AttemptEnd) -> AttemptEnd:
+    def end(self, happened: AttemptEnd) -> AttemptEnd:
         """Return how it ended, by our own flags: a handler can disguise its cancellation."""
         if self.why is None:
             return happened
         if self.context is not None and self.context.completed and isinstance(happened, Returned):
             return happened  # whether that was committed decides
-        if self.waits_for_room and self.why != "cancel":
+        if self.waits_for_slot and self.why != "cancel":
             return NotStarted()
         # It returned after all, or raised a verdict: finished work is not repeated. Except for
         # threads, handlers are cancelled at their timeout, and must not outlive it by swallowing
         # that.
-        outlived = self.why == "timeout" and self.task.kind is not Kind.THREAD
+        outlived = self.why == "timeout" and self.task.kind is not HandlerKind.THREAD
         if _decided(happened) and not outlived:
             return happened
         if self.why == "timeout":
@@ -123,7 +123,7 @@ class Attempt(msgspec.Struct, eq=False):
         """Return the end to record if it ignores its cancellation."""
         left = self.kill is None  # otherwise it is killed, and runs no more
         # A process that has the job may have started it; its message has not been read yet.
-        if self.waits_for_room and self.why != "cancel" and left:
+        if self.waits_for_slot and self.why != "cancel" and left:
             return NotStarted()
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0, abandoned=left, killed=not left)
@@ -157,7 +157,7 @@ def reach(asyncio_task: asyncio.Task[Any]) -> tuple[object, ...]:
 def _decided(happened: AttemptEnd) -> bool:
     """Return whether the handler returned, or raised a verdict."""
     match happened:
-        case Returned() | Settled(decided=True):
+        case Returned() | DecidedElsewhere(decided=True):
             return True
         case Raised(error=error):
             return issubclass(type(error), Verdict)
@@ -167,15 +167,15 @@ def _decided(happened: AttemptEnd) -> bool:
 def where(coro: Any) -> str:
     """Return where a suspended coroutine waits, from the outermost frame in."""
     # A suspended task's own get_stack() ends at the outermost frame.
-    places: list[str] = []
+    frames: list[str] = []
     awaits = coro
-    while awaits is not None and len(places) < STACK_MAX:
+    while awaits is not None and len(frames) < STACK_MAX:
         frame = getattr(awaits, "cr_frame", None) or getattr(awaits, "gi_frame", None)
         if frame is not None:
             code = frame.f_code
-            places.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
+            frames.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
         awaits = getattr(awaits, "cr_await", None) or getattr(awaits, "gi_yieldfrom", None)
-    return " < ".join(reversed(places))
+    return " < ".join(reversed(frames))
 
 
 @types.coroutine

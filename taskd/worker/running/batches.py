@@ -52,9 +52,9 @@ class Member(HandlerCall):
                 await asyncio.wait({self.ended})
             except asyncio.CancelledError:
                 if self.batch is None or not self.batch.begun:
-                    self._batches.leave(self)
+                    self._batches.remove(self)
                     raise
-                self.batch.tell(self)
+                self.batch.cancel(self)
         happened = self.ended.result()
         if isinstance(happened, Raised):
             # The exception can be raised once per job: drop what the others added to its traceback.
@@ -68,25 +68,25 @@ class Batch:
 
     Attributes:
         begun: the handler runs.
-        told: the handler was cancelled.
+        cancelled: the handler was cancelled.
         open: how many of its jobs have no outcome yet; together they have one slot.
     """
 
     def __init__(self, task: Task[..., Any]) -> None:
         self.task = task
         self.members: list[Member] = []
-        self.begun = self.told = False
+        self.begun = self.cancelled = False
         self.open = 0
         self.running: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def tell(self, member: Member) -> None:
+    def cancel(self, member: Member) -> None:
         """Mark a job with a requested cancellation; any other reason ends the whole batch."""
         assert member.attempt is not None
         if member.attempt.why == "cancel":
-            member.item.cancel_asked = True
-        elif member.attempt.why is not None and self.running is not None and not self.told:
-            self.told = True
+            member.item.cancel_requested = True
+        elif member.attempt.why is not None and self.running is not None and not self.cancelled:
+            self.cancelled = True
             self.running.cancel()
 
     async def run(self, pulse: Pulse) -> None:
@@ -106,7 +106,7 @@ class Batch:
             pulse.job = None
             try:
                 happened = await drive(coroutine, own, waits_for, job, pulse)
-            except BaseException as error:  # noqa: BLE001 - as in Runner._walk
+            except BaseException as error:  # noqa: BLE001 - as in Runner._take_jobs
                 happened = Raised(error)
         finally:
             pulse.job = None
@@ -128,7 +128,7 @@ class Batches:
 
     Args:
         dispatch: called when a batch is full and can start if there is a slot.
-        leave_place: called when a job gives up its own slot for that of its batch.
+        leave_slot: called when a job gives up its own slot for that of its batch.
 
     Attributes:
         ready: batches that wait for a slot.
@@ -137,15 +137,15 @@ class Batches:
     """
 
     def __init__(
-        self, pulse: Pulse, dispatch: Callable[[], None], leave_place: Callable[[], None]
+        self, pulse: Pulse, dispatch: Callable[[], None], leave_slot: Callable[[], None]
     ) -> None:
-        self._pulse, self._dispatch, self._leave_place = pulse, dispatch, leave_place
+        self._pulse, self._dispatch, self._leave_slot = pulse, dispatch, leave_slot
         self._open: dict[str, Batch] = {}
         self.ready: deque[Batch] = deque()
         self.begun: set[Batch] = set()
 
     @property
-    def places(self) -> int:
+    def used_slots(self) -> int:
         """Return the used slots."""
         return len(self.begun)
 
@@ -159,7 +159,7 @@ class Batches:
         """Return whether the next batch is a suspect, which has a slot of its own."""
         return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
 
-    def give_back(self) -> int:
+    def release_waiting(self) -> int:
         """End the jobs that wait for their batch as not started; return how many there are."""
         batches = (*self._open.values(), *self.ready)
         waiting = [each.attempt for batch in batches for each in batch.members if each.attempt]
@@ -177,10 +177,10 @@ class Batches:
         batch.members.append(member)
         batch.open += 1
         member.batch = batch
-        attempt.leave_place = partial(self._left, batch)
+        attempt.leave_slot = partial(self._member_ended, batch)
         if len(batch.members) >= task.batch:
             self._close(batch)
-        self._leave_place()
+        self._leave_slot()
 
     def _new(self, task: Task[..., Any]) -> Batch:
         batch = self._open[task.name] = Batch(task)
@@ -200,7 +200,7 @@ class Batches:
             del self._open[batch.task.name]
             self.ready.append(batch)
 
-    def leave(self, member: Member) -> None:
+    def remove(self, member: Member) -> None:
         """Remove a job before its batch started."""
         batch = member.batch
         if batch is None:
@@ -228,7 +228,7 @@ class Batches:
         )
         batch.running.add_done_callback(batch.not_run)
 
-    def _left(self, batch: Batch) -> None:
+    def _member_ended(self, batch: Batch) -> None:
         """A job of a batch has its outcome; the last one frees the slot."""
         batch.open -= 1
         if not batch.open:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from taskd.core.jobs.job import Job
 from taskd.core.tasks.batch import Item
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.task import Task
 from taskd.store.connections.transactions import Transactions
 from taskd.worker.attempt_context import AttemptContext
@@ -36,7 +36,7 @@ class Call(Protocol):
 
 
 @dataclass(slots=True)
-class Places:
+class Executors:
     """Where handlers run that do not run on the loop, and how many at a time."""
 
     threads: Executor
@@ -49,7 +49,7 @@ def call_of(
     job: Job,
     task: Task[..., Any],
     context: AttemptContext | None,
-    places: Places,
+    executors: Executors,
     batches: Batches,
 ) -> Call:
     """Return the call of a handler that is no plain `async def`.
@@ -57,14 +57,14 @@ def call_of(
     Raises:
         InvalidArgs: the job's arguments do not fit the handler.
     """
-    if task.kind is Kind.PROCESS:
-        return ProcessCall(places.processes, task, job)  # the process decodes them
-    if task.kind is Kind.BATCH:
+    if task.kind is HandlerKind.PROCESS:
+        return ProcessCall(executors.processes, task, job)  # the process decodes them
+    if task.kind is HandlerKind.BATCH:
         assert context is not None
         return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))
     first = () if context is None else (context,)
     handle = partial(task.handler, *first, **task.decode(job.args, job.args_version))
-    if task.kind is Kind.TRANSACTION:
+    if task.kind is HandlerKind.TRANSACTION:
         assert isinstance(context, TransactionAttemptContext)
-        return TransactionCall(places.transactions, task, context, handle)
-    return ThreadCall(handle, places.threads, places.thread_slots)
+        return TransactionCall(executors.transactions, task, context, handle)
+    return ThreadCall(handle, executors.threads, executors.thread_slots)

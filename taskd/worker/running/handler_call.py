@@ -26,7 +26,7 @@ class HandlerCall:
         """The attempt waits for something, for this call or within middleware."""
         self.attempt = attempt
         if self._waits:
-            attempt.wait_for_room()
+            attempt.wait_for_slot()
 
     def wait(self) -> None:
         """The call waits for its slot from now on.
@@ -39,7 +39,7 @@ class HandlerCall:
         if self.attempt is not None:
             if self.attempt.abandoned or self.attempt.why is not None:
                 raise asyncio.CancelledError
-            self.attempt.wait_for_room()
+            self.attempt.wait_for_slot()
 
     def begin(self) -> None:
         """The handler starts: the timeout of the attempt counts from now."""

@@ -22,7 +22,7 @@ from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.attempt import where
 
 LEFT_MAX = 1000
-TELL_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 
 
 class HandlerTasks:
@@ -36,9 +36,9 @@ class HandlerTasks:
         self._pulse, self._runs = pulse, runs
         self._owners = pulse.owners
         self._seen: set[asyncio.Task[Any]] = set()
-        self._told: set[asyncio.Task[Any]] = set()
-        self._tell_at: dict[str, float] = {}
-        self._look_at = 2 * LEFT_MAX
+        self._logged: set[asyncio.Task[Any]] = set()
+        self._log_at: dict[str, float] = {}
+        self._check_at = 2 * LEFT_MAX
         self._before: Any = None
 
     def watch(self) -> None:
@@ -70,18 +70,18 @@ class HandlerTasks:
             # A reference from here: the loop alone would not keep a waiting task alive.
             self._owners[task] = job
             task.add_done_callback(self._ended)
-            if len(self._owners) > self._look_at:
-                self.look()
+            if len(self._owners) > self._check_at:
+                self.check()
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._owners.pop(task, None)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Once a second: log tasks that have outlived their attempt for that long."""
         if not self._owners:
             self._seen.clear()
-            self._told.clear()
+            self._logged.clear()
             return
         now_running = self._pulse.job
         left = [
@@ -92,22 +92,24 @@ class HandlerTasks:
         excess = left[LEFT_MAX:]
         for task in excess:
             task.cancel()
-        self._look_at = 2 * (len(self._owners) - len(excess) + LEFT_MAX)
+        self._check_at = 2 * (len(self._owners) - len(excess) + LEFT_MAX)
         there = set(left)
-        self._told &= there
-        self._tell([task for task in left if task in self._seen and task not in self._told], excess)
+        self._logged &= there
+        self._log(
+            [task for task in left if task in self._seen and task not in self._logged], excess
+        )
         self._seen = there
 
-    def _tell(self, new: list[asyncio.Task[Any]], excess: list[asyncio.Task[Any]]) -> None:
+    def _log(self, new: list[asyncio.Task[Any]], excess: list[asyncio.Task[Any]]) -> None:
         """Log one line per task of jobs, at intervals."""
         now, cancelled = time.monotonic(), set(excess)
         groups: dict[str, list[asyncio.Task[Any]]] = {}
-        for task in [*new, *(task for task in excess if task not in self._told)]:
+        for task in [*new, *(task for task in excess if task not in self._logged)]:
             groups.setdefault(self._owners[task].task, []).append(task)
-            self._told.add(task)
+            self._logged.add(task)
         for name, group in groups.items():
-            if now >= self._tell_at.get(name, 0.0):
-                self._tell_at[name] = now + TELL_EVERY_S
+            if now >= self._log_at.get(name, 0.0):
+                self._log_at[name] = now + LOG_EVERY_S
                 events.task_leaks(
                     self._owners[group[0]],
                     len(group),

@@ -12,15 +12,15 @@ from taskd.core.jobs.verdicts import Fail
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import ArgsNewer, AttemptEnd, Expired, Raised, TaskUnknown
 from taskd.core.outcomes.unknown_tasks import Unknown
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext, Reads
 from taskd.worker.finishing.outcomes import OutcomeRecorder
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.batches import Batches
-from taskd.worker.running.calls import Call, Places, call_of
+from taskd.worker.running.calls import Call, Executors, call_of
 from taskd.worker.running.transactions import TransactionAttemptContext
 
 
@@ -29,7 +29,7 @@ class Shared:
     """What the runners of a worker share.
 
     Attributes:
-        places: where handlers run that do not run on the loop.
+        executors: where handlers run that do not run on the loop.
         cancel_s: seconds that a cancelled attempt can take to end.
         reads: reads results of earlier jobs for handlers.
         database_key: identifies this database, for idempotency keys.
@@ -43,7 +43,7 @@ class Shared:
     recorder: OutcomeRecorder
     lease: Lease
     pulse: Pulse
-    places: Places
+    executors: Executors
     cancel_s: float
     reads: Reads
     database_key: str = ""
@@ -78,7 +78,7 @@ class Preparation:
             return task, Expired()
         if task is None:
             return None, TaskUnknown(self._unknown.delay_s(job.task, 0, began))
-        if job.args_version is not None and task.form.is_newer(job.args_version):
+        if job.args_version is not None and task.versions.is_newer(job.args_version):
             return task, self._newer(job, job.args_version, began)
         return task, None
 
@@ -91,11 +91,11 @@ class Preparation:
             if task.takes_context:
                 context = self._context(job, task, began)
             call: Call | None = None
-            if task.kind is Kind.ASYNC:
+            if task.kind is HandlerKind.ASYNC:
                 first = () if context is None else (context,)
                 coro = task.handler(*first, **task.decode(job.args, job.args_version))
             else:
-                call = call_of(job, task, context, self._shared.places, self._batches)
+                call = call_of(job, task, context, self._shared.executors, self._batches)
                 coro = call.run()
             if task.around is not None:
                 coro = task.around(context, coro)
@@ -110,7 +110,7 @@ class Preparation:
 
     def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
         timeout_s = timeout_s_of(job, task)
-        kind = TransactionAttemptContext if task.kind is Kind.TRANSACTION else AttemptContext
+        kind = TransactionAttemptContext if task.kind is HandlerKind.TRANSACTION else AttemptContext
         return kind(
             job,
             f"{self._shared.database_key}-{job.id}",
@@ -124,4 +124,4 @@ class Preparation:
 
 def timeout_s_of(job: Job, task: Task[..., Any]) -> float | None:
     """Return the time limit of an attempt. All jobs of a batch share that of the task."""
-    return task.timeout_s if task.kind is Kind.BATCH else job.timeout_s or task.timeout_s
+    return task.timeout_s if task.kind is HandlerKind.BATCH else job.timeout_s or task.timeout_s

@@ -24,7 +24,7 @@ import msgspec
 from taskd.config import Settings
 from taskd.core.jobs.failure import describe
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.log_lines import Lines, Said, line_of
+from taskd.core.jobs.log_lines import Lines, LogEvent, line_of
 from taskd.core.jobs.verdicts import Verdict
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
@@ -62,7 +62,7 @@ class Request(msgspec.Struct, gc=False):
     keep: bool = False
 
 
-def plain(value: Any) -> str:
+def to_builtins(value: Any) -> str:
     """Return a path in the settings as text; the hook of `msgspec.json.encode`."""
     return str(value)
 
@@ -90,26 +90,26 @@ class JobProcess:
 
     def serve(self) -> None:
         """Boot, then run attempts until the worker closes the socket."""
-        signal.signal(signal.SIGUSR1, self._told)
-        signal.signal(signal.SIGTERM, self._told)
+        signal.signal(signal.SIGUSR1, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
         # Programs that a handler forks, such as a pool, end by SIGTERM as any other process does.
         os.register_at_fork(after_in_child=_forget_signals)
         try:
             _boot(msgspec.json.decode(self._stream.readline(), type=Boot, dec_hook=_path))
         except BaseException as error:  # noqa: BLE001 - whatever the app's modules raise, its worker says it
-            self._say(describe(error).to_json().encode() + b"\n")
+            self._send(describe(error).to_json().encode() + b"\n")
             return
         self._lines.install()
-        self._say(READY)
+        self._send(READY)
         while line := self._stream.readline():
             request = msgspec.json.decode(line, type=Request)
-            self._say(msgspec.json.encode(self._attempt(request)) + b"\n")
+            self._send(msgspec.json.encode(self._attempt(request)) + b"\n")
 
-    def _say(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         self._stream.write(line)
         self._stream.flush()
 
-    def _told(self, number: int, _frame: Any) -> None:
+    def _on_signal(self, number: int, _frame: Any) -> None:
         """SIGUSR1: the attempt's timeout. SIGTERM: stop the attempt, or this idle process."""
         if self._running:
             self._running = False  # raised once
@@ -130,15 +130,15 @@ class JobProcess:
             self._job = request.job
             go_on(request.job)
             self._running = True
-            self._say(BEGUN)
+            self._send(BEGUN)
             value = task.handler(**arguments)
             self._running = False
         except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
             self._running = False
-            return self._answered(_answer(request.job, task, Raised(error)))
-        return self._answered(_answer(request.job, task, Returned(value)))
+            return self._with_lines(_answer(request.job, task, Raised(error)))
+        return self._with_lines(_answer(request.job, task, Returned(value)))
 
-    def _answered(self, answer: Answer) -> Answer:
+    def _with_lines(self, answer: Answer) -> Answer:
         self._job = None
         answer.lines, answer.left_out = self._kept.end()
         return answer
@@ -155,10 +155,10 @@ class Kept:
         """Start an attempt; None: its lines are not kept."""
         self._hide, self._kept = hide, Lines()
 
-    def line(self, job: Job, said: Said) -> None:
+    def line(self, job: Job, event: LogEvent) -> None:
         """Keep a log line of the handler."""
         if self._hide is not None:
-            self._kept.add(line_of(said, self._hide))
+            self._kept.add(line_of(event, self._hide))
 
     def end(self) -> tuple[list[str], int]:
         """End the attempt: return the kept lines, and how many were omitted."""

@@ -26,7 +26,7 @@ from taskd.config import Settings
 from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import KeepLogs
-from taskd.core.outcomes.attempt_ends import Settled
+from taskd.core.outcomes.attempt_ends import DecidedElsewhere
 from taskd.core.outcomes.process_reports import (
     Answer,
     ProcessDied,
@@ -34,13 +34,13 @@ from taskd.core.outcomes.process_reports import (
     ended,
     value_of,
 )
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import ConfigError
 from taskd.worker.observing.log_writer import LogWriter
 from taskd.worker.running.handler_call import HandlerCall
-from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, plain
+from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, to_builtins
 from taskd.worker.running.traces import carried_on
 
 # As a module with -m it would be loaded twice, and Python would warn about that.
@@ -64,7 +64,7 @@ class JobProcess:
 
     Attributes:
         jobs: number of attempts that it has started.
-        told: it was asked to end its attempt: it runs no other one.
+        ending: it was requested to end its attempt; it runs no other one.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class JobProcess:
     ) -> None:
         self.pid = process.pid
         self.jobs = 0
-        self.told = False
+        self.ending = False
         self._process, self._reader, self._writer = process, reader, writer
         self._exit = asyncio.Task(process.wait(), loop=asyncio.get_running_loop())
 
@@ -135,15 +135,15 @@ class JobProcess:
         """Return whether it has not ended, as far as is known."""
         return not self._exit.done()
 
-    def tell(self, why: str) -> None:
+    def request_end(self, why: str) -> None:
         """Ask the handler to end; `timeout` or any other reason."""
-        self.told = True
+        self.ending = True
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1 if why == "timeout" else signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill it, and what its handler has started in its process group."""
-        self.told = True
+        self.ending = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -160,50 +160,50 @@ class JobProcesses:
 
     Args:
         app: the module that each process imports first.
-        keeper: takes the log lines of handlers, at the end of each attempt.
+        log_writer: takes the log lines of handlers, at the end of each attempt.
 
     Attributes:
         slots: the most processes.
     """
 
     def __init__(
-        self, settings: Settings, app: str | None = None, keeper: LogWriter | None = None
+        self, settings: Settings, app: str | None = None, log_writer: LogWriter | None = None
     ) -> None:
         self.slots = process_slots(settings)
         self._jobs_max = settings.process_jobs_max
-        self._settings, self._app, self._keeper = settings, app, keeper
+        self._settings, self._app, self._log_writer = settings, app, log_writer
         self._idle: list[JobProcess] = []
         self._all: set[JobProcess] = set()
-        self._places = self.slots
+        self._free_slots = self.slots
         self._waiting: deque[asyncio.Future[JobProcess]] = deque()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def run(self, task: Task[..., Any], job: Job, call: ProcessCall) -> Settled:
+    async def run(self, task: Task[..., Any], job: Job, call: ProcessCall) -> DecidedElsewhere:
         """Run an attempt in one of the processes.
 
         Raises:
             ProcessDied, ProcessNotStarted: an ordinary failure of this attempt.
         """
-        keep = self._keeper is not None and self._keeper.keeps(task.name) is not KeepLogs.OFF
-        told = carried_on(job)
-        request = Request(task.handler.__module__, task.handler.__qualname__, told, keep)
+        writer, handler = self._log_writer, task.handler
+        keep = writer is not None and writer.keeps(task.name) is not KeepLogs.OFF
+        request = Request(handler.__module__, handler.__qualname__, carried_on(job), keep)
         line = msgspec.json.encode(request)
         for start in range(1, STARTS_MAX + 1):
-            process = await self._taken()
-            call.has(process)
+            process = await self._acquire()
+            call.set_process(process)
             jobs = process.jobs
             try:
                 answer = await process.run(line, call.begin)
             except ProcessDied:
-                if process.jobs == jobs and not process.told and start < STARTS_MAX:
+                if process.jobs == jobs and not process.ending and start < STARTS_MAX:
                     continue
                 raise
             finally:
-                call.has(None)
-                self._give(process)
-            if self._keeper is not None and answer.lines:
-                self._keeper.add_all(job, answer.lines, answer.left_out)
-            return Settled(answer.ack, answer.decided)
+                call.set_process(None)
+                self._put_back(process)
+            if self._log_writer is not None and answer.lines:
+                self._log_writer.add_all(job, answer.lines, answer.left_out)
+            return DecidedElsewhere(answer.ack, answer.decided)
         raise AssertionError("the last start raises")
 
     def own(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -230,13 +230,13 @@ class JobProcesses:
         for each in self._tasks:
             each.cancel()
 
-    async def _taken(self) -> JobProcess:
+    async def _acquire(self) -> JobProcess:
         """Return an idle process, or the next one that is free or started."""
         while self._idle:
             process = self._idle.pop()
             if process.alive:
                 return process
-            self._ends(process)
+            self._end_later(process)
         waiter: asyncio.Future[JobProcess] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         self._start_more()
@@ -244,14 +244,14 @@ class JobProcesses:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._give(waiter.result())
+                self._put_back(waiter.result())
             raise
 
-    def _give(self, process: JobProcess) -> None:
+    def _put_back(self, process: JobProcess) -> None:
         """Take back a process after an attempt or a start."""
-        spent = process.told or not process.alive or process.jobs >= self._jobs_max
+        spent = process.ending or not process.alive or process.jobs >= self._jobs_max
         if spent:
-            self._ends(process)
+            self._end_later(process)
             return
         while self._waiting:
             waiter = self._waiting.popleft()
@@ -260,20 +260,20 @@ class JobProcesses:
                 return
         self._idle.append(process)
 
-    def _ends(self, process: JobProcess) -> None:
+    def _end_later(self, process: JobProcess) -> None:
         self.own(self._end(process), "process-end")
 
     async def _end(self, process: JobProcess) -> None:
         await process.end()
         self._all.discard(process)
-        self._places += 1
+        self._free_slots += 1
         self._start_more()
 
     def _start_more(self) -> None:
         """Start as many as there are waiting jobs and free slots."""
         wanted = sum(not waiter.done() for waiter in self._waiting)
-        for _ in range(min(self._places, wanted - len(self._starting()))):
-            self._places -= 1
+        for _ in range(min(self._free_slots, wanted - len(self._starting()))):
+            self._free_slots -= 1
             self.own(self._start(), START)
 
     def _starting(self) -> list[asyncio.Task[Any]]:
@@ -285,16 +285,16 @@ class JobProcesses:
             process = await self._spawned()
             self._all.add(process)
             boot = Boot(sys.path, self._app, self._settings)
-            await process.boot(msgspec.json.encode(boot, enc_hook=plain))
+            await process.boot(msgspec.json.encode(boot, enc_hook=to_builtins))
         except (ProcessNotStarted, OSError) as error:
             if process is None:
-                self._places += 1
+                self._free_slots += 1
             else:
                 process.kill()
-                self._ends(process)
+                self._end_later(process)
             self._refuse(ProcessNotStarted(f"no process could be started for it: {error}"))
         else:
-            self._give(process)
+            self._put_back(process)
 
     def _refuse(self, error: ProcessNotStarted) -> None:
         """Tell the first waiting job; the next one has a start of its own."""
@@ -340,7 +340,7 @@ class ProcessCall(HandlerCall):
         self._pool, self._task, self._job = pool, task, job
         self._process: JobProcess | None = None
 
-    def has(self, process: JobProcess | None) -> None:
+    def set_process(self, process: JobProcess | None) -> None:
         """From now until it has none, it has this process, which can be killed."""
         assert self.attempt is not None
         self._process = process
@@ -360,11 +360,11 @@ class ProcessCall(HandlerCall):
             HandlerRaised: inside middleware, which sees it like any exception of a handler.
         """
         self.wait()
-        settled = await self._settled()
-        return settled if self._task.around is None else value_of(settled)
+        outcome = await self._outcome()
+        return outcome if self._task.around is None else value_of(outcome)
 
-    async def _settled(self) -> Settled:
-        running: asyncio.Task[Settled] = self._pool.own(
+    async def _outcome(self) -> DecidedElsewhere:
+        running: asyncio.Task[DecidedElsewhere] = self._pool.own(
             self._pool.run(self._task, self._job, self), "process-attempt"
         )
         while not running.done():
@@ -374,7 +374,7 @@ class ProcessCall(HandlerCall):
                 if self._process is None:
                     running.cancel()
                 else:
-                    self._process.tell((self.attempt and self.attempt.why) or "stop")
+                    self._process.request_end((self.attempt and self.attempt.why) or "stop")
         return running.result()
 
 
@@ -390,7 +390,7 @@ def check_found(registry: Registry) -> None:
         ConfigError: one of them is not found under its own name in its module.
     """
     for task in registry:
-        if task.kind is not Kind.PROCESS:
+        if task.kind is not HandlerKind.PROCESS:
             continue
         module, name = task.handler.__module__, task.handler.__qualname__
         found = None if module == "__main__" else find_task(module, name)

@@ -23,20 +23,19 @@ from taskd.core.outcomes.attempt_ends import (
     RETURNED_NONE,
     AttemptEnd,
     CancelRequested,
-    IdTaken,
+    DecidedElsewhere,
     NotStarted,
     Raised,
     Returned,
-    Settled,
-    StillRuns,
     TaskPaused,
 )
 from taskd.core.outcomes.process_reports import HandlerRaised
-from taskd.core.tasks.handler_kind import Kind
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.attempt import Attempt, drive, reach
+from taskd.worker.running.attempt_table import AttemptTable
 from taskd.worker.running.batches import Batches
 from taskd.worker.running.calls import Call
 from taskd.worker.running.preparation import (
@@ -49,16 +48,12 @@ from taskd.worker.running.preparation import (
 from taskd.worker.service import Wakeup
 
 # If the rate was misjudged, jobs that have waited here for this long are released.
-HOARD_S = 0.5
-# How long an attempt waits for a free thread or the like before its job is released.
-ROOM_WAIT_S = 5.0
+BUFFERED_S_MAX = 0.5
 # Handlers that never wait keep the loop to themselves for at most this long at a time.
 TURN_S = 0.002
 # How many coroutines start at once where handlers wait: a single one starts one job per turn of the
 # loop, which lowers the rate of short waits by 7 %.
-ABREAST_MAX = 32
-# A worker id that no claim has.
-NO_FENCE = -1
+STARTING_MAX = 32
 
 
 class Runner:
@@ -67,8 +62,9 @@ class Runner:
     Attributes:
         ended: number of attempts that have ended here, for the rate.
         waited_s: total time of those whose handlers waited.
-        room: set when something ended, so that the consumer can claim again.
-        low: with this many jobs left, `room` is set also while no slot was freed.
+        freed: set when something ended, so that the consumer can claim again.
+        low: with this many jobs left, `freed` is set also while no slot was freed.
+        attempts: the attempts whose handlers wait for something.
     """
 
     def __init__(self, queue: str, limit: int, shared: Shared) -> None:
@@ -78,35 +74,34 @@ class Runner:
         self.ended = 0
         self.waited_s = 0.0
         self.low = 0
-        self.room = Wakeup()
+        self.freed = Wakeup()
         self._shared = shared
         self._recorder = shared.recorder
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Job] = deque()
-        self._attempts: dict[int, Attempt] = {}
-        self._ghosts: dict[int, Attempt] = {}
+        self.attempts = AttemptTable()
         self._starting: set[asyncio.Task[None]] = set()
         self._running = 0
-        self._batches = Batches(shared.pulse, self._dispatch, self._leave_place)
-        self._jobs_per_place = _jobs_per_place(queue, shared.registry)
-        self._walking, self._abreast = 0, 1
+        self._batches = Batches(shared.pulse, self._dispatch, self._leave_slot)
+        self._jobs_per_slot = _jobs_per_slot(queue, shared.registry)
+        self._taking, self._starting_max = 0, 1
         self._closed = False
         self._moved_at = 0.0
         self._preparation = Preparation(queue, shared, self._batches)
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Run these jobs in order, after those that wait already."""
-        self._begins()
+        self._mark_start()
         self._buffer.extend(jobs)
         self._dispatch()
 
     def add_suspect(self, job: Job) -> None:
         """Run a suspect in addition to the others; the quarantine gives one at a time."""
-        self._begins()
+        self._mark_start()
         self._buffer.appendleft(job)
         self._dispatch()
 
-    def _begins(self) -> None:
+    def _mark_start(self) -> None:
         self._moved_at = time.monotonic()
         self._shared.pulse.starts(self._moved_at)
 
@@ -117,33 +112,33 @@ class Runner:
         if self._batches.ready:
             self._begin_batches()
         while (
-            self._walking < self._abreast
-            and self._walking < len(self._buffer)
-            and self._has_place()
+            self._taking < self._starting_max
+            and self._taking < len(self._buffer)
+            and self._has_slot()
         ):
             if not self._shared.lease.trusted:
                 return  # tick() tries again
-            self._walking += 1
+            self._taking += 1
             self._running += 1
             # Not through the loop's task factory: tasks that it makes belong to handlers.
-            self._starting.add(asyncio.Task(self._walk(), loop=self._loop, name=self._name))
+            self._starting.add(asyncio.Task(self._take_jobs(), loop=self._loop, name=self._name))
 
-    def _has_place(self) -> bool:
+    def _has_slot(self) -> bool:
         # A suspect has a slot of its own: in a busy queue it would never find a free one.
-        suspect = not self._walking and self._buffer[0].crashes > 0
-        return (self._places if self._batches.begun else self._running) < self.limit + suspect
+        suspect = not self._taking and self._buffer[0].crashes > 0
+        return (self._used_slots if self._batches.begun else self._running) < self.limit + suspect
 
     def _begin_batches(self) -> None:
         """Start full batches, if there are free slots."""
         while (
             self._batches.ready
-            and self._places < self.limit + self._batches.suspect_first
+            and self._used_slots < self.limit + self._batches.suspect_first
             and self._shared.lease.trusted
             and not self._closed
         ):
             self._batches.begin()
 
-    async def _walk(self) -> None:
+    async def _take_jobs(self) -> None:
         """Run jobs from the buffer as long as nothing else can reach this coroutine's task."""
         me = asyncio.current_task()
         assert me is not None
@@ -160,7 +155,7 @@ class Runner:
                     pulse.job = None
                     # Handlers that never wait end no coroutine that could report it.
                     if len(self._buffer) <= self.low:
-                        self.room.set()
+                        self.freed.set()
                     await asyncio.sleep(0)
                     turn_ends = time.monotonic() + TURN_S
                     if not lease.trusted:
@@ -170,7 +165,7 @@ class Runner:
                 self._moved_at = began
                 waits = self._begin(job, began, me)
                 if waits is None:
-                    self._abreast = 1
+                    self._starting_max = 1
                 else:
                     attempt, driven = waits
                     try:
@@ -180,7 +175,7 @@ class Runner:
                         # closes the driver and the handler, and then arrives here.
                         happened = Raised(error)
                     self._resumed(attempt, happened)
-                    if not self._keeps_place(attempt):
+                    if not self._keeps_slot(attempt):
                         return
                     turn_ends = time.monotonic() + TURN_S
                     # Drop references to the job before checking what can reach the task.
@@ -190,7 +185,7 @@ class Runner:
                 if job.crashes or reach(me) != alone:
                     return
         finally:
-            self._walked(attempt)
+            self._coroutine_ended(attempt)
 
     def _begin(
         self, job: Job, began: float, me: asyncio.Task[Any]
@@ -207,85 +202,73 @@ class Runner:
         except StopIteration as stop:
             self._succeed(job, task, context, began, stop.value)
         except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail one job only
-            self._settle(job, task, context, Raised(error), began)
+            self._record(job, task, context, Raised(error), began)
         else:
             attempt = self._suspended(job, task, coro, context, call, began, me)
             return attempt, drive(coro, own, waits_for, job, self._shared.pulse)
         return None
 
-    def _keeps_place(self, attempt: Attempt) -> bool:
+    def _keeps_slot(self, attempt: Attempt) -> bool:
         """Return whether this coroutine continues in the slot of an attempt that has ended.
 
         It saves the next job a turn of the loop, which raises the rate of short waits by 9 %.
         """
         keeps = (
             not attempt.abandoned
-            and attempt.leave_place is None
+            and attempt.leave_slot is None
             and self._running <= self.limit
             and not self._batches.ready
             and not self._closed
             and self._shared.lease.trusted
         )
         if keeps:
-            self._walking += 1
+            self._taking += 1
             if len(self._buffer) <= self.low:
-                self.room.set()
+                self.freed.set()
         return keeps
 
-    def _walked(self, attempt: Attempt | None) -> None:
+    def _coroutine_ended(self, attempt: Attempt | None) -> None:
         """A coroutine ends: its slot is free, and a new one continues with the buffer."""
         self._shared.pulse.job = None
         if attempt is None:
-            self._walking -= 1
+            self._taking -= 1
             self._running -= 1
         elif not attempt.abandoned:
             self._free(attempt)
         self._dispatch()
-        self.room.set()
+        self.freed.set()
 
     def _free(self, attempt: Attempt) -> None:
         """An attempt has its outcome: its slot is free, or its share of a batch's."""
-        if attempt.leave_place is None:
+        if attempt.leave_slot is None:
             self._running -= 1
         else:
-            attempt.leave_place()
+            attempt.leave_slot()
 
-    def _leave_place(self) -> None:
+    def _leave_slot(self) -> None:
         """A job waits for its batch, and no longer has a slot of its own."""
         self._running -= 1
         self._dispatch()
-        self.room.set()
+        self.freed.set()
 
     def _prepare(self, job: Job, began: float) -> Prepared | None:
         """Return the started handler of a job, before its first step; None if the job ends here."""
         task, end = self._preparation.look_up(job, began)
         if task is not None and end is None:
-            if job.id in self._attempts or job.id in self._ghosts:
-                self._meet(job, task, began)
+            attempts = self.attempts
+            if job.id in attempts.running or job.id in attempts.abandoned:
+                end = attempts.claimed_again(job)
+                if end is not None:
+                    self._record(job, task, None, end, began)
                 return None
             prepared = self._preparation.start(job, task, began)
             if not isinstance(prepared, Refused):
                 return prepared
-            self._settle(job, task, prepared.context, prepared.end, began)
+            self._record(job, task, prepared.context, prepared.end, began)
             return None
         assert end is not None
-        self._settle(job, task, None, end, began)
+        self._record(job, task, None, end, began)
         return None
-
-    def _meet(self, job: Job, task: Task[..., Any], began: float) -> None:
-        """A job was claimed whose id runs here already."""
-        running = self._attempts.get(job.id)
-        if running is None:
-            # An abandoned attempt of it still runs in this process.
-            self._settle(job, task, None, StillRuns(), began)
-        elif _same_job(running.job, job):
-            # The same job was claimed again, as a failover lost the first claim: adopt the new one.
-            running.job.fence, running.job.worker_id = job.fence, job.worker_id
-        else:
-            # A failover lost the running job and gave its id to another one: no one needs its
-            # outcome.
-            running.job.fence = NO_FENCE
-            self._settle(job, task, None, IdTaken(), began)
 
     def _suspended(
         self,
@@ -300,14 +283,15 @@ class Runner:
         """A handler waits for something: this coroutine stays with it, and a new one takes over."""
         self._shared.pulse.job = None
         timeout_s = timeout_s_of(job, task)
-        attempt = self._attempts[job.id] = Attempt(job, task, coro, context, began, timeout_s, me)
+        attempt = Attempt(job, task, coro, context, began, timeout_s, me)
+        self.attempts.running[job.id] = attempt
         if call is not None:
             call.belongs_to(attempt)
         events.job_started(job)
-        self._walking -= 1
-        self._abreast = ABREAST_MAX
+        self._taking -= 1
+        self._starting_max = STARTING_MAX
         # Usually all slots are used, and there is nothing to dispatch.
-        if self._buffer and self._has_place():
+        if self._buffer and self._has_slot():
             self._dispatch()
         return attempt
 
@@ -315,22 +299,22 @@ class Runner:
         """A handler that waited has ended."""
         job = attempt.job
         if attempt.abandoned:
-            self._ghosts.pop(job.id, None)
+            self.attempts.abandoned.pop(job.id, None)
             return
-        del self._attempts[job.id]
+        del self.attempts.running[job.id]
         self.waited_s += time.monotonic() - attempt.began
         if happened is RETURNED_NONE and attempt.why is None:
             self._succeed(job, attempt.task, attempt.context, attempt.began, None)
             return
-        if isinstance(happened, Returned) and type(happened.value) is Settled:
+        if isinstance(happened, Returned) and type(happened.value) is DecidedElsewhere:
             happened = happened.value
         elif isinstance(happened, Raised) and type(happened.error) is HandlerRaised:
-            happened = happened.error.settled
-        happened = attempt.judge(happened)
+            happened = happened.error.outcome
+        happened = attempt.end(happened)
         if isinstance(happened, Returned):
             self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
         else:
-            self._settle(job, attempt.task, attempt.context, happened, attempt.began)
+            self._record(job, attempt.task, attempt.context, happened, attempt.began)
 
     def _succeed(
         self,
@@ -345,7 +329,7 @@ class Runner:
         if job.crashes:
             self._shared.suspect_ended()
 
-    def _settle(
+    def _record(
         self,
         job: Job,
         task: Task[..., Any] | None,
@@ -360,13 +344,13 @@ class Runner:
 
     def release(self, job: Job) -> None:
         """Release a claimed job that has not started."""
-        self._settle(job, None, None, NotStarted(), time.monotonic())
+        self._record(job, None, None, NotStarted(), time.monotonic())
 
-    def park(self, jobs: Iterable[Job]) -> None:
+    def release_paused(self, jobs: Iterable[Job]) -> None:
         """Release jobs whose task is paused."""
         now = time.monotonic()
         for job in jobs:
-            self._settle(job, None, None, TaskPaused(), now)
+            self._record(job, None, None, TaskPaused(), now)
 
     # Used by other services.
 
@@ -374,30 +358,20 @@ class Runner:
         """Change the limit; attempts above it go on to their end."""
         self.limit = limit
         self._dispatch()
-        self.room.set()
+        self.freed.set()
 
     def tick(self, now: float) -> None:
         """Every 50 ms (`now`: time.monotonic()): timeouts, abandoning, waits that are too long."""
-        overdue = []
-        for attempt in self._attempts.values():
-            if attempt.cancelled_at is not None:
-                if now - attempt.cancelled_at >= self._shared.cancel_s:
-                    overdue.append(attempt)
-            elif attempt.waits_for_room:
-                if now - attempt.began >= ROOM_WAIT_S:
-                    attempt.cancel("no room", now)
-            elif attempt.timeout_s is not None and now - attempt.began >= attempt.timeout_s:
-                attempt.cancel("timeout", now)
-        for attempt in overdue:
+        for attempt in self.attempts.cancel_overdue(now, self._shared.cancel_s):
             self.abandon(attempt)
         for coroutine in [each for each in self._starting if each.done()]:
             # Cancelled before its first step, by a handler that cancels tasks it does not own.
             self._starting.discard(coroutine)
-            self._walked(None)
+            self._coroutine_ended(None)
         if self._buffer or self._batches.ready:
             self._dispatch()
-        if self._buffer and now - self._moved_at > HOARD_S:
-            self.give_back()
+        if self._buffer and now - self._moved_at > BUFFERED_S_MAX:
+            self.release_waiting()
 
     def abandon(self, attempt: Attempt) -> None:
         """Record the outcome of an attempt that ignores its cancellation, and free its slot.
@@ -405,26 +379,26 @@ class Runner:
         An attempt that can be killed is killed; any other is abandoned.
         """
         attempt.abandoned = True
-        self._attempts.pop(attempt.job.id, None)
+        self.attempts.running.pop(attempt.job.id, None)
         self._free(attempt)
         if attempt.kill is not None:
             attempt.kill()
         else:
-            self._ghosts[attempt.job.id] = attempt
+            self.attempts.abandoned[attempt.job.id] = attempt
             self._recorder.counts["abandoned"] += 1
             events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
-        self._settle(
+        self._record(
             attempt.job, attempt.task, attempt.context, attempt.abandonment(), attempt.began
         )
         self._dispatch()
-        self.room.set()
+        self.freed.set()
 
     def close(self) -> int:
         """Start nothing more: release waiting jobs, now and later; return how many wait now."""
         self._closed = True
-        return self.give_back() + self._batches.give_back()
+        return self.release_waiting() + self._batches.release_waiting()
 
-    def give_back(self) -> int:
+    def release_waiting(self) -> int:
         """Release claimed jobs that have not started; return how many."""
         given = len(self._buffer)
         while self._buffer:
@@ -440,53 +414,37 @@ class Runner:
                 taken.append(self._buffer.popleft())
         return taken
 
-    def attempts(self) -> list[Attempt]:
-        """Attempts whose handler waits, without abandoned ones."""
-        return list(self._attempts.values())
-
-    def cancel_all(self, why: str) -> None:
-        """Cancel every running attempt."""
-        now = time.monotonic()
-        for attempt in list(self._attempts.values()):
-            attempt.cancel(why, now)
-
     def cancel_job(self, job_id: int, reason: str) -> None:
         """Cancel this job on request, if it is here."""
         now = time.monotonic()
-        attempt = self._attempts.get(job_id)
+        attempt = self.attempts.running.get(job_id)
         if attempt is not None:
             attempt.cancel_reason = reason
             attempt.cancel("cancel", now)
             return
         for job in [job for job in self._buffer if job.id == job_id]:
             self._buffer.remove(job)
-            self._settle(job, None, None, CancelRequested(reason), now)
+            self._record(job, None, None, CancelRequested(reason), now)
 
     def abandon_all(self) -> None:
         """Abandon everything that still runs."""
-        for attempt in list(self._attempts.values()):
+        for attempt in self.attempts:
             self.abandon(attempt)
-
-    def warn_all(self) -> None:
-        """Tell the handlers that the worker is stopping (`ctx.stopping`)."""
-        for attempt in self._attempts.values():
-            if attempt.context is not None:
-                attempt.context.stopping = True
 
     @property
     def running(self) -> int:
         """The number of running attempts."""
-        return len(self._attempts)
+        return len(self.attempts.running)
 
     @property
     def abandoned(self) -> int:
         """The number of abandoned attempts that still run."""
-        return len(self._ghosts)
+        return len(self.attempts.abandoned)
 
     @property
     def idle(self) -> bool:
         """Whether no job waits and none runs."""
-        return not (self._buffer or self._running or self._attempts)
+        return not (self._buffer or self._running or self.attempts.running)
 
     @property
     def waiting(self) -> int:
@@ -496,43 +454,33 @@ class Runner:
     @property
     def free(self) -> int:
         """The number of free slots."""
-        free = (self.limit - self._places - len(self._batches.ready)) * self._jobs_per_place
-        gathered = self._batches.gathered if self._jobs_per_place > 1 else 0
+        free = (self.limit - self._used_slots - len(self._batches.ready)) * self._jobs_per_slot
+        gathered = self._batches.gathered if self._jobs_per_slot > 1 else 0
         return free - gathered - len(self._buffer)
 
     @property
-    def _places(self) -> int:
+    def _used_slots(self) -> int:
         """The number of used slots, of `limit`."""
-        return self._running + self._batches.places
+        return self._running + self._batches.used_slots
 
-    def knows(self, job_id: int) -> bool:
+    def has_job(self, job_id: int) -> bool:
         """Return whether a job is here, waiting or running."""
-        return job_id in self._attempts or any(job.id == job_id for job in self._buffer)
+        return job_id in self.attempts.running or any(job.id == job_id for job in self._buffer)
 
-    def runs(self, job: Job) -> bool:
-        """Return whether an attempt of exactly this claim waits here, abandoned or not."""
-        attempt = self._attempts.get(job.id) or self._ghosts.get(job.id)
-        return attempt is not None and attempt.job is job
-
-    def known(self) -> Iterable[int]:
+    def job_ids(self) -> Iterable[int]:
         """Return the ids of all jobs that are here."""
-        yield from self._attempts
+        yield from self.attempts.running
         for job in self._buffer:
             yield job.id
 
 
-def _jobs_per_place(queue: str, registry: Registry) -> int:
+def _jobs_per_slot(queue: str, registry: Registry) -> int:
     """How many jobs to claim per free slot.
 
     It is the size of a batch in a queue with batches only. In other queues batches are collected
     from smaller claims, so that other jobs are not claimed by the hundred for a few slots.
     """
     tasks = [task for task in registry if task.queue == queue]
-    if any(task.kind is not Kind.BATCH for task in tasks):
+    if any(task.kind is not HandlerKind.BATCH for task in tasks):
         return 1
     return max((task.batch for task in tasks), default=1)
-
-
-def _same_job(one: Job, other: Job) -> bool:
-    """Return whether two claims of one id are of the same job."""
-    return (one.task, one.args, one.due_at_s) == (other.task, other.args, other.due_at_s)

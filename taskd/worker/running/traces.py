@@ -47,7 +47,7 @@ class Traces:
         self._tracer, self._trace, self._context = tracer, trace, context
         self._propagators = propagators()
         self._spans: dict[int, Any] = {}
-        self._deafen = events.subscribe(self._heard)
+        self._unsubscribe = events.subscribe(self._on_event)
 
     async def close(self) -> None:
         """No further attempt ends here; open spans end without an outcome.
@@ -55,7 +55,7 @@ class Traces:
         Spans that wait for export are sent: a process with remaining threads of handlers exits
         without flushing.
         """
-        self._deafen()
+        self._unsubscribe()
         for span in self._spans.values():
             with suppress(Exception):
                 span.end()
@@ -137,7 +137,7 @@ class Traces:
             },
         )
 
-    def _heard(self, name: str, fields: Mapping[str, Any]) -> None:
+    def _on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """End the span of an attempt, with the fields of its event."""
         span = self._spans.pop(fields["job_id"], None) if name in ENDS else None
         if span is not None:
@@ -147,12 +147,12 @@ class Traces:
     @staticmethod
     def _end(span: Any, name: str, fields: Mapping[str, Any]) -> None:
         span.set_attribute("taskd.outcome", name.removeprefix("job."))
-        said = fields.get("error") or fields.get("reason") or fields.get("why") or ""
+        text = fields.get("error") or fields.get("reason") or fields.get("why") or ""
         if name in {"job.retried", "job.failed", "job.abandoned"}:
             kind = str(fields.get("error") or "").partition(":")[0]
-            failed(span, kind or str(fields.get("why") or "failed"), str(said))
-        elif said:
-            span.set_attribute("taskd.reason", str(said))
+            failed(span, kind or str(fields.get("why") or "failed"), str(text))
+        elif text:
+            span.set_attribute("taskd.reason", str(text))
         span.end()
 
 
@@ -162,8 +162,8 @@ def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
 
     found = context.Context()
     with suppress(msgspec.DecodeError):
-        said = msgspec.json.decode(metadata, type=dict[str, Any])
-        carried = {name: said[name] for name in CARRIED if isinstance(said.get(name), str)}
+        stored = msgspec.json.decode(metadata, type=dict[str, Any])
+        carried = {name: stored[name] for name in CARRIED if isinstance(stored.get(name), str)}
         for each in propagators:
             found = each.extract(carried, found)
     return found
@@ -210,7 +210,7 @@ class Firing:
             return
         from opentelemetry import context, trace
 
-        said = {
+        attributes = {
             "messaging.system": SYSTEM,
             "messaging.operation.name": "fire",
             "messaging.operation.type": "send",
@@ -220,7 +220,7 @@ class Firing:
             f"fire {schedule}",
             context=context.Context(),
             kind=trace.SpanKind.PRODUCER,
-            attributes=said,
+            attributes=attributes,
         )
         carried = carrier(trace.set_span_in_context(self._span, context.Context()))
         self.metadata = msgspec.json.encode(carried).decode()

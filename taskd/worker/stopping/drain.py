@@ -15,7 +15,7 @@ from taskd import events
 from taskd.config import Settings
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.finishing.drain_report import DrainReport
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.supervisor import Supervisor
 
@@ -95,7 +95,7 @@ class Drain:
         # refunded, and so are the jobs of a claim in flight: nothing has to wait for its reply.
         for runner in self._runners:
             self._report.released += runner.close()
-            runner.warn_all()
+            runner.attempts.warn_all()
         events.worker_draining(self._report.why, self._report.running, self._report.released)
         claims_end = asyncio.create_task(
             self._supervisor.stop_tier(self._settings().statement_timeout_s + 3.0),
@@ -105,7 +105,7 @@ class Drain:
         await self._wait_for_attempts(self._settings().drain_s, StopPhase.CANCEL)
         # They are cancelled. The timer abandons those that ignore the cancellation.
         for runner in self._runners:
-            runner.cancel_all("stop")
+            runner.attempts.cancel_all("stop")
         await self._wait_for_attempts(self._settings().cancel_s + 0.5, StopPhase.ABANDON)
         for runner in self._runners:
             runner.abandon_all()

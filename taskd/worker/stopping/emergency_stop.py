@@ -23,7 +23,7 @@ from taskd.store import workers
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs as store
 from taskd.worker.finishing.acker import Acker, by_worker
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import LoopMonitor
 from taskd.worker.running.runner import Runner
 
@@ -50,13 +50,13 @@ class EmergencyStop:
         unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
         abandoned = self._abandoned(blocker)
         events.worker_stuck(blocker, len(abandoned), len(unstarted), self._watch.stack())
-        done, settled = self._acker.outcomes()
-        settled += [policy.decide(job, None, NotStarted()) for job in unstarted]
-        asyncio.run(self._write(done, settled + abandoned))
+        done, acks = self._acker.outcomes()
+        acks += [policy.decide(job, None, NotStarted()) for job in unstarted]
+        asyncio.run(self._write(done, acks + abandoned))
 
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
         """Return acks for running attempts, also for one that blocks the loop in its first step."""
-        left = [attempt for runner in self._runners for attempt in runner.attempts()]
+        left = [attempt for runner in self._runners for attempt in runner.attempts]
         for attempt in left:
             if attempt.kill is not None:
                 attempt.kill()
@@ -65,24 +65,24 @@ class EmergencyStop:
             found.append(policy.decide(blocker, None, Interrupted(abandoned=True)))
         return found
 
-    async def _write(self, done: list[Job], settled: list[Ack]) -> None:
+    async def _write(self, done: list[Job], acks: list[Ack]) -> None:
         # There is no time to wait for rows that somebody has locked, such as the blocked loop
         # itself, and one failed statement must not prevent the others.
-        lane = Lane(self._database, "leave", lock_timeout=LOCK_TIMEOUT_MS)
+        lane = Lane(self._database, "emergency_stop", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(TaskdError):
-            ids = [job.id for job in done] + [ack.id for ack in settled]
+            ids = [job.id for job in done] + [ack.id for ack in acks]
             locked.update(await store.locked(lane, ids))
         free_done = sorted((job for job in done if job.id not in locked), key=lambda job: job.id)
-        free = sorted((ack for ack in settled if ack.id not in locked), key=lambda ack: ack.id)
+        free = sorted((ack for ack in acks if ack.id not in locked), key=lambda ack: ack.id)
         if free_done:
             for worker_id, group in by_worker(free_done):
                 ids, fences = [job.id for job in group], [job.fence for job in group]
                 with suppress(TaskdError):
                     await store.ack_done(lane, worker_id, ids, fences)
         if free:
-            for worker_id, acks in by_worker(free):
+            for worker_id, ended in by_worker(free):
                 with suppress(TaskdError):
-                    await store.ack_outcomes(lane, worker_id, acks)
+                    await store.ack_outcomes(lane, worker_id, ended)
         await workers.retire(lane, self._lease.worker_id)
         await lane.close()

@@ -23,30 +23,30 @@ def longest_stop_s(settings: Settings) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessIndex:
     """The index of this process among its siblings, from 1; a single process is alone.
 
     Attributes:
         number: the index.
         of: the number of processes.
-        lifeline: the reading end of a pipe that the parent holds open while it lives.
-        asked: a socket over which the parent requests metrics (stats_socket.py); -1: none.
+        parent_pipe: the reading end of a pipe that the parent holds open while it lives.
+        stats_socket: a socket over which the parent requests metrics (stats_socket.py); -1: none.
     """
 
     number: int = 1
     of: int = 1
-    lifeline: int = -1
-    asked: int = -1
+    parent_pipe: int = -1
+    stats_socket: int = -1
 
     @classmethod
-    def from_environment(cls, environ: MutableMapping[str, str]) -> Place:
-        """Return the place that the parent gave; remove it from the environment."""
+    def from_environment(cls, environ: MutableMapping[str, str]) -> ProcessIndex:
+        """Return the index that the parent gave; remove it from the environment."""
         numbers = environ.pop(VARIABLE, "")
         return cls(*map(int, numbers.split())) if numbers else cls()
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that gives a child its place."""
-        return {VARIABLE: f"{self.number} {self.of} {self.lifeline} {self.asked}"}
+        """Return the environment that gives a child its index."""
+        return {VARIABLE: f"{self.number} {self.of} {self.parent_pipe} {self.stats_socket}"}
 
     @property
     def alone(self) -> bool:
@@ -65,7 +65,7 @@ class ParentWatch:
         self._fd = fd
         # Programs that a handler starts must not hold the pipe open.
         os.set_inheritable(fd, False)
-        threading.Thread(target=self._watch, name="taskd-lifeline", daemon=True).start()
+        threading.Thread(target=self._watch, name="taskd-parent-watch", daemon=True).start()
 
     def _watch(self) -> None:
         while os.read(self._fd, 1):

@@ -119,7 +119,7 @@ class Promoter(Loop):
             for queue in admitted.queues.keys() & self._consumers.keys():
                 self._consumers[queue].wakeup.set()
             due = await jobs.next_due(self._lane)
-            if not admitted.looked:
+            if not admitted.checked:
                 break  # other workers admit them, or hold a lock
         return due
 

@@ -14,7 +14,7 @@ from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.workers import RunningJob
 from taskd.worker.finishing.acker import Acker
-from taskd.worker.lease import Lease
+from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
@@ -61,7 +61,7 @@ class Reconciler(Loop):
         calm = self._claim_lost_at is None and all(runner.idle for runner in self._runners)
         if calm and now - self._checked_at < IDLE_CHECK_EVERY_S:
             return
-        worker_id, known = self._lease.worker_id, self._known()
+        worker_id, here = self._lease.worker_id, self._job_ids()
         try:
             rows = await self._running_jobs(worker_id)
         except StoreUnavailable:
@@ -71,12 +71,12 @@ class Reconciler(Loop):
             self._claim_lost_at = None
         # Jobs known before or after: one that ended meanwhile was still running when the rows were
         # read.
-        known |= self._known()
-        unknown = [row for row in rows if row.id not in known and row.age_s > self._grace_s]
-        for row in unknown:
+        here |= self._job_ids()
+        missing = [row for row in rows if row.id not in here and row.age_s > self._grace_s]
+        for row in missing:
             self._acker.outcome(Ack(row.id, worker_id, row.fence, JobState.QUEUED, refund=True))
-        if unknown:
-            events.jobs_reconciled([row.id for row in unknown])
+        if missing:
+            events.jobs_reconciled([row.id for row in missing])
         for row in rows:
             if row.cancel_reason is not None:
                 for runner in self._runners:
@@ -89,8 +89,8 @@ class Reconciler(Loop):
                 await resting.enter_async_context(lane.at_rest())
             return await workers.running_jobs(first, worker_id)
 
-    def _known(self) -> set[int]:
-        known = set(self._acker.unwritten())
+    def _job_ids(self) -> set[int]:
+        here = set(self._acker.unwritten())
         for runner in self._runners:
-            known.update(runner.known())
-        return known
+            here.update(runner.job_ids())
+        return here

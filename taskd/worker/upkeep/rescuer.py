@@ -13,7 +13,8 @@ from taskd.store.jobs import changes, jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.lease import Lease, is_gone
+from taskd.worker.lease.incarnation import is_gone
+from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
 from taskd.worker.service import Loop
 
@@ -70,8 +71,8 @@ class Rescuer(Loop):
         try:
             seen = await self.check()
             self._on_due(seen.due)
-            for told in self._on_ticks:
-                told(seen.ticks)
+            for callback in self._on_ticks:
+                callback(seen.ticks)
             if seen.uncounted:
                 await limits.count_depths(self._lane)
             if await self._declare_dead(seen.others) or seen.orphans:

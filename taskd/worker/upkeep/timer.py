@@ -44,7 +44,7 @@ class Timer(Loop):
         if int(now) != self._second:
             self._second = int(now)
             events.turn_second()
-            self._handler_tasks.look()
+            self._handler_tasks.check()
         self._lease_lost.fence_if_silent()
         if now - self._pulse.started < REST_AFTER_S or any(map(_works, self._runners)):
             return None

@@ -188,11 +188,11 @@ async def test_guesses_fill_no_log(serve, told, monkeypatch):
     lines = [fields["times"] for name, fields in told if name == "login.refused"]
     assert lines[:3] == [1, 1, 1]
     assert len(lines) < 9
-    site.dashboard.refusals.tell("a", "b", "c")
+    site.dashboard.refusals.log("a", "b", "c")
     for _ in range(9):
-        site.dashboard.refusals.tell("a", "b", "c")
+        site.dashboard.refusals.log("a", "b", "c")
     # What is left is told at the end, too.
-    site.dashboard.refusals.tell_rest()
+    site.dashboard.refusals.log_rest()
     assert sum(fields["times"] for name, fields in told if name == "login.refused") == 19
 
 

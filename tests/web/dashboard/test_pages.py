@@ -355,7 +355,7 @@ async def test_pages_are_live_for_all_who_look_by_one_reading(serve, sql):
         assert second["parts"]["tiles"] == first["parts"]["tiles"]
         await asyncio.gather(one.aclose(), two.aclose())
     # Nobody looks any more, so nothing is read.
-    await asyncio.wait_for(live._looking, 20)
+    await asyncio.wait_for(live._polling, 20)
     assert not live._viewers
 
 

@@ -25,7 +25,7 @@ def test_a_chart_shows_what_is_little_beside_what_is_much():
     assert made.bars_top == "10,000"
     assert all(bar.height >= 1.5 and -2 <= bar.y <= HEIGHT for bar in made.bars)
     assert {bar.kind for bar in made.bars} == {"done", "failed"}
-    assert "9,999 done, 1 failed" in made.bars[0].told
+    assert "9,999 done, 1 failed" in made.bars[0].tooltip
     assert (made.done, made.failed, made.empty, made.shortened) == (10009, 1, False, False)
 
 
@@ -44,7 +44,7 @@ def test_an_empty_chart_is_empty():
     [nothing] = rows((None, 0, 0, None))
     made = chart([nothing], 60, 3600)
     assert made.empty
-    assert made.told == "no job finished in 1h"
+    assert made.tooltip == "no job finished in 1h"
 
 
 def test_a_part_stands_right_of_what_it_waits_for():
@@ -62,7 +62,7 @@ def test_a_part_stands_right_of_what_it_waits_for():
     places = {box.name: (box.x, box.y) for box in made.boxes}
     assert places["a"][0] == places["b"][0] < places["c"][0] < places["d"][0]
     assert places["a"][1] < places["b"][1]
-    states = {box.name: (box.state, box.told) for box in made.boxes}
+    states = {box.name: (box.state, box.state_counts) for box in made.boxes}
     assert states["b"] == ("failed", "1 failed, 3 done")
     assert states["d"] == ("planned", "-")
     assert len(made.edges) == 3

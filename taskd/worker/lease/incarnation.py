@@ -1,0 +1,83 @@
+"""The identity of this process as a worker, and whether the process of another one has ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from taskd.store import workers
+from taskd.store.schema import migrations
+
+# An existing process that cannot be inspected.
+UNREADABLE = -1
+
+
+def new_incarnation(app: str) -> workers.Incarnation:
+    """Return the identity of this process under a new random id of 63 bits."""
+    pid = os.getpid()
+    return workers.Incarnation(
+        id=random.SystemRandom().randrange(1, 2**63),
+        pid=pid,
+        pid_started=process_started(pid) or 0,
+        host=socket.gethostname(),
+        boot_id=_fact(Path("/proc/sys/kernel/random/boot_id").read_text),
+        pid_namespace=_fact(lambda: str(Path("/proc/self/ns/pid").readlink())),
+        version=_version(),
+        app=app,
+        schema=migrations.of_this_code(),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("pgtaskd")
+    except PackageNotFoundError:
+        return "checkout"
+
+
+def _fact(read: Callable[[], str]) -> str:
+    """Return a fact about this machine; empty if unreadable, which proves nothing."""
+    try:
+        return read().strip()
+    except OSError:
+        return ""
+
+
+def process_started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None: there is no such process.
+
+    UNREADABLE: the process exists, but cannot be inspected. A zombie counts as gone: it runs
+    nothing.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        # Mounted with hidepid, /proc hides the processes of other users.
+        return UNREADABLE if _exists(pid) else None
+    except OSError:
+        return UNREADABLE
+    # The name of the command can hold spaces and parentheses; the rest is regular.
+    state, *rest = fields.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def is_gone(other: workers.Other) -> bool:
+    """Return whether the other worker's process, on this host, has provably ended."""
+    started = process_started(other.pid)
+    return started is None or (
+        started >= 0 and other.pid_started > 0 and started != other.pid_started
+    )

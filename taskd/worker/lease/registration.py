@@ -1,0 +1,72 @@
+"""The row of this process in the database: register it, register again, close it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taskd import events
+from taskd.errors import TaskdError
+from taskd.store import workers
+from taskd.store.connections.database import Lane
+from taskd.worker.lease.incarnation import new_incarnation
+from taskd.worker.lease.state import Lease, boottime_s
+
+RETIRE_S = 1.0
+
+
+class Registration:
+    """Registers this process as a worker, under a new id each time.
+
+    Args:
+        limits: the concurrency of each queue that the worker serves, by name.
+        tasks: the names of the tasks that it runs.
+
+    Attributes:
+        me: the present identity.
+    """
+
+    def __init__(
+        self, app: str, lease: Lease, limits: Mapping[str, int], tasks: Sequence[str]
+    ) -> None:
+        self.me = new_incarnation(app)
+        self._app, self._lease, self._limits, self._tasks = app, lease, limits, tasks
+        self._log_fields: dict[str, Any] = {}
+
+    async def register(self, lane: Lane, **log_fields: Any) -> None:
+        """Register for the first time; `worker.started` logs `log_fields` each time."""
+        self._log_fields = log_fields
+        await self._register(lane)
+
+    async def register_again(self, lane: Lane) -> None:
+        """Register under a new id, after the worker was declared dead."""
+        # A new id for each try: if only the reply was lost, the old id is registered.
+        self.me = new_incarnation(self._app)
+        await self._register(lane)
+
+    async def _register(self, lane: Lane) -> None:
+        sent = boottime_s()
+        queues = list(self._limits)
+        await workers.register(lane, self.me, self._lease.lease_s, queues, self._tasks)
+        self._lease.begin(self.me.id, sent)
+        events.worker_started(
+            self.me.id,
+            self._limits,
+            app=self._app,
+            host=self.me.host,
+            pid=self.me.pid,
+            tasks=len(self._tasks),
+            **self._log_fields,
+        )
+
+    async def retire(self, lane: Lane) -> None:
+        """Close the row, within RETIRE_S seconds or not at all: others then declare it dead."""
+        retiring = asyncio.create_task(workers.retire(lane, self.me.id), name="retire")
+        await asyncio.wait({retiring}, timeout=RETIRE_S)
+        # An abandoned handler may have cancelled the task.
+        if retiring.done() and not retiring.cancelled():
+            with contextlib.suppress(TaskdError):
+                retiring.result()
+        retiring.cancel()
