@@ -31,11 +31,11 @@ class Client(ClientControl):
     a connection of psycopg or psycopg2, SQLAlchemy's Connection or Session, or Django's.
 
     Args:
-        dsn: the PostgreSQL to use. Without `settings`, nothing else is read from anywhere.
+        dsn: the PostgreSQL to use. Without `settings`, no file or environment variable is read.
         settings: all settings. With neither, `config.load()` reads files and the environment.
         pool_max: connections per event loop.
-        built_ins: returns tasks that a job without a queue may name although no worker has
-            published them.
+        built_ins: returns built-in tasks, which a job without a queue can name even if no worker
+            has published them.
     """
 
     async def enqueue(self, job: NewJob, *, conn: object = None) -> Enqueued:

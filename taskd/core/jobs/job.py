@@ -226,7 +226,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to enqueue: a value, checked when made. `args` is the JSON text of its arguments.
+    """A job to enqueue: an immutable value, checked when created.
 
     Attributes:
         task: the task's name.
@@ -237,17 +237,17 @@ class NewJob:
         delay_s: not before this many seconds after the start of the enqueueing transaction.
         max_attempts: 1 to 1000; None: the option of the task that runs it.
         timeout_s: seconds of one attempt; None: the option of the task that runs it.
-        checked: the arguments fit the task's signature, as those from `Task.job()` do; if not, they
-            are checked against the published task when the job is enqueued.
-        unique: its unique key; None: it has none, or, if its arguments are not checked yet, that of
-            the published task.
+        checked: whether the arguments were checked against the task's signature, as `Task.job()`
+            does; if not, they are checked against the published task when the job is enqueued.
+        unique: its unique key. None: if `checked`, it has none; otherwise it gets that of the
+            published task.
         no_key: the job has no unique key, although its task has one.
         deadline: no attempt starts after this moment (with a time zone); a job that still waits
             then fails as `expired`. Excludes `deadline_s`.
         deadline_s: the same in seconds after the start of the enqueueing transaction.
-        args_version: the version of its arguments (see the task's option); None: the first one, or,
-            if its arguments are not checked yet, that of the published task.
-        limit: the limit that it counts for, and the values of its key.
+        args_version: the version of its arguments (see the task's option). None: if `checked`, the
+            first; otherwise that of the published task.
+        limit: the limit that applies to the job, and the values of its key.
         metadata: values that travel with the job beside its arguments, by name: tags, the context
             of a trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 

@@ -123,7 +123,7 @@ def to_json_type(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """A unique key and its rules; keys belong to the task. All jobs of a key should have one scope.
+    """A unique key and its rules. Each task has its own keys; all jobs of a key need one scope.
 
     Attributes:
         key: 1 to 200 bytes of text.
