@@ -213,7 +213,7 @@ class ScheduleNotFound(TaskdError):
 
 
 class WorkflowNotFound(TaskdError):
-    """No workflow has that id, or all of its jobs have been pruned."""
+    """No workflow has that id, or none of its jobs is still stored."""
 
     exit_code = 3
 

@@ -23,10 +23,10 @@ class Client(ClientControl):
     """Access to the database for producers; opened at first use, or by `async with`.
 
     Each event loop that uses the client gets its own connections, which are closed with the loop.
-    Without `conn`, a method uses one of them, and its statement is a transaction of its own. Single
-    jobs that coroutines enqueue at the same time share one statement: up to a thousand jobs of one
-    queue. With `conn`, the caller's connection, the job is part of the caller's transaction: no one
-    sees the job and no worker wakes before the commit. `conn` is an asyncpg connection, a
+    Without `conn`, a method uses one of them and commits its own transaction. Jobs that coroutines
+    enqueue one by one at the same time share a statement: up to a thousand jobs of one queue. With
+    `conn`, the caller's connection, the job is part of the caller's transaction: no other session
+    sees the job, and no worker is notified, before the commit. `conn` is an asyncpg connection, a
     psycopg.AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession; for the sync methods
     a connection of psycopg or psycopg2, SQLAlchemy's Connection or Session, or Django's.
 
@@ -49,8 +49,8 @@ class Client(ClientControl):
                 its arguments do not fit.
             InvalidJob: PostgreSQL refuses a value; nothing was written.
             KeyHeld: another job holds its unique key, and on_conflict is `raise`.
-            StoreUnavailable: PostgreSQL cannot be reached; or the connection broke before the
-                answer, and the job may have been written.
+            StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
+                answer, the job may have been written.
             SchemaMissing: the database has no schema taskd.
             TypeError: taskd does not know this type of connection.
         """
@@ -177,9 +177,9 @@ class Client(ClientControl):
 
         Raises:
             JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
-            JobNotFound: the job was never committed, or has been pruned.
+            JobNotFound: the job was never committed, or is no longer stored.
             TimeoutError: the job has not ended in time. The job goes on.
-            PermissionDenied: this user may not read results.
+            PermissionDenied: this user is not allowed to read results.
         """
         await self._pool()
         outcome = await self._waiters[asyncio.get_running_loop()].ended(job_id, timeout_s)

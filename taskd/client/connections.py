@@ -77,7 +77,7 @@ class ClientConnections:
         await self.close()
 
     async def open(self) -> None:
-        """Connect now, so that a wrong setting shows here.
+        """Connect now, so that a wrong setting raises an error here.
 
         Raises:
             ConfigError: there is no usable DSN.

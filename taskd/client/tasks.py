@@ -58,7 +58,7 @@ class Enqueues(Generic[P]):
             InvalidArgs: the arguments do not fit, have no JSON form, or take over 256 KiB.
             InvalidJob: an option is outside its limits.
             KeyHeld: another job holds its unique key, and on_conflict is `raise`.
-            StoreUnavailable: PostgreSQL cannot be reached; if the connection broke before the
+            StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
                 answer, the job may have been written.
         """
         return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
@@ -102,7 +102,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             queue: name of the queue.
             priority: smaller first, -32768 to 32767; 100 by default.
             run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
-            delay_s: not before that many seconds from now.
+            delay_s: not before this many seconds from now.
             max_attempts: 1 to 1000.
             timeout_s: seconds of one attempt.
             unique: the job's unique key.

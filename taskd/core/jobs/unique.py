@@ -81,7 +81,7 @@ class Enqueued(int):
 
         Raises:
             JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
-            JobNotFound: its transaction was not committed, or the job has been pruned.
+            JobNotFound: its transaction was not committed, or the job is no longer stored.
             TimeoutError: the job has not ended in time. The job goes on.
             RuntimeError: no client has enqueued it.
         """
