@@ -184,7 +184,10 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
     help="What to do if a job of the schedule is live at a tick.",
 )
 @click.option(
-    "--jitter", "jitter_s", type=DURATION, help="Delay each tick by a random time up to this."
+    "--jitter",
+    "jitter_s",
+    type=DURATION,
+    help="Delay the job of each tick by a random time up to this.",
 )
 @click.option(
     "--deadline",

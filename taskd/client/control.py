@@ -45,8 +45,8 @@ class ClientControl(ClientConnections):
 
         Args:
             ids: ids of the jobs.
-            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
-            delay_s: not before this many seconds from now.
+            run_at: when the jobs are due, a datetime with a time zone; excludes `delay_s`.
+            delay_s: seconds from now until the jobs are due.
 
         Raises:
             InvalidJob: the time is outside its limits.

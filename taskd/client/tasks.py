@@ -100,15 +100,15 @@ class Task(core.Task[P, R], Enqueues[P]):
 
         Args:
             queue: name of the queue.
-            priority: smaller first, -32768 to 32767; 100 by default.
-            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
-            delay_s: not before this many seconds from now.
-            max_attempts: 1 to 1000.
-            timeout_s: seconds of one attempt.
+            priority: smaller numbers run first, -32768 to 32767; 100 by default.
+            run_at: when the job is due, a datetime with a time zone; excludes `delay_s`.
+            delay_s: seconds from now until the job is due.
+            max_attempts: the most attempts of the job, 1 to 1000.
+            timeout_s: timeout of one attempt in seconds.
             unique: the job's unique key.
-            no_key: the job has no unique key, although the task has one.
-            deadline: no attempt starts after this moment, a datetime with a time zone.
-            deadline_s: the same in seconds from now.
+            no_key: True: the job gets no unique key, although the task has one.
+            deadline: no attempt starts after this time, a datetime with a time zone.
+            deadline_s: the deadline in seconds from now.
             metadata: values that travel with the job beside its arguments, such as tags.
         """
         chosen = JobOptions(

@@ -233,18 +233,18 @@ class NewJob:
         queue: the queue's name; None: that of the published task.
         args: JSON object as text, at most 256 KiB.
         priority: smaller numbers first, -32768 to 32767.
-        run_at: not before this moment (with a time zone); excludes `delay_s`.
-        delay_s: not before this many seconds after the start of the enqueueing transaction.
-        max_attempts: 1 to 1000; None: the option of the task that runs it.
-        timeout_s: seconds of one attempt; None: the option of the task that runs it.
+        run_at: when the job is due (with a time zone); excludes `delay_s`.
+        delay_s: seconds from the start of the enqueueing transaction until the job is due.
+        max_attempts: the most attempts, 1 to 1000; None: the option of the task that runs it.
+        timeout_s: timeout of one attempt in seconds; None: the option of the task that runs it.
         checked: whether the arguments were checked against the task's signature, as `Task.job()`
             does; if not, they are checked against the published task when the job is enqueued.
         unique: its unique key. None: if `checked`, it has none; otherwise it gets that of the
             published task.
-        no_key: the job has no unique key, although its task has one.
-        deadline: no attempt starts after this moment (with a time zone); a job that still waits
-            then fails as `expired`. Excludes `deadline_s`.
-        deadline_s: the same in seconds after the start of the enqueueing transaction.
+        no_key: True: the job gets no unique key, although its task has one.
+        deadline: no attempt starts after this time (with a time zone); a job that still waits then
+            fails as `expired`. Excludes `deadline_s`.
+        deadline_s: the deadline in seconds after the start of the enqueueing transaction.
         args_version: the version of its arguments (see the task's option). None: if `checked`, the
             first; otherwise that of the published task.
         limit: the limit that applies to the job, and the values of its key.
