@@ -75,9 +75,7 @@ COMMANDS = {
         "List, make, pause, run and delete schedules, and show their next ticks.",
     ),
     "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
-    "workers": Lazy(
-        "workers", "workers", "List workers: live ones, and those that ended recently."
-    ),
+    "workers": Lazy("workers", "workers", "List live workers, and workers that ended recently."),
     "tasks": Lazy(
         "tasks", "tasks", "List, pause and resume the tasks that workers have published."
     ),

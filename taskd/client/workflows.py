@@ -39,7 +39,7 @@ class Started:
     """A workflow that was started.
 
     Attributes:
-        id: for `taskd workflows show`.
+        id: the id of the workflow.
         jobs: the id of each job, by the name of its node.
     """
 
@@ -180,7 +180,7 @@ def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) 
     """Make a workflow of jobs that run one after another, each when the one before is done.
 
     Args:
-        name: of the workflow.
+        name: name of the workflow.
         on_failed: what happens to the next job when a job fails or is cancelled.
 
     Raises:
@@ -207,7 +207,7 @@ def group(
 
     Args:
         then: the last job.
-        name: of the workflow.
+        name: name of the workflow.
         on_failed: what happens to the last job when a member fails or is cancelled.
 
     Raises:
@@ -269,7 +269,7 @@ def stage(
 
 
 class Pipeline(Startable):
-    """Stages; each starts with the result of the one before it."""
+    """Named stages, each of which starts with the result of the previous one."""
 
     def __init__(self, name: str, stages: Sequence[tuple[Stage, Task[..., Any]]]) -> None:
         self.name = check_name(name)
@@ -327,8 +327,8 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
     which can be an earlier one; `Stop(result)` ends the run.
 
     Args:
-        name: of each run.
-        stages: as stage() makes them, in their order.
+        name: name of each run.
+        stages: made by stage(), in their order.
 
     Raises:
         InvalidWorkflow: there is no stage, two stages have one name, or a stage returns a type that

@@ -115,7 +115,7 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """Run all jobs that are due now, and those that they enqueue, with a real worker.
+        """Run all jobs that are due now, and the jobs that they enqueue, with a real worker.
 
         Jobs that are due later do not run; see travel(). Nor do jobs of paused queues and tasks,
         jobs that a rate delays by over a second, and jobs of tasks that no imported module defines.

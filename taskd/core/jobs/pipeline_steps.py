@@ -18,8 +18,8 @@ class Next:
     """Returned by the handler of a stage: the next stage, and its arguments.
 
     Attributes:
-        stage: the name of any stage of the pipeline, also of one that has run already.
-        args: its arguments by name.
+        stage: the name of a stage of the pipeline, which can have run already.
+        args: the arguments of that stage, by name.
     """
 
     stage: str

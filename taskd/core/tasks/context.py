@@ -83,7 +83,7 @@ class Context(Protocol):
         """
 
     async def complete(self, conn: Any, result: Any = None) -> None:
-        """Complete the job in the transaction of `conn`, with all that it has written there.
+        """Complete the job in the transaction of `conn`, together with the handler's writes.
 
         Args:
             conn: a connection that `enqueue` accepts as `conn`.
