@@ -2,11 +2,11 @@
 
     python -m tests.store.deadlocks --rounds 1000 --seed 7
 
-One of each kind of writer, or two, with connections of its own: claims and acks, workers that are
-buried, rescue, promotion, admission, deadlines, history and other upkeep; cancels, retries and
-changes; batches with unique keys and versions, workflows, limits, pauses, schedules. In a round
-each does one thing; they do not wait for each other. Counted is what the server counts: so a
-deadlock is seen, too, that a statement would have got over by trying again.
+There are one or two writers of each kind, each with its own connections: claims and acks,
+declarations of dead workers, rescue, promotion, admission, deadlines, history and other upkeep;
+cancels, retries and changes; batches with unique keys and versions, workflows, limits, pauses,
+schedules. In a round each writer acts once, and no writer waits for another. The server counts the
+deadlocks, so that a deadlock counts even if the statement succeeds when it is repeated.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ PATIENCE_S = 10.0
 @asynccontextmanager
 async def workers_locked(sql: Any) -> AsyncIterator[None]:
     """Make statements that read taskd.worker, such as enqueues, wait until the block ends."""
-    await sql.execute("SELECT setval('taskd.needs', 1)")  # else nobody looks there
+    await sql.execute("SELECT setval('taskd.needs', 1)")  # otherwise no statement reads it
     async with sql.transaction():
         await sql.execute("LOCK TABLE taskd.worker IN ACCESS EXCLUSIVE MODE")
         yield
@@ -137,7 +137,7 @@ async def waits_for_lock(sql: Any, connection: Any) -> None:
 
 
 async def steps_back(sql: Any, connection: Any) -> None:
-    """Wait until the connection's statement has met a lock, and sleeps before a retry."""
+    """Wait until the connection's statement could not get a lock, and sleeps before a retry."""
     async with asyncio.timeout(PATIENCE_S):
         while not await sql.fetchval(
             "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $1",

@@ -1,9 +1,10 @@
-"""What the statements of the engine promise, as a small model without SQL.
+"""A model of what the statements of the engine promise, small and without SQL.
 
-A rule of the machine (rules.py) first runs the product's statement, then looks at all rows, then
-tells the oracle what was asked. The oracle moves its own rows; both must be equal. From what was
-seen it takes what the database alone decides: times (as an order), the ids of new jobs, and which
-of several permitted jobs a statement has picked. Permitted is what `may_...` says.
+A rule of the machine (rules.py) runs the product's statement, reads all rows, and then passes the
+same request to the oracle. The oracle changes its own rows; both sets of rows must be equal. Some
+values are decided by the database alone, and the oracle copies them: times (as an order), the ids
+of new jobs, and which of several permitted jobs a statement picked. The methods `may_...` decide
+which jobs are permitted.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Limits(State):
             row.state, row.gate = ("scheduled", "admitted") if row.crashes else ("queued", None)
 
     def admit(self) -> None:
-        """Check all jobs that have come to admission, and all openings."""
+        """Check all jobs that wait for admission, and all openings."""
 
         def at_gate(row: Row) -> bool:
             suspect = row.state == "scheduled" and row.crashes > 0 and row.due

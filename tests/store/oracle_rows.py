@@ -20,7 +20,7 @@ SHOWN_LIVE = ("due", "gate", "waits_for", "parked", "cancel", "over")
 
 @dataclass
 class Row:
-    """A job, live or finished. `due`: its time has come; `over`: its deadline is over."""
+    """A job, live or finished. `due`: its due time has passed; `over`: its deadline has passed."""
 
     id: int
     task: str = "t"
@@ -96,7 +96,7 @@ class Edge:
 
 @dataclass
 class Rule:
-    """The bounds of a limit. A limit that nobody has declared or set admits no job."""
+    """The bounds of a limit. A limit that is neither declared nor set admits no job."""
 
     concurrency: int | None = None
     in_all: int | None = None

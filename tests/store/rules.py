@@ -86,7 +86,7 @@ class Machine(Births, Workers, Logs, Hands):
         while self.oracle.live():
             rounds += 1
             assert rounds < 200, f"stuck: {self.oracle.live()}"
-            # To take back the last one may have ended it: somebody had cancelled it.
+            # Rescuing the last job may have ended it, as its cancellation had been requested.
             if not self.work_off() and self.oracle.live():
                 self.free_those_who_wait()
 
@@ -108,10 +108,10 @@ class Machine(Births, Workers, Logs, Hands):
         return bool(held)
 
     def free_those_who_wait(self) -> None:
-        """What is left waits for jobs that have failed, as was asked: they are retried.
+        """Retry failed jobs, for which the remaining jobs wait.
 
-        Those that cannot come back, for one that they need is kept no longer, never will: whoever
-        waits for them is cancelled, as people would.
+        A failed job whose own parent is no longer kept cannot be retried: the jobs that wait for it
+        are cancelled, as an operator would do.
         """
         blocked = {row.id for row in self.oracle.live() if row.waits_for}
         assert blocked, f"stuck: {self.oracle.live()}"

@@ -1,4 +1,4 @@
-"""Rules of the state machine (machine.py): log lines of attempts, and who may write them."""
+"""Rules of the state machine (machine.py): log lines of attempts, and which worker may write them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Logs(Player):
         self.logs_are_as_the_model_has_them()
 
     def _said(self, job: Job, end: str) -> AttemptLines:
-        """As a worker tells it: what runs is kept as if it failed, until its end is known."""
+        """Lines of a running attempt are kept as if it had failed, until its end is known."""
         self.spoken += 1
         text = msgspec.json.encode([f"{self.spoken} of {job.worker_id}, {job.fence}"]).decode()
         return AttemptLines(

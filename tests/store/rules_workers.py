@@ -1,4 +1,4 @@
-"""Rules of the state machine (machine.py): workers live and die, and jobs are rescued."""
+"""Rules of the state machine (machine.py): workers start and die, and their jobs are rescued."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Workers(Attempts):
     @rule(pick=PICK)
     @precondition(lambda self: self.oracle.live("running"))
     def reconcile(self, pick: int) -> None:
-        """Release the jobs that a worker does not know and that the database says it runs."""
+        """Release jobs that run on a worker according to the database, and that it does not have."""
         worker = self.worker(pick)
         rows = self.do(workers.running_jobs(self.on, worker))
         mine = [row for row in self.oracle.live("running") if row.worker == worker]

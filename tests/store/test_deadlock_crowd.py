@@ -51,7 +51,7 @@ class Crossing(Crowd):
     """One writer deadlocks with itself, over two connections, and hides the error."""
 
     async def _pauses(self, connection: Any, acks: Any) -> None:
-        """A statement that retries would look the same from outside."""
+        """A statement that is repeated after a deadlock would succeed as well."""
         both = (connection, acks)
         for at, each in enumerate(both):
             await each.execute("BEGIN")

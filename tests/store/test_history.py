@@ -52,7 +52,7 @@ async def leaves(sql) -> set[str]:
 
 
 async def leaf_of(sql, days: int) -> str:
-    """The name of the partition for what expires in so many days."""
+    """The name of the partition for rows that expire in this number of days."""
     day = await sql.fetchval(
         "SELECT to_char((now() AT TIME ZONE 'UTC')::date + $1::integer, 'YYYYMMDD')", days
     )
@@ -308,7 +308,7 @@ async def test_after_sixty_days_without_upkeep_acks_still_succeed(
     assert await leaves(sql) == made - {await leaf_of(sql, 7), await leaf_of(sql, 30)}
     assert await in_default(sql) == 2
     assert await row(sql, plain.id) is not None
-    # Their day over, they are pruned, and the days are made for those to come.
+    # Their day is over: they are pruned, and partitions for later days are made.
     await sql.execute("UPDATE taskd.job_history_default SET expires_at = now() - interval '1 s'")
     await keep_house(upkeep)
     assert await in_default(sql) == 0

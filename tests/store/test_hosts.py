@@ -116,7 +116,7 @@ async def test_a_first_host_that_is_silent_does_not_keep_from_the_second(
         assert await connection.fetchval("SELECT 1") == 1
     began = time.monotonic()
     async with database.connection("test"):
-        # The one that answered is asked first from then on.
+        # From then on the host that answered is tried first.
         assert time.monotonic() - began < 0.5
 
 

@@ -76,7 +76,7 @@ async def test_a_name_that_no_limit_can_have_keeps_no_other_job_at_its_gate(
     [job_id] = await enqueue(lane, task, "main")
     admitted = await limits.admit(lane, 100)
     assert (admitted.checked, await queued(sql)) == (2, [job_id])
-    # It waits for a limit that nobody has set, and is not checked again.
+    # It waits for a limit that does not exist, and is not checked again.
     assert (await limits.admit(lane, 100)).checked == 0
     assert name in [each["name"] for each in await limits.list_limits(lane)]
 

@@ -1,4 +1,4 @@
-"""Busy marks: who sets and clears them, and depth limits of polled queues."""
+"""Busy marks: which worker sets and clears them, and depth limits of polled queues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def limit_depth(lane: Lane, max_depth: int | None) -> None:
     await limits.limit_queue(lane, "q", max_depth=max_depth, without=without)
 
 
-# Who sets a mark, and who clears it.
+# Which worker sets a mark, and which one clears it.
 
 
 @pytest.mark.usefixtures("both")

@@ -111,7 +111,7 @@ async def test_claims_of_several_workers_never_pass_the_limit_together(
     await asyncio.gather(*(work(on, (me, other)[n % 2]) for n, on in enumerate(lanes)))
     for on in lanes:
         await on.close()
-    # The jobs that held a slot when another one was claimed, by the database's clock.
+    # The jobs that used a slot when another one was claimed, by the database's clock.
     passed = await sql.fetchval(
         "SELECT max((SELECT count(*) FROM taskd.job_history AS o "
         "WHERE o.started_at <= h.started_at AND o.finished_at > h.started_at)) "

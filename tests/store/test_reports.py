@@ -1,4 +1,4 @@
-"""Reports about one thing read no table of jobs from end to end."""
+"""Reports about one job, queue or worker scan no table of jobs from end to end."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Writers:
     """The action of each writer in a round.
 
     Attributes:
-        did: how often each had an effect, and the refusals by SQLSTATE.
+        did: how often each action had an effect, and the refusals by SQLSTATE.
         born: ids of jobs whose enqueue was confirmed.
     """
 

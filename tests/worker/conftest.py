@@ -221,7 +221,7 @@ async def desk(dsn: str, sql: Any, heard: Heard, silent_loop: list[Any]) -> Asyn
 
 @pytest.fixture
 def patient(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No outage is seen in a machine that is only busy: limits on answers are long."""
+    """Long limits on answers, so that a busy machine does not count as an outage."""
     monkeypatch.setattr(store, "CONNECT_TIMEOUT_S", PATIENT_S)
     desk.database.statement_timeout_s = PATIENT_S
     desk.settings["statement_timeout_s"] = PATIENT_S

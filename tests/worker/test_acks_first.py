@@ -16,7 +16,7 @@ NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 
 @pytest.fixture
 async def acker() -> AsyncIterator[Acker]:
-    """One whose database is not there."""
+    """An acker whose database does not exist."""
     lane = Lane(Database({"dsn": NOWHERE}), "ack")
     made = Acker(lane)
     running = asyncio.create_task(made.run(), name="acker")
@@ -32,7 +32,7 @@ async def test_while_outcomes_cannot_be_written_nothing_is_claimed(acker: Acker)
     async with asyncio.timeout(10):
         while acker.has_room():
             await asyncio.sleep(0)
-    # Whoever waits for room does wait: a consumer that does not would turn for ever.
+    # A consumer that waits for space must yield: otherwise it would loop for ever.
     began = asyncio.get_running_loop().time()
     await acker.room(0.05)
     assert asyncio.get_running_loop().time() - began >= 0.04  # its clock counts milliseconds

@@ -148,7 +148,7 @@ async def test_a_batch_has_one_time_limit(desk: Desk) -> None:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             told.append(len(items))
-            await asyncio.sleep(0.05)  # to clean up; nobody cancels that again
+            await asyncio.sleep(0.05)  # to clean up; it is not cancelled again
             told.append(0)
             raise
 

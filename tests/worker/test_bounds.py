@@ -19,7 +19,7 @@ from taskd.worker.upkeep.reconciler import RECONCILE_EVERY_S
 from taskd.worker.upkeep.rescuer import SWEEP_EVERY_S_MAX
 
 DEFAULT = Settings()
-# A statement or two and a connection, on a machine that has other things to do.
+# A statement or two and a connection, on a busy machine.
 STEPS_S = 0.3
 ASKS_ROOM_EVERY_S = 0.2
 
@@ -60,7 +60,7 @@ def test_work_goes_on_within_5_s_after_a_restart_of_the_server() -> None:
 
 
 def test_work_goes_on_within_10_s_after_a_failover() -> None:
-    # The first host of two is silent, for each connection that is tried anew.
+    # The first of two hosts is silent, at each new connection.
     assert longest_retry_s() + CONNECT_TIMEOUT_S + ASKS_ROOM_EVERY_S + STEPS_S <= 10
 
 

@@ -1,4 +1,4 @@
-"""Producers notify only queues that no worker polls: marks, silence, and the way back to sleep."""
+"""Producers notify only queues that no worker polls: setting the busy mark, and clearing it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_busy_queue_is_polled_and_not_notified(
 async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_more(
     desk: Any,
 ) -> None:
-    """A replica that takes over may still have a mark that was cleared; notifications would end."""
+    """A promoted replica may still have a cleared mark; without a check, no job would be notified."""
 
     @desk.task()
     async def work() -> None: ...
@@ -107,7 +107,7 @@ async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_mor
     await desk.heard.wait("queue.unpolled")
     await until(lambda: desk.sql.fetchval("SELECT count(*) = 0 FROM taskd.job"))
     await desk.sql.execute(MARK, "default", 3600.0, worker_id)
-    # Its connections are made anew, that of the notifications, too.
+    # All its connections are opened again, including the one that listens.
     await desk.sql.execute(CUT)
     await until(lambda: not_marked(desk))
 
@@ -164,7 +164,7 @@ async def test_a_load_that_paused_is_polled_again_at_once_but_not_twice_within_a
 async def test_where_another_polls_a_worker_that_keeps_up_gives_way(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Awake all the time, and it renews its mark before each claim.
+    # It never sleeps, and renews its mark before each claim.
     monkeypatch.setattr(busy_mark, "MARK_AFTER_S", -1.0)
     monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 0.0)
     monkeypatch.setattr(busy_mark, "RENEW_EVERY_S", 0.0)

@@ -100,7 +100,7 @@ async def test_what_a_worker_parked_late_is_brought_back_all_the_same(desk: Desk
 
     await desk.start(lease_s=1.5)
     [job_id] = await desk.enqueue(report.job().after(3600))
-    # As if a worker that had not heard of the resumption had written it just now.
+    # As if a worker that does not know of the resumption had just written it.
     await desk.sql.execute("UPDATE taskd.job SET parked = true, fence = 1 WHERE id = $1", job_id)
     [row] = await desk.settled(job_id)
     assert row["state"] == "done"

@@ -33,7 +33,7 @@ NOW = Fixed(0.01)
 MIX = "test_hostile.test_the_hostile_mix_is_settled_once_and_harms_nobody"
 TEXTS = "test_hostile.test_what_a_refused_text_would_be_is_described"
 
-# Row of the reliability study, what it is about, and who looks at it: module and test.
+# Row of the reliability study, its hazard, and the test that covers it: module and test.
 HAZARDS: dict[str, tuple[str, ...]] = {
     "10.1 a handler blocks the loop": (
         "test_hazards.test_who_blocks_the_loop_is_named_and_the_lease_is_kept",

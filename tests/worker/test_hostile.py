@@ -45,7 +45,7 @@ def chain(length: int) -> Exception:
 
 
 class Liar(Exception):
-    """What it is, it says by an exit."""
+    """An object whose __class__ raises SystemExit."""
 
     @property
     def __class__(self) -> Any:
@@ -57,7 +57,7 @@ class Liar(Exception):
 
 
 class Text(str):
-    """A text whose words fail."""
+    """A string whose methods raise."""
 
     __slots__ = ()
 
@@ -321,7 +321,7 @@ async def test_who_ignores_the_cancellation_is_abandoned_and_not_run_again_besid
         # Its place is free again.
         (other,) = await desk.enqueue(quick.job())
         await desk.settled(other)
-        # Claimed again, it waits until the ghost is gone.
+        # Claimed again, it waits until the abandoned attempt has ended.
         await desk.heard.wait("job.retried", 2, job_id=job)
         assert len(starts) == 1
         row = await desk.state(job, "scheduled")
@@ -333,7 +333,7 @@ async def test_who_ignores_the_cancellation_is_abandoned_and_not_run_again_besid
         await desk.enqueue(quick.job())
         (row,) = await desk.settled(job)
         assert (row["state"], len(starts)) == ("done", 2)
-        # A ghost that has ended is nothing to complain about at the end.
+        # An abandoned attempt that has ended does not change the exit code.
         assert await worker.stop() == 0
     finally:
         release.set()
@@ -364,7 +364,7 @@ async def test_a_thread_that_takes_too_long_is_abandoned(
             == "TimedOut: the attempt took longer than 0.1 s and ignored its cancellation"
         )
         # The only thread is still busy with it. Waiting for one is no time of the attempt, and
-        # whoever waits long is given back, for a worker that has a thread.
+        # a job that waits long is released, for a worker that has a thread.
         monkeypatch.setattr(attempt_table, "SLOT_WAIT_S", 0.5)
         (late,) = await desk.enqueue(waits_for_a_thread.job())
         await until(lambda: worker.worker.parts.counts["released"] >= 2)

@@ -443,7 +443,7 @@ async def test_what_an_attempt_says_after_its_end_does_not_replace_it(desk: Desk
     assert attempt["lines"] == [{"text": "in time"}]
 
 
-# The keeper alone, where the moment matters at which a thread speaks.
+# The log writer alone, where the moment matters at which a thread logs.
 
 
 @pytest.fixture
@@ -610,7 +610,7 @@ async def test_of_more_long_attempts_than_are_written_at_once_each_has_its_turn(
         for job in running:
             say(keeper, job, "on and on")
         await keeper.tick()
-    # Who was not written keeps its turn, also when it could not be.
+    # An attempt that was not written stays first in line, also after a failed write.
     assert rounds == [[1, 2], [3, 4], [3, 4], [5, 1], [2, 3], [4, 5]]
     assert await desk.sql.fetchval("SELECT count(*) FROM taskd.job_log") == 5
 

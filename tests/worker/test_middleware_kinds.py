@@ -1,4 +1,4 @@
-"""Middleware around handlers that wait for their turn: processes, batches, transactions."""
+"""Middleware around handlers that wait for a slot: processes, batches, transactions."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def test_a_stop_waits_for_a_process_and_kills_the_one_that_does_not_end(
     assert await worker.stop() == 0
     rows = [await desk.row(job) for job in ids]
     assert rows[0]["state"] == "done"
-    # Told to stop, killed, and not begun: none of their attempts counts.
+    # Asked to stop, killed, and not started: none of their attempts counts.
     for row in rows[1:3]:
         assert (row["state"], row["attempt"], row["interrupts"]) == ("queued", 0, 1)
     assert slow.read_text() == "stop"
@@ -198,7 +198,7 @@ async def test_a_process_that_died_at_rest_harms_no_job(desk: Desk) -> None:
 async def test_a_job_that_a_silent_process_has_may_have_begun(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that was itself blocked has taken such a one for a job that nobody had begun."""
+    """A worker whose loop was blocked once took such an attempt for one that had not started."""
     (job,) = await desk.enqueue(app.adds.job(1))
     await desk.start(app.REGISTRY, process_slots=1, cancel_s=0.3)
     (row,) = await desk.settled(job)

@@ -1,4 +1,4 @@
-"""Progress: written at most once a second for all attempts, and only if a handler says any."""
+"""Progress: written at most once a second for all attempts, and only if a handler reports it."""
 
 from __future__ import annotations
 

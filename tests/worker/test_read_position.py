@@ -1,4 +1,4 @@
-"""Where claims begin to read: behind the last one, as long as a held snapshot makes them slow."""
+"""Where claims begin to read: behind the last one, while a held snapshot makes them slow."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def test_no_line_of_taskds_own_tells_arguments_results_or_passwords(
 
     @desk.task(max_attempts=1)
     async def enqueues(ctx: Context, text: str) -> None:
-        # A check of the user's own, whose DETAIL quotes the row.
+        # A check constraint of the user, whose DETAIL quotes the row.
         async with Client(desk.dsn) as client:
             await client.enqueue(NewJob("t", json.dumps({"text": text, "guard": 1}), "default"))
 

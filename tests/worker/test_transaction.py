@@ -1,4 +1,4 @@
-"""Handlers with transaction=: effects and completion commit together, whatever breaks."""
+"""Handlers with transaction=: effects and completion commit together, at any failure."""
 
 from __future__ import annotations
 

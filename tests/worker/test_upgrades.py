@@ -53,7 +53,7 @@ ALTER TABLE taskd.job_history DROP COLUMN colour;
 
 
 class Load:
-    """Does things again and again, and knows how long the longest one took."""
+    """Repeats an action, and records how long the slowest one took."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}

@@ -52,7 +52,7 @@ XID = "SELECT pg_current_xact_id()::xid::text::bigint"
 
 @pytest.fixture(autouse=True)
 def _rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that are not found at once stay unfound; polling begins soon, and marks last."""
+    """Settings under which a job that is not found at once is never found."""
     monkeypatch.setattr(consumer, "POLL_UNSURE_S", RARELY_S)
     monkeypatch.setattr(promoter, "TIMER_S_MAX", RARELY_S)
     monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", RARELY_S)
@@ -93,10 +93,10 @@ class Scene:
         return await self.desk.start(**{"poll_s": RARELY_S, "lease_s": 600.0} | settings)
 
     async def start_asleep(self, **settings: Any) -> Started:
-        """A worker that has found nothing, and trusts that it hears of everything."""
+        """A worker that has found nothing, and relies on notifications."""
         worker = await self.start(concurrency=SLEEPER_CONCURRENCY, **settings)
         mine = worker.worker.parts.consumers["default"].busy_mark
-        # Whatever it finds, it does not set the mark itself.
+        # It never sets the mark itself.
         mine._not_before = math.inf
         await self.desk.heard.wait("queue.claimed", batch=SLEEPER_CONCURRENCY)
         await until(lambda: not (mine.marked or mine.must_poll))
@@ -117,10 +117,10 @@ class Scene:
 
     @asynccontextmanager
     async def attended(self) -> AsyncIterator[asyncio.Event]:
-        """A mark is out, and is not taken back for as long as the block lasts.
+        """Set a mark, and keep the worker from clearing it during the block.
 
         Yields:
-            Set when its worker is about to take it back.
+            An event that is set when the worker is about to clear the mark.
         """
         about_to, may = asyncio.Event(), asyncio.Event()
         withdraw = store.clear_busy_mark
@@ -565,7 +565,7 @@ async def test_marks_are_read_as_they_are_when_the_job_is_written(
 async def test_who_reads_the_mark_has_an_xid_before(
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
-    """Held where it reads the mark, which waits for a transaction that alters the sequence."""
+    """A producer that waits where it reads the mark, for a transaction that alters the sequence."""
     await sql.execute(NEEDED)
     await sql.execute(MARK, "q", 60.0, 1)
     async with Transaction(other) as held:

@@ -166,7 +166,7 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
     @desk.task()
     async def quick() -> None: ...
 
-    # The last of those ahead: one of a day that ends at midnight is needed no more.
+    # The last partition ahead: the one of a day that ends at midnight is not needed any more.
     leaf = await desk.sql.fetchval(
         "SELECT max(inhrelid::regclass::text) FROM pg_inherits "
         "WHERE inhparent = 'taskd.job_history'::regclass AND inhrelid::regclass::text ~ '_20'"
@@ -495,7 +495,7 @@ async def test_a_job_claimed_again_while_it_runs_here_is_adopted(desk: Desk) -> 
     (job,) = await desk.enqueue(waits.job())
     worker = await desk.start()
     await until(lambda: worker.worker.parts.runners[0].running == 1)
-    # A failover to a standby that had not heard of the claim.
+    # A failover to a standby that had not received the claim.
     await desk.sql.execute(
         "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 4, attempt = 0"
     )
@@ -521,7 +521,7 @@ async def test_a_job_with_the_id_of_one_that_a_failover_lost_runs_itself(desk: D
     worker = await desk.start()
     runner = worker.worker.parts.runners[0]
     await until(lambda: runner.running == 1)
-    # A standby that had not heard of the job has become the primary, and gives its id to another.
+    # A standby that had not received the job has become the primary, and gives its id to another.
     await desk.sql.execute(
         "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 0, attempt = 0, "
         "run_at = clock_timestamp(), args = jsonb_build_object('name', 'new')"

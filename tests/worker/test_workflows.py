@@ -20,7 +20,7 @@ FROM taskd.jobs WHERE workflow_id = $1 ORDER BY id
 
 
 async def ran(desk: Desk, workflow_id: int) -> list[Any]:
-    """Wait until nothing of a workflow is live; its jobs in the order in which they were born."""
+    """Wait until no job of a workflow is live; return its jobs in the order of their enqueueing."""
     live = "SELECT count(*) FROM taskd.job WHERE workflow_id = $1"
 
     async def over() -> bool:
@@ -155,7 +155,7 @@ async def test_the_end_of_a_group_waits_for_a_member_whose_worker_dies(desk: Des
 
 
 class Ingest:
-    """A pipeline of three stages, and what its handlers are told to return."""
+    """A pipeline of three stages whose handlers return what the test sets."""
 
     def __init__(self, desk: Desk) -> None:
         self.says: dict[str, Any] = {}
