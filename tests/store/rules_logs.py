@@ -1,4 +1,4 @@
-"""Rules of the state machine (machine.py): log lines of attempts, and which worker may write them."""
+"""Rules of the state machine (machine.py): log lines of attempts, and who may write them."""
 
 from __future__ import annotations
 

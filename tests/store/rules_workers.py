@@ -96,7 +96,7 @@ class Workers(Attempts):
     @rule(pick=PICK)
     @precondition(lambda self: self.oracle.live("running"))
     def reconcile(self, pick: int) -> None:
-        """Release jobs that run on a worker according to the database, and that it does not have."""
+        """Release jobs that the database assigns to a worker, and that the worker does not have."""
         worker = self.worker(pick)
         rows = self.do(workers.running_jobs(self.on, worker))
         mine = [row for row in self.oracle.live("running") if row.worker == worker]

@@ -29,7 +29,7 @@ from tests.system.shell import Proxy
 
 WITHIN_S = 30.0
 HOST = "c0ffee"
-# Whoever started a container takes it along, however it ends.
+# The container ends with its parent, however that ends.
 DIES_WITH_PARENT = ("setpriv", "--pdeathsig=KILL")
 NAMESPACES = (
     *DIES_WITH_PARENT,
@@ -67,7 +67,7 @@ class Ended(NamedTuple):
 
 
 class Bind(NamedTuple):
-    """A file or directory of this machine, seen read-only in the container."""
+    """A file or directory of this machine, read-only in the container."""
 
     here: Path
     there: str
@@ -106,7 +106,7 @@ class Image:
         ]  # fmt: skip
 
     def inside(self, argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """The command as it is seen from inside, with the image's environment and directory."""
+        """The command inside the container, with the image's environment and directory."""
         merged = {"HOME": _home(self.root, self.config.user), "HOSTNAME": HOST}
         merged |= self.config.env | environ
         directory = self.config.directory
@@ -249,9 +249,9 @@ def mounts_below(place: Path) -> list[str]:
 
 
 def of_this_machine(root: Path, config: Config) -> Image:
-    """An image whose root is made of this machine's own Python and system, bound one by one.
+    """An image whose root consists of this machine's Python and system files, mounted one by one.
 
-    It shows how taskd behaves in a container, not what the Dockerfile's RUN and COPY make.
+    It shows how taskd behaves in a container, and not what RUN and COPY of the Dockerfile make.
     """
     for directory in ("proc", "dev", "app", "tmp", "run/secrets"):
         (root / directory).mkdir(parents=True)

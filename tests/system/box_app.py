@@ -14,7 +14,7 @@ from taskd import task
 
 @task(queue="box", max_attempts=1)
 def looks() -> dict[str, object]:
-    """Who the handler is, and where it can write."""
+    """Report the user of the handler, and where it can write."""
     places = ["/", "/app", "/tmp", "/opt", "/etc", "/usr", "/var/tmp", os.path.expanduser("~")]
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
@@ -37,7 +37,7 @@ def _writable(place: str) -> bool:
 
 @task(queue="box", max_attempts=1)
 async def has_children() -> dict[str, int]:
-    """A child that is waited for, and one whose parent ends before it."""
+    """A child that is waited for, and one whose parent ends first."""
     child = await asyncio.create_subprocess_exec("/bin/true")
     await child.wait()
     waited = _zombies()

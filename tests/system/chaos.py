@@ -78,7 +78,7 @@ async def _play(
     dsn: str,
     fleet: Fleet,
 ) -> list[int]:
-    """Enqueue a share, strike a worker while it is being worked off, and so on; the ids."""
+    """Enqueue a share of the jobs, hit a worker meanwhile, and repeat; return the ids."""
     loop = asyncio.get_running_loop()
     blows = [fleet.kill_one] * plan.kills + [fleet.restart_one] * plan.restarts
     dice.shuffle(blows)

@@ -1,4 +1,4 @@
-"""The load of the chaos test: handlers that work, fail, misbehave and kill, and tell the judge."""
+"""The load of the chaos test: handlers that work, fail, misbehave and kill, and write records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Unspeakable(Exception):
         raise RuntimeError("no words")
 
 
-# Made anew each time: a raised exception keeps its traceback and its context.
+# A new one each time: a raised exception keeps its traceback and its context.
 ODDITIES: dict[str, Callable[[], BaseException]] = {
     "SystemExit": lambda: SystemExit(3),
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -111,7 +111,7 @@ async def hopeless(ctx: Context) -> None:
 
 @task(queue="fast", backoff=SOON)
 async def odd(ctx: Context, kind: str) -> None:
-    """Raises what nobody expects, once."""
+    """Raise an unexpected exception, once."""
     await _says(ctx, "start")
     if ctx.attempt == 1:
         await _says(ctx, "raised")
@@ -209,7 +209,7 @@ def computes(below: int) -> int:
 
 @middleware(tasks=["computes"])
 async def tells(ctx: Context, call_next: CallNext) -> Any:
-    """What runs in a process does not know its job, and what waits for one has not begun."""
+    """A handler in another process does not know its job, and a waiting one has not started."""
     result = await call_next()
     await _says(ctx, "start")
     await _says(ctx, "done")
@@ -248,7 +248,7 @@ _opening: list[asyncio.Task[Any]] = []
 
 
 async def _pool() -> Any:
-    """The app's own connections, made by the first who needs them and can."""
+    """The app's own connections, opened by the first attempt that needs them and succeeds."""
     if not _opening or (_opening[0].done() and _opening[0].exception()):
         _opening[:] = [asyncio.create_task(_open_pool())]
     return await asyncio.shield(_opening[0])

@@ -29,7 +29,7 @@ def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
 
 
 def drawn(weights: Kinds, jobs: int, dice: random.Random) -> list[NewJob | Workflow]:
-    """So many of these kinds, by their weights."""
+    """Return `count` jobs of these kinds, by their weights."""
     return [make() for make in dice.choices([*weights], [*weights.values()], k=jobs)]
 
 

@@ -13,16 +13,16 @@ MAX_CRASHES = 3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run consists of.
+    """The plan of a run.
 
     Attributes:
         kills: SIGKILLs, each at a random moment of its share of the jobs, to a random worker.
         restarts: SIGTERMs, as in a deployment; the worker must drain and exit with 0.
-        seconds: over how long the shares are spread; 0 enqueues the next one at once.
+        seconds: the time over which the shares are spread; 0 enqueues the next one at once.
         pills: jobs that kill their process.
-        pauses: SIGSTOPs, each until the worker has been buried and a job of it runs elsewhere.
-        lease_s: of the workers; a pause takes a little longer than this.
-        idle_within_s: how long after the last blow everything must have ended.
+        pauses: SIGSTOPs, each until the worker was declared dead and a job of it runs elsewhere.
+        lease_s: the lease of the workers; a pause takes a little longer.
+        idle_within_s: the time after the last fault within which all jobs must have ended.
     """
 
     jobs: int
@@ -73,10 +73,12 @@ class DrainReport:
 
 
 def ended_wrongly(pills: list[Any], unexpected: list[Any]) -> list[str]:
-    """What is wrong about the rows of PILLS and of UNEXPECTED.
+    """Return what is wrong about the rows of PILLS and of UNEXPECTED.
 
-    Three deaths of its workers may meet one job: that is what its crash budget says. Those of
-    pills count when the pill was in its first, ordinary run; pills alone must not fail it.
+    A job fails after three deaths of its workers, which is its crash budget. A pill's death counts
+    for
+    its neighbours when the pill was in its first, ordinary attempt; pills alone must not fail a
+    job.
     """
     found = [
         f"pill {row['id']} ran {row['runs']} times and ended {row['state']} ({row['reason']})"

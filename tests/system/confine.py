@@ -1,9 +1,9 @@
-"""Gives up what a unit of systemd forbids, for good, and becomes a command.
+"""Give up what a systemd unit forbids, for good, and execute a command.
 
-    python confine.py PLAN COMMAND...
+python confine.py PLAN COMMAND...
 
-The plan is JSON, made by sandbox.py. This runs inside of the sandbox, with the standard library
-and libseccomp alone. What the kernel would not give up it says in a line of JSON on stderr.
+The plan is JSON, made by sandbox.py. This program runs inside the sandbox, with the standard
+library and libseccomp only. It prints what the kernel did not give up as a line of JSON on stderr.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Comparison(ctypes.Structure):
-    """What one argument of a call is held against: struct scmp_arg_cmp."""
+    """The value with which one argument of a call is compared: struct scmp_arg_cmp."""
 
     _fields_ = (
         ("argument", ctypes.c_uint),
@@ -142,7 +142,7 @@ def main() -> None:
     parent, refused = os.getppid(), {}
     for name, step in STEPS.items():
         if name == "SystemCallFilter":
-            # Whoever started this takes it along; a change of user would have undone it.
+            # The process ends with its parent; a change of the user would have undone that.
             call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != parent:
                 return

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.planted import Bug
-from tests.system.judge_scene import Open, Scene
+from tests.system.judge_helpers import Open, Scene
 
 
 @pytest.fixture

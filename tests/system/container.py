@@ -40,7 +40,7 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 # What a build takes from the machine that it runs on; nothing of it stays in the image.
 FROM_HERE = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs", "/etc/pip.conf")
 FROM_ENVIRONMENT = ("PIP_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_", "https_", "no_proxy")
-# Where a tool would be if somebody had left it in; the base's own pip is the base's.
+# Where a forgotten tool would be; the pip of the base image belongs to the base image.
 TOOLS = ("gcc", "cc", "make", "hatchling", "git")
 
 
@@ -168,10 +168,10 @@ def look(image: Image) -> None:
 
 
 async def check(image: Image, dsn: str, place: Path) -> dict[str, Any]:
-    """Run the image as its users would, and look at every promise of the README's section.
+    """Run the image as its users would, and check every promise of the README's section.
 
     Returns:
-        What was seen, for people.
+        The observations, as text.
 
     Raises:
         AssertionError: a promise does not hold.
@@ -254,7 +254,7 @@ async def _result(sql: Any, task: str) -> Any:
 
 
 async def _outage(container: Container, proxy: Proxy) -> None:
-    """The check says that it cannot know, and the worker stays."""
+    """The check reports that it cannot know, and the worker stays."""
     await container.heard("worker.ready")
     proxy.fail("refuses")
     unknown = await container.health()
@@ -276,7 +276,7 @@ def database() -> Iterator[str]:
 
 
 def main() -> None:
-    """Build, look, run."""
+    """Build the image, check it, run it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

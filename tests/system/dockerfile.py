@@ -52,7 +52,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Config:
-    """What an image says about how it is run."""
+    """The configuration of an image."""
 
     env: dict[str, str] = field(default_factory=lambda: {"PATH": PATH})
     labels: dict[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """`$NAME` and `${NAME}` replaced; an unknown name is empty, as docker has it."""
+    """Replace `$NAME` and `${NAME}`; an unknown name is empty, as in docker."""
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: values.get(m[1] or m[2], ""), text)
 
 
@@ -179,7 +179,7 @@ def _walk(top: Path, under: str, ignored: Ignore) -> list[str]:
     found = []
     for each in (top / under).iterdir():
         path = f"{under}/{each.name}" if under else each.name
-        # A directory that is out cannot hold anything that is in: our rules name whole directories.
+        # An excluded directory contains no included file: our rules name whole directories.
         if not ignored(path):
             found += _walk(top, path, ignored) if each.is_dir() else [path]
     return found

@@ -73,7 +73,7 @@ class Fleet:
             await self._spawn(slot)
 
     def check(self) -> None:
-        """Raise what a keeper found: a worker ends by being killed, or well when it was asked."""
+        """Raise an unexpected end of a worker: it may be killed, or exit with 0 after a request."""
         for keeper in self._keepers:
             if keeper.done():
                 keeper.result()
@@ -84,11 +84,11 @@ class Fleet:
             await self._judge.kill(await self._any(dice, connection))
 
     async def restart_one(self, dice: random.Random, connection: asyncpg.Connection) -> None:
-        """Ask a worker to stop; another takes its place when it has drained."""
+        """Request a worker to stop; another one replaces it when it has drained."""
         self.restart(await self._any(dice, connection))
 
     def restart(self, pid: int) -> None:
-        """Ask this one to stop."""
+        """Request this worker to stop."""
         self._leaving.add(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -126,7 +126,7 @@ class Fleet:
             return [await process.wait() for process in self._slots.values()]
 
     async def close(self) -> None:
-        """The end, whatever happened."""
+        """End all workers, in any case."""
         self._stopping = True
         for process in self._slots.values():
             if process.returncode is None:
@@ -147,15 +147,15 @@ async def until(
 
 
 async def _taken_over(connection: asyncpg.Connection, pid: int) -> bool:
-    """Whether the worker is buried and its jobs have been rescued, or there were none.
+    """Return whether the worker was declared dead, and its jobs, if any, were rescued.
 
-    Not all of them: one that it was just completing in a transaction stays locked while it stands.
+    A job that it was completing in a transaction stays locked while the transaction is open.
     """
     return bool(await connection.fetchval(TAKEN_OVER, pid))
 
 
 async def _at_work(connection: asyncpg.Connection, fleet: Fleet) -> list[int]:
-    """The processes of the fleet that have registered and are not buried."""
+    """The processes of the fleet that are registered and not declared dead."""
     rows = await connection.fetch(
         "SELECT DISTINCT pid FROM judge.worker "
         "WHERE died_at IS NULL AND pid = ANY ($1::integer[]) ORDER BY pid",

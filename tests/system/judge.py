@@ -2,29 +2,30 @@
 
     judge = Judge(dsn)
     await judge.install()          # triggers, in the test's own database
-    ...                            # run workers, kill them (`judge.kill(pid)` notes it and does it)
+    ...                            # run workers, kill them (`judge.kill(pid)` records and kills)
     verdict = await judge.check(enqueued=ids)
     verdict.require()              # raises with the whole report
 
 | check | what it finds |
 | --- | --- |
 | I1 | an enqueued job without exactly one final state: lost, stuck, twice |
-| I2 | a `done` that never ran |
-| I3 | a transition that is not in `TRANSITIONS`, a queued suspect, a rewritten history |
-| I4 | a fence that is not one claim's alone; a `done` that its own run did not earn |
-| I5 | the same, written by a worker from which the job had been taken; a worker dug up |
-| I6 | two runs of one job at a time, other than behind a paused, cut-off or stubborn first run |
-| I7 | a run that no failure, rescue, interrupt or lost claim explains; a rescue from the living |
+| I2 | a `done` job that never ran |
+| I3 | a transition that is not in `TRANSITIONS`, a queued suspect, a changed history |
+| I4 | a fence of more than one claim; a `done` that the job's own attempt did not cause |
+| I5 | the same, written by a worker that had lost the job; a dead worker that became alive |
+| I6 | two attempts of one job at a time, unless the first one is paused, cut off or abandoned |
+| I7 | an attempt that no failure, rescue, interrupt or lost claim explains; a rescue from a live
+worker |
 | I8 | an attempt count that is not claims minus refunds |
-| I9 | a claim before `run_at`; a run that was claimed after its deadline |
-| I10 | more places of a limit, or of a key of it, held at a time than it has |
-| I11 | a ledger that does not hold one entry per `done` |
-| I12 | what is left behind: sessions, open transactions, advisory locks |
-| I13 | a unique key that two jobs held; a version that was lost, or began after a newer one |
-| I14 | a job of a workflow that began, was cancelled or still waits against its dependencies |
+| I9 | a claim before `run_at`; an attempt that was claimed after its deadline |
+| I10 | more slots of a limit, or of a key of it, used at a time than it has |
+| I11 | a ledger without exactly one entry per `done` |
+| I12 | leftovers: sessions, open transactions, advisory locks |
+| I13 | a unique key of two live jobs; a version that was lost, or started after a newer one |
+| I14 | a job of a workflow that started, was cancelled or still waits against its dependencies |
 
-Handlers write `start` and `done` or `raised` through `tests.system.recorder`; without them say
-`check(records=False)`, and the checks that need them are left out.
+Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
+handlers calls `check(records=False)`, which leaves out the checks that need records.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Verdict:
 
     @property
     def duplicate_ratio(self) -> float:
-        """Runs that nobody asked for (cut short by a crash or a stop), per job."""
+        """Attempts that were cut short by a crash or a stop, per job."""
         return self.figures.repeated / self.figures.jobs if self.figures.jobs else 0.0
 
     def require(self) -> None:
@@ -200,7 +201,7 @@ class Judge:
         await self._run("INSERT INTO judge.pause (pid) VALUES ($1)", pid)
 
     async def note_return(self, pid: int) -> None:
-        """The worker is back; within five seconds it must know what it lost."""
+        """The worker runs again; within five seconds it must know what it lost."""
         await self._run(
             "UPDATE judge.pause SET until = clock_timestamp() WHERE pid = $1 AND until IS NULL", pid
         )
@@ -217,17 +218,18 @@ class Judge:
         sessions: int = 0,
         records: bool = True,
     ) -> Verdict:
-        """Judge everything up to now.
+        """Check everything up to now.
 
         Args:
-            enqueued: ids that a producer was given; each must have been born.
-            waiting: jobs that are meant to be unfinished.
-            rolled_back: jobs whose claims or outcomes a failover took back; a run without a claim
-                is lawful, and so is another one.
+            enqueued: ids that a producer received; each job must have been enqueued.
+            waiting: jobs that are expected to be unfinished.
+            rolled_back: jobs whose claims or outcomes a failover has undone; an attempt without a
+            claim
+                is allowed for them, and so is one more attempt.
             left_behind: jobs whose handlers ignore their cancellation and outlive their attempt.
-            ledgers: of a task, the job id of each entry that its effects left: one per job done.
+            ledgers: of a task, the job id of each entry that its effects left: one per done job.
             newest: task, unique key and the highest version that was enqueued of it; handlers
-                write those on which they work into judge.worked.
+                write the versions on which they work into judge.worked.
             sessions: connections of taskd that may still be open.
             records: whether handlers write records.
         """
@@ -242,7 +244,7 @@ class Judge:
             await connection.executemany("INSERT INTO judge.newest VALUES ($1, $2, $3)", newest)
             for what, ids in said.items():
                 await connection.execute(
-                    # Who finds the holder of a key is told of it as well.
+                    # The caller that finds the holder of a key gets the holder's id as well.
                     "INSERT INTO judge.said SELECT DISTINCT unnest($1::bigint[]), $2",
                     list(ids),
                     what,

@@ -1,9 +1,9 @@
-"""The storm of keys: many producers of few keys and versions, and workers that are killed.
+"""The storm of keys: many producers of few keys and versions, while workers are killed.
 
-    python -m tests.system.keys --seconds 60 --producers 50 --workers 4
+python -m tests.system.keys --seconds 60 --producers 50 --workers 4
 
-Afterwards the tables say whether two of a key ever ran at once, whether the newest version of each
-ran last, and whether what was written in the transaction of an enqueue was seen.
+Afterwards the tables show whether two jobs of a key ever ran at once, whether the newest version of
+each key ran last, and whether data written in the transaction of an enqueue was visible.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SELECT key, max(version) FROM storm.run WHERE task = 'newest' AND ended_at IS NO
 """
 UNSEEN = "SELECT key, written, seen FROM storm.source WHERE seen <> written"
 LEFT = "SELECT task, unique_key, state::text, version, follower FROM taskd.job"
-# A job whose workers died three times ends so, as it should: its work is not done.
+# A job whose workers died three times fails, as it should: its work is not done.
 CRASHED = "SELECT task, args ->> 'key' AS key FROM taskd.job_history WHERE reason = 'crashed'"
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
@@ -265,7 +265,7 @@ class Storm:
 
 
 async def main(plan: Plan) -> int:
-    """Rage on an embedded server, and tell."""
+    """Run the storm on an embedded server, and print the result."""
     with tempfile.TemporaryDirectory() as home:
         server = await asyncio.to_thread(embedded.start, Path(home, "postgresql"), durable=False)
         try:

@@ -1,4 +1,4 @@
-"""The load of the storm of keys: handlers that tell when they ran, and of what they knew."""
+"""The load of the storm of keys: handlers that record when they ran, and what they saw."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def single(ctx: Context, key: str) -> None:
 
 @task(queue="keys", unique=Unique(by=("key",), scope="waiting"), backoff=SOON)
 async def latest(ctx: Context, key: str) -> None:
-    """Sees what everybody had written who found it waiting."""
+    """Check that data of every transaction that found this job waiting is visible."""
     said = "UPDATE storm.source SET seen = greatest(seen, $2) WHERE key = $1"
     conn: asyncpg.Pool = ctx.resources["pool"]
     there = await conn.fetchval("SELECT written FROM storm.source WHERE key = $1", key)

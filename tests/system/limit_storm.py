@@ -1,9 +1,9 @@
-"""A storm of limited jobs: workers die and operators meddle, and limits hold.
+"""A storm of limited jobs: workers die, operators change limits, and the limits hold.
 
-    python -m tests.system.limit_storm --seconds 120 --seed 7 --dsn DSN-OF-A-MIGRATED-DATABASE
+python -m tests.system.limit_storm --seconds 120 --seed 7 --dsn DSN-OF-A-MIGRATED-DATABASE
 
-Handlers write down when they begin and end, by one clock of the machine; what a killed worker ran
-has ended with it. Afterwards nothing may stay blocked.
+Handlers record when they begin and end, by one clock of the machine; the attempts of a killed
+worker have ended with it. Afterwards no job may stay blocked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FROM taskd.job GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
 
 
 class Run(NamedTuple):
-    """One attempt: who is limited by what, and from when to when it ran."""
+    """One attempt: what limits it, and from when to when it ran."""
 
     limit: str
     key: str
@@ -58,11 +58,11 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Storm:
-    """What a run has seen.
+    """The observations of a run.
 
     Attributes:
-        seconds: how long workers are killed and operators meddle.
-        died: when each killed process was told to die, by pid.
+        seconds: how long workers are killed and operators change limits.
+        died: when each process was killed, by pid.
     """
 
     dsn: str
@@ -151,7 +151,8 @@ class Storm:
             case "later":
                 await changes.change(lane, some, Change(delay_s=dice.uniform(0, 0.3), priority=5))
             case "limit":
-                # Never more than the code says: what the handlers wrote down is judged by that.
+                # Never more than the code declares: the records of the handlers are checked against
+                # that.
                 await limits.set_limit(lane, "keyed", dice.randint(1, 2), None, None, None, [])
                 await limits.set_limit(lane, "keyed", None, dice.randint(2, 5), None, None, [])
                 await limits.set_limit(lane, "both", 1, None, None, None, [])
@@ -221,7 +222,7 @@ def beyond(runs: Iterable[Run], rate: float) -> float:
 
 
 def problems(runs: list[Run]) -> list[str]:
-    """Which limits were passed, and by how much; empty when all have held."""
+    """Return which limits were exceeded, and by how much; empty when all have held."""
     found = []
     for name, limit in app.LIMITS.items():
         mine = [run for run in runs if run.limit == name]
@@ -261,7 +262,7 @@ def main() -> None:
 
 
 def told_of(storm: Storm, runs: list[Run]) -> str:
-    """A few lines for whoever looks on."""
+    """Print a few lines of progress."""
     most = {name: together([run for run in runs if run.limit == name]) for name in app.LIMITS}
     return (
         f"seed {storm.seed}: {storm.enqueued:,} jobs, {len(runs):,} attempts, "

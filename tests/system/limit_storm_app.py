@@ -13,7 +13,7 @@ from taskd import Context, Fail, Fixed, Retry, Snooze, task
 from taskd.limits import Limit
 
 SOON = Fixed(0.05)
-# What each limit allows at most, whatever an operator sets meanwhile.
+# The most that each limit allows, whatever an operator sets meanwhile.
 KEYED = Limit(concurrency=2, by="key", concurrency_in_all=5)
 ALONE = Limit(concurrency=1)
 RATED = Limit(rate=20, burst=4, by="key")

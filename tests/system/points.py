@@ -1,12 +1,13 @@
-"""Crash at every point: a worker is struck at one named point, recovers or is replaced; the judge.
+"""Crash at every point: a worker is hit at one named point, recovers or is replaced; the judge
+checks.
 
-    python -m tests.system.points --how kill --at-once 2
-    python -m tests.system.points --point ack_done
+python -m tests.system.points --how kill --at-once 2
+python -m tests.system.points --point ack_done
 
-Each trial has a database, a worker and one strike: kill -9, `cancel` for whoever waits there, or a
-connection that is `lost` before the statement is heard or before its reply comes back. What the
-load is made of, and what is struck, tells tests/system/points_list.py; how a trial is played, tells
-tests/system/points_stage.py.
+Each trial has a database, a worker and one strike: kill -9, `cancel` of the asyncio task that waits
+there, or a connection that is `lost` before the statement reaches the server or before its reply
+returns. tests/system/points_list.py has the load and the points, tests/system/points_stage.py the
+course of a trial.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ async def pays(ctx: TransactionContext) -> None:
 
 @task(queue="mixed", backoff=app.SOON)
 async def goes_on(ctx: Context) -> None:
-    """Says how far it is."""
+    """Report its progress."""
     await app.recorder.write(ctx.job_id, ctx.attempt, ctx.fence, "start")
     ctx.progress(1, 2)
     await asyncio.sleep(0.1)
@@ -64,7 +64,7 @@ def _be_struck(plan: points.Plan) -> None:
     elif plan.ticks:
         asked = f"SELECT n AS ms FROM generate_series(1, {plan.ticks}) AS n"
         schedule("ticking", app.waits, every(1), query=asked, catch_up="all")
-    # What is struck is to be tried again while somebody waits for it.
+    # The statement that was hit must be repeated while a caller waits for it.
     for each in registries.DEFAULT:
         each.backoff = app.SOON
     for place, value in plan.tuned.items():

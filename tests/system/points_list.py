@@ -1,6 +1,6 @@
-"""The points at which a worker may die, the kinds of jobs that meet them, and their scenes.
+"""The points at which a worker may fail, the kinds of jobs that pass them, and their scenes.
 
-`trials()` is the whole matrix. `left_out()` says which statements of workers it does not know.
+`trials()` returns the whole matrix; `left_out()` the statements of workers that it does not cover.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HOUR_S = 3600.0
 
 @dataclass
 class Hands:
-    """What a scene may use. `told`: the ids of the jobs that were enqueued."""
+    """What a scene can use. `told`: the ids of the enqueued jobs."""
 
     client: Client
     lane: Lane
@@ -45,7 +45,7 @@ Act = Callable[[Hands], Coroutine[None, None, None]]
 
 
 async def nothing(_: Hands) -> None:
-    """Nothing more is to be done."""
+    """Nothing is left to do."""
 
 
 def small() -> list[NewJob | Workflow | Pipeline]:
@@ -63,18 +63,19 @@ def small() -> list[NewJob | Workflow | Pipeline]:
 
 @dataclass(frozen=True)
 class Scene:
-    """In what a worker is struck.
+    """The situation in which a worker is hit.
 
     Attributes:
-        load: what is enqueued before it starts.
-        prepare: done before it starts, when its jobs are there.
-        meanwhile: done while it runs.
+        load: the jobs that are enqueued before it starts.
+        prepare: called before it starts, when its jobs exist.
+        meanwhile: runs while it runs.
         tuned: see points_strike.Plan.
         preludes: strikes before the one that counts.
         flags: of `taskd run`.
-        ticks: how many jobs each tick of its schedule makes, more than one by a query; 0: it has
-            none. It is paused when all has recovered.
-        at_stop: the point comes when it is told to stop.
+        ticks: how many jobs each tick of its schedule makes, more than one by a query; 0: no
+        schedule.
+            It is paused when all has recovered.
+        at_stop: the point comes when the worker is requested to stop.
     """
 
     load: Load = small
@@ -249,7 +250,7 @@ _LOGS = {
 SCENES: dict[str, Scene] = {
     "usual": Scene(),
     "beside a dead worker": Scene(prepare=_neighbour_dies),
-    "attending": Scene(tuned=_RUSH),
+    "polling": Scene(tuned=_RUSH),
     "full": Scene(lambda: [app.waits.job(ms=300) for _ in range(30)], tuned=_RUSH),
     "often": Scene(tuned=_OFTEN),
     "expired partition": Scene(prepare=_expired_partition),
@@ -279,7 +280,7 @@ AT_START = (
     *("drop_undeclared_schedules", "publish_limits", "register_worker"),
 )
 TICKS_AT_START = ("database_time", "set_schedules")
-# Whatever no kind of job meets by itself.
+# Points that no kind of job passes by itself.
 OTHERS: dict[str, tuple[str, ...]] = {
     "usual": (
         *AT_START,
@@ -298,7 +299,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         *("due_schedules", "next_ticks"),
     ),
     "beside a dead worker": ("declare_workers_dead", "rescue_jobs", "claim_suspect"),
-    "attending": ("set_busy_mark", "clear_busy_mark"),
+    "polling": ("set_busy_mark", "clear_busy_mark"),
     "full": ("wake_workers",),
     "often": ("count_waiting_notifiers",),
     "expired partition": ("drop_expired_partition",),
@@ -320,13 +321,13 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "until empty": ("count_left",),
     "stopping": ("retire_worker", "turn_enqueue_checks_off"),
 }
-# Hits that pass before: the first look around is a part of the start.
+# Hits that pass before: the first check is a part of the start.
 PASSES = {"check_upkeep": 1}
 NO_STATEMENTS = ("listen", "commit")
 MOMENTS = ("start", "middle", "returned")
 WAYS = ("kill", "cancel", "lost")
 
-# Statements of workers that are not struck, and why.
+# Statements of workers that are not hit, and why.
 NOT_STRUCK: dict[str, str] = {}
 # What is not done at a point, and why.
 NOT_DONE: dict[tuple[str, str], str] = {
@@ -338,7 +339,7 @@ NOT_DONE: dict[tuple[str, str], str] = {
 
 
 def trials() -> list[Trial]:
-    """The whole matrix: points x sides x ways, and those of jobs for each kind."""
+    """Return the whole matrix: points x sides x ways, and the points of jobs for each kind."""
     found: list[Trial] = []
     for scene, kind in KINDS.items():
         for point in ("claim_jobs", *kind.acks):

@@ -1,4 +1,4 @@
-"""One trial of a strike: a worker is struck, recovers or is replaced, and is judged."""
+"""One trial of a strike: a worker is hit, recovers or is replaced, and its history is checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMAND = (
     *(sys.executable, "-m", "taskd", "run", "--app", "tests.system.points_app"),
     *("--queue", "fast:10", "--queue", "mixed:10", "--queue", "things:2", "--threads", "2"),
 )
-# Short waits: a claim whose reply nobody heard is found six seconds later.
+# Short waits: a claim whose reply was lost is found six seconds later.
 SETTINGS = {"lease_s": 4, "statement_timeout_s": 1, "poll_s": 0.5, "process_slots": 1}
 TUNED = {
     "taskd.worker.upkeep.reconciler.RECONCILE_EVERY_S": 0.2,
@@ -64,7 +64,7 @@ FROM taskd.jobs WHERE schedule = 'ticking'
 HAVING count(*) <> $1 * count(DISTINCT tick)
     OR count(DISTINCT tick) < date_part('epoch', max(tick) - min(tick)) + 1
 """
-# What it said when it had done its part is not true of an attempt that could not be completed.
+# The record `done` of a handler does not hold for an attempt that could not be completed.
 UNSAID = "UPDATE judge.record SET phase = 'raised' WHERE job = $1 AND fence = $2 AND phase = 'done'"
 NOT_COMPLETED = (
     "SELECT EXISTS (SELECT FROM judge.claim WHERE job = $1 AND fence = $2 AND closed_as = 'retry')"
@@ -73,11 +73,11 @@ NOT_COMPLETED = (
 
 @dataclass
 class Outcome:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
         recovery_s: from the strike until every job had ended.
-        problems: what broke a promise.
+        problems: the broken promises.
     """
 
     trial: Trial
@@ -106,7 +106,7 @@ class Stage:
         self._mark = home / str(len(self._scene.preludes))
 
     async def play(self) -> Outcome:
-        """Strike, wait until all has recovered, judge."""
+        """Hit the worker, wait until all has recovered, check the history."""
         async with self._ready() as hands:
             meanwhile = asyncio.create_task(self._scene.meanwhile(hands), name="meanwhile")
             try:
@@ -170,7 +170,7 @@ class Stage:
         return worker
 
     async def _strike(self, hands: Hands) -> None:
-        """Start a worker and wait until it is struck; another one follows if that was its end."""
+        """Start a worker and wait until it is hit; start another one if that was its end."""
         worker = await self._start(*self._scene.preludes, self._trial.strike)
 
         async def over() -> bool:
@@ -217,14 +217,15 @@ class Stage:
             await self._is_well(hands, over)
 
     async def _is_well(self, hands: Hands, over: Callable[[], Awaitable[bool]]) -> None:
-        """Whoever lives on works and beats as before."""
+        """Wait until the surviving worker works and renews its lease as before."""
         await self._enqueue(hands, small())
         await _until(over, ENDED_WITHIN_S, "every job that came later has ended")
         now = await hands.sql.fetchval("SELECT clock_timestamp()")
         worker = self._workers[-1]
 
         async def beats() -> bool:
-            """Or it has ended because nothing is left, if it was told to."""
+            """Or the worker has ended because the queues are empty, if it runs with
+            --until-empty."""
             ended = worker.returncode is not None and self._may_end(worker)
             return ended or bool(await hands.sql.fetchval(BEATS, worker.pid, now))
 
@@ -235,10 +236,10 @@ class Stage:
         return bool(self._scene.at_stop or self._scene.flags) and worker.returncode == 0
 
     async def _stop(self, hands: Hands) -> None:
-        """Ask the last worker to leave, and look at its exit code."""
+        """Request the last worker to stop, and check its exit code."""
         worker = self._workers[-1]
         if worker.returncode is None:
-            # A signal that comes before its handlers are there would tell nothing.
+            # A signal that arrives before its handlers are installed would prove nothing.
             await _until(lambda: self._serves(hands, worker.pid), STOP_S, "it serves its queues")
             if worker.returncode is None:
                 worker.send_signal(signal.SIGTERM)
@@ -252,7 +253,7 @@ class Stage:
         return ended or bool(await hands.sql.fetchval(SERVES, pid))
 
     async def _judged(self, hands: Hands) -> None:
-        """Everything that the judge can know."""
+        """Pass everything that is known to the judge."""
         found = self._outcome.problems
         await _until(lambda: hands.sql.fetchval(ALONE), STOP_S, "the sessions are gone")
         seen = json.loads(self._mark.read_text(encoding="utf-8"))

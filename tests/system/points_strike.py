@@ -1,8 +1,8 @@
-"""Strikes in a worker's own process, at a named point, without a line of hooks in the product.
+"""Strikes in a worker's own process, at a named point, without hooks in the product.
 
 A point is a statement by its name, `listen`, `commit` (of a handler's transaction), or a moment of
-a handler: `start`, `middle`, `returned`. The functions through which all of them go are wrapped.
-Who strikes leaves a mark first, so that it happens once, whatever comes after it.
+a handler: `start`, `middle`, `returned`. The functions through which all of them pass are wrapped.
+A strike first leaves a mark, so that it happens once, whatever follows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ CUT = "connection was closed in the middle of operation"
 
 
 class Strike(msgspec.Struct, frozen=True):
-    """What happens at a point.
+    """A strike.
 
     Attributes:
-        point: where.
-        side: `before` it is sent, or `after` its reply; moments of handlers have no sides.
-        way: `kill`: SIGKILL for this process. `cancel`: CancelledError for whoever waits there.
+        point: its place.
+        side: `before` the statement is sent, or `after` its reply; moments of handlers have no
+        sides.
+        way: `kill`: SIGKILL of this process. `cancel`: CancelledError for the task that waits
+        there.
             `lost`: the connection is cut, before the statement reaches the server or before its
-            reply comes back. `held`: refused, as a row is locked.
+            reply
+            returns. `held`: refused, as if a row were locked.
         passes: hits that pass before.
     """
 
@@ -49,11 +52,11 @@ class Strike(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a worker is told.
+    """The plan of a worker.
 
     Attributes:
         strikes: in this order; each waits for the one before.
-        marks: a directory; the strike number n leaves the file n there.
+        marks: a directory; strike number n leaves the file n there.
         tuned: constants of taskd, by `module.NAME`, that make a rare point a common one.
         ticks: how many jobs each tick of the app's schedule makes; see points_list.Scene.
     """
@@ -65,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Striker:
-    """Counts hits, and strikes at the one that was asked for. Any thread may come by."""
+    """Counts hits, and strikes at the planned one. Any thread may call it."""
 
     def __init__(self, plan: Plan) -> None:
         self._strikes = list(plan.strikes)
@@ -74,7 +77,7 @@ class Striker:
         self._lock = threading.Lock()
 
     def meet(self, point: str, side: str, **seen: Any) -> str:
-        """Somebody is at a point: dies there, or is told which way to go on; "" is the usual one.
+        """Pass a point: die here, or return the way to go on; "" is the usual one.
 
         Args:
             seen: for the mark.
@@ -98,7 +101,7 @@ class Striker:
             return strike.way
 
 
-# Whoever waits for a statement of a lane is another task than the one that runs it.
+# The task that waits for a statement of a lane is not the task that runs it.
 waiting: ContextVar[asyncio.Task[Any] | None] = ContextVar("waiting", default=None)
 
 

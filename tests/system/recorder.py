@@ -29,9 +29,10 @@ Row = tuple[int, int | None, int | None, int, str]
 
 
 class Recorder:
-    """Into the database: `write` for `async def` handlers, `now` for handlers in threads.
+    """Write to the database: `write` for `async def` handlers, `now` for handlers in threads.
 
-    Records of one turn of the loop travel together: recording costs a busy worker two statements
+    Records of one turn of the loop are written together: recording costs a busy worker two
+    statements
     per batch and not two per job.
     """
 
@@ -89,10 +90,11 @@ class Recorder:
 
 
 class FileRecorder:
-    """Into a file of its process, which no fault of a database can reach.
+    """Write to a file of the process, which no fault of a database can reach.
 
-    A line is one write, so a killed process leaves whole lines. Times are those of the machine's
-    monotonic clock: the wall clock of the process may be a false one.
+    A line is one write, so a killed process leaves whole lines. The times are those of the
+    machine's
+    monotonic clock, because the wall clock of the process may be wrong.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -117,6 +119,9 @@ class FileRecorder:
 
 
 def recorder() -> Recorder | FileRecorder:
-    """What the environment asks for: JUDGE_RECORDS, a directory, or the workers' database."""
+    """Return the recorder of the environment:
+
+    JUDGE_RECORDS, a directory, or the workers' database.
+    """
     directory = os.environ.get("JUDGE_RECORDS")
     return FileRecorder(Path(directory)) if directory else Recorder(os.environ.get("TASKD_DSN", ""))

@@ -1,9 +1,9 @@
-"""A rolling restart under load: one worker after the other is told to stop, and started again.
+"""A rolling restart under load: one worker after another is stopped and started again.
 
     python -m tests.system.rolling --restarts 200 --every 2
 
-No job is lost, and none of them is charged an attempt for it: what a stopping worker had claimed
-and not started goes back, and what it interrupts after its drain goes back as well.
+No job is lost, and none is charged an attempt: a stopping worker releases the jobs that it had
+claimed and not started, and those that it interrupts after its drain.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(slots=True)
 class DrainReport:
-    """What came of it; `burned` counts attempts beyond the first, which no job has asked for."""
+    """The result; `burned` counts attempts beyond the first that no job has requested."""
 
     plan: Plan
     verdict: Verdict
@@ -86,7 +86,7 @@ class DrainReport:
 
 
 def load(count: int, dice: random.Random) -> list[NewJob]:
-    """So many jobs of the kinds that never fail."""
+    """Return `count` jobs of the kinds that never fail."""
     kinds = {
         app.instant.job: 80,
         lambda: app.waits.job(ms=dice.randint(10, 500)): 10,

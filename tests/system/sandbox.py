@@ -1,19 +1,18 @@
-"""A worker under what systemd/taskd.service forbids, without systemd as process 1.
+"""A worker under the restrictions of systemd/taskd.service, without systemd as process 1.
 
     python -m tests.system.sandbox
 
-Reads the unit itself and makes its restrictions real with the kernel's own means: system calls by
-libseccomp, from the groups that `systemd-analyze syscall-filter` tells, and as root a file system,
-a user and capabilities of the worker's own. A real `taskd run` then works there against a real
-PostgreSQL, under uvloop: coroutines, threads, child processes, name resolution, a mail; it tries
-what is forbidden, and drains. One line is printed for every setting of the unit and for every
-thing tried. A setting that is not known here is an error: the trial would not show it.
+Reads the unit itself and applies its restrictions with the kernel's own means: system calls by
+libseccomp, from the groups of `systemd-analyze syscall-filter`, and as root a file system, a user
+and capabilities of the worker's own. A real `taskd run` then works there against a real PostgreSQL,
+under uvloop: coroutines, threads, child processes, name resolution, a mail; it tries what is
+forbidden, and drains. One line is printed for every setting of the unit and for every attempt. A
+setting that this program does not know is an error, because the trial would not cover it.
 
-What only systemd as process 1 can show: DynamicUser (a user for as long as the service runs; here
-a fixed number stands in), LoadCredential (here the file is just put where systemd would), the
-watchdog's restart and every other reaction to how the worker ends (here what the worker says on
-its notify socket is read), the control group (OOMPolicy, DevicePolicy, KillMode), and clean-up
-(RemoveIPC).
+Only systemd as process 1 can show: DynamicUser (a user for the life of the service; here a fixed
+number), LoadCredential (here the file is copied to systemd's place), the watchdog's restart and
+every other reaction to the worker's end (here the worker's messages on its notify socket are read),
+the control group (OOMPolicy, DevicePolicy, KillMode), and clean-up (RemoveIPC).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from tests.tasks.smtp_server import Server, serving
 
 UNIT = CHECKOUT / "systemd" / "taskd.service"
 WITHIN_S = 30.0
-# What a refusal may look like; which one depends on who refuses first.
+# The errors of a refusal; which one depends on the part that refuses first.
 REFUSALS = {errno.EPERM, errno.EACCES, errno.EROFS, errno.EAFNOSUPPORT, errno.ENOSYS}
 
 
@@ -64,7 +63,7 @@ def lacks() -> str:
 
 @contextmanager
 def notified(place: Path) -> Iterator[list[str]]:
-    """The socket on which a worker speaks to systemd, and what it said there so far."""
+    """The socket on which a worker talks to systemd, and its messages so far."""
     said: list[str] = []
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     loop = asyncio.get_running_loop()
@@ -93,13 +92,13 @@ async def tried(sandbox: Sandbox) -> dict[str, list[int]]:
 
 
 async def check(sandbox: Sandbox, dsn: str, *, processes: int = 1) -> dict[str, str]:
-    """Let a worker work, try and drain in the sandbox.
+    """Let a worker work, try forbidden calls, and drain in the sandbox.
 
     Returns:
-        What was seen, for people.
+        The observations, as text.
 
     Raises:
-        AssertionError: something does not work, or what is forbidden works.
+        AssertionError: something does not work, or a forbidden call works.
     """
     sql = await asyncpg.connect(dsn)
     try:
@@ -182,7 +181,7 @@ def _check_looks(sandbox: Sandbox, looks: dict[str, Any]) -> None:
         assert looks["uid"] == UID, looks
         assert not looks["sees process 1"], "the processes of others can be seen"
         assert looks["devices"] == ["full", "null", "random", "urandom", "zero"]
-        # A checkout or an environment that lies in /tmp is mounted there.
+        # A checkout or an environment in /tmp is mounted there.
         places = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)]
         mounted = {each.parts[2] for each in places if each.is_relative_to("/tmp/")}
         assert set(looks["tmp"]) <= mounted, "/tmp is not its own"

@@ -1,4 +1,4 @@
-"""A root directory, a user and a process for a worker, as a unit of systemd asks for them."""
+"""A root directory, a user and a process for a worker, as a systemd unit configures them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.system.unit import ELSEWHERE, IN_PROCESS, IN_ROOT, Unit
 
 CONFINE = Path(confine.__file__)
 APP = Path(sandbox_app.__file__)
-UID = 61184  # the first of those that systemd gives to dynamic users
+UID = 61184  # the first number that systemd gives to dynamic users
 CREDENTIALS, NOTIFY = "/run/credentials/taskd.service", "/run/notify"
 ENTER = ("unshare", "--mount", "--uts", "sh", "-c")
 SETUP = """
@@ -55,11 +55,11 @@ exec "$@"
 
 
 class Sandbox:
-    """Starts commands under what a unit forbids.
+    """Starts commands under the restrictions of a unit.
 
     Attributes:
         own_root: whether there is a root directory and a user of its own; needs root here.
-        applied, left: the settings that are real here and those that are not, each with a note.
+        applied, left: the settings that are applied here and those that are not, each with a note.
     """
 
     def __init__(self, unit: Unit, place: Path, *, own_root: bool) -> None:

@@ -96,7 +96,7 @@ class Shell:
     async def run(
         self, *, stderr: int | None = None, **settings: Any
     ) -> asyncio.subprocess.Process:
-        """Start one; with a `stderr` of the caller's, nobody waits until it is ready."""
+        """Start one; with a `stderr` of the caller's, do not wait until it is ready."""
         own = {
             "dsn": self.dsn,
             "drain_s": 0.5,

@@ -1,13 +1,13 @@
-"""The soak: a steady mixed load for an hour, and nothing may grow, slow down or get lost.
+"""The soak: a steady mixed load for an hour, in which nothing may grow, slow down or get lost.
 
     python -m tests.system.soak --minutes 60 --rate 2000 --out soak.jsonl
 
-A private PostgreSQL with fsync and autovacuum as they come, workers with default settings that keep
-their history, and one producer process. soak_bounds.py tells what the figures are held against.
-Exits with 4 when a bound is broken.
+A private PostgreSQL with default fsync and autovacuum, workers with default settings that keep
+their history, and one producer process. soak_bounds.py has the bounds of the figures. Exits with 4
+when a bound is exceeded.
 
-Jobs are accounted for by sums over the live table and the history, and not by the triggers of
-judge.py: those would write several rows for each change of millions of jobs.
+Jobs are counted by sums over the live table and the history, and not by the triggers of judge.py,
+which would write several rows for each change of millions of jobs.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ FROM taskd.job_history
 
 @dataclass(slots=True)
 class Soak:
-    """A run and what came of it.
+    """A run and its result.
 
     Attributes:
-        minutes: for how long jobs are enqueued.
+        minutes: how long jobs are enqueued.
         rate: jobs per second.
-        exit_codes: of the workers; they were asked to stop when everything had ended.
+        exit_codes: of the workers, which were requested to stop when every job had ended.
     """
 
     minutes: float
@@ -113,7 +113,7 @@ class Soak:
     async def _processes(
         self, home: Path, dsn: str
     ) -> AsyncIterator[dict[str, asyncio.subprocess.Process]]:
-        """The workers, by name; whoever comes into the dict is killed in the end, too."""
+        """The workers, by name; all workers in the dict are killed at the end."""
         fleet: dict[str, asyncio.subprocess.Process] = {}
         try:
             for number in range(self.workers):
@@ -148,7 +148,7 @@ class Soak:
         dsn: str,
         postmaster: int,
     ) -> None:
-        """Produce and look, then wait until all has ended, and stop the workers."""
+        """Produce and measure, then wait until all jobs have ended, and stop the workers."""
         seconds = self.minutes * 60
         workers = list(fleet.values())
         producer = fleet["producer"] = await self._start(

@@ -1,7 +1,7 @@
-"""The load of the soak, and what its workers tell of themselves: the times of their claims.
+"""The load of the soak, and the claim times that its workers report.
 
-The product's own events are the source. They are folded into histograms in the worker, and
-written as one line per second, so that neither memory nor disk grows with the jobs.
+The product's own events are the source. The worker adds them to histograms and writes one line per
+second, so that neither memory nor disk grows with the jobs.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ async def keyed(account: int) -> None:
     unique=Unique(by=("account",), scope="waiting", on_conflict="replace"),
 )
 async def keyed_waiting(account: int) -> None:
-    """At most one of an account waits; the last to come says what it does."""
+    """At most one job of an account waits; the newest one decides."""
 
 
 @task(name="soak.keyed_a_while", queue="soak_keys", unique=Unique(by=("number",), for_s=30))
 async def keyed_a_while(number: int) -> None:
-    """Each has a key of its own, which is held for longer than it runs."""
+    """Each job has a key of its own, which is held for longer than the job runs."""
 
 
 @task(name="soak.limited", queue="soak_limits", limit=Limit(concurrency=2, by="tenant"))

@@ -1,8 +1,8 @@
-"""What the soak holds its figures against. Each bound is a constant, with the reason for it.
+"""The bounds of the soak's figures. Each bound is a constant, with its reason.
 
-A figure of the end is held against the same figure of the beginning, after a warm-up: the tables
-have their steady size only when autovacuum and the historian have come by, and a process its
-own when each of its caches, threads and connections has been used once.
+A figure at the end is compared with the same figure at the beginning, after a warm-up: the tables
+have their steady size only when autovacuum and the pruner have run, and a process only when each of
+its caches, threads and connections has been used once.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Windows:
 
 
 def judge(samples: Sequence[Sample], rate: float) -> list[Line]:
-    """All figures of a run at so many jobs per second, and what is to be said of them."""
+    """All figures of a run at `rate` jobs per second, and the findings about them."""
     windows = Windows(samples)
     return [
         *_pace(windows, rate),
@@ -131,12 +131,12 @@ def _pace(windows: Windows, rate: float) -> list[Line]:
 
 
 def samples_last(windows: Windows) -> Sample:
-    """The last look."""
+    """The last measurement."""
     return windows.samples[-1]
 
 
 def _sizes(windows: Windows) -> list[Line]:
-    """The live table, each of its indexes, and whatever is neither that nor grows by design."""
+    """The live table, each of its indexes, and everything else that does not grow by design."""
     tables = samples_last(windows).of_table
     flat = sorted(name for name, table in tables.items() if table == "job")
     lines = [_size(windows, name, lambda s, name=name: s.sizes.get(name, 0)) for name in flat]

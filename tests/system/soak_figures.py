@@ -1,4 +1,7 @@
-"""What the soak looks at: sizes and counts of the database, and processes as the kernel does."""
+"""The figures of the soak:
+
+sizes and counts of the database, and processes as the kernel sees them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,8 @@ def bucket_ms(number: int) -> float:
 
 @dataclass(slots=True)
 class Process:
-    """One process at a moment; `cpu_s` since it began, `tasks` of asyncio where they are told."""
+    """One process at a moment; `cpu_s` since it began, `tasks` of asyncio where they are
+    reported."""
 
     rss_mib: float
     cpu_s: float
@@ -77,19 +81,19 @@ class Process:
 
 @dataclass(slots=True)
 class Sample:
-    """One look.
+    """One measurement.
 
     Attributes:
         at_s: since the load began.
-        created: jobs made so far, as the producer tells; `offered` with those that met their key.
+        created: jobs made so far, as the producer reports; `offered` with those whose key existed.
         live: jobs in the live table, by state.
         finished: rows ever written to the history.
         sizes: bytes of each table and each index; the whole history is one.
-        of_table: which table each of them belongs to.
-        claims: histogram of the times of claims since the last look, of all workers; `waits` from
-            due to claimed, `enqueues` of the batches of the producer.
-        cpu_s: of all server processes; of one that has ended, as it was last seen.
-        server_mib: memory of the backends of taskd's connections, without what they share.
+        of_table: the table of each of them.
+        claims: histogram of the times of claims since the last measurement, of all workers; `waits`
+            from due to claimed, `enqueues` of the batches of the producer.
+        cpu_s: of all server processes; of an ended one, its last value.
+        server_mib: memory of the backends of taskd's connections, without shared memory.
     """
 
     at_s: float
@@ -114,7 +118,7 @@ class Sample:
 
     @property
     def backlog(self) -> int:
-        """All that live, whatever they wait for."""
+        """All live jobs, in any state."""
         return sum(self.live.values())
 
     def as_line(self) -> str:
@@ -139,7 +143,7 @@ def process(pid: int) -> Process | None:
 
 
 def own_mib(pid: int) -> float:
-    """What a process shares with nobody; 0 when it is gone."""
+    """Memory that a process shares with no other; 0 when it has ended."""
     with suppress(OSError):
         if found := re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()):
             return int(found[1]) / 1024
@@ -163,11 +167,11 @@ class _Tail:
 
 
 class Sampler:
-    """Looks, over a connection of its own.
+    """Measures, over a connection of its own.
 
     Args:
         home: where the workers and the producer write their lines.
-        pids: of the processes to look at, by name.
+        pids: of the measured processes, by name.
         postmaster: the server's process.
     """
 

@@ -1,4 +1,4 @@
-"""The producer of the soak: so many jobs per second, mixed; it makes up for what it is late.
+"""The producer of the soak: a number of jobs per second, mixed; it makes up for delays.
 
 python -m tests.system.soak_producer --rate 2000 --seconds 3600 --seed 7, with TASKD_DSN, SOAK_DIR
 """

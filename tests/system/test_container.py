@@ -1,6 +1,6 @@
-"""`taskd` in a container, in short: of this machine's Python, with the Dockerfile's config.
+"""`taskd` in a container, in short: with this machine's Python, and the Dockerfile's configuration.
 
-The long form builds the image as the Dockerfile says: python -m tests.system.container.
+The long form builds the image from the Dockerfile: python -m tests.system.container.
 """
 
 from __future__ import annotations

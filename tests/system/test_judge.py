@@ -9,7 +9,7 @@ from taskd.core.jobs.job import JobState
 from taskd.core.jobs.unique import Unique
 from taskd.core.outcomes.attempt_ends import Interrupted
 from taskd.store.jobs import changes, jobs
-from tests.system.judge_scene import QUEUE, TASK, Open, one_job_done, two_in_a_chain
+from tests.system.judge_helpers import QUEUE, TASK, Open, one_job_done, two_in_a_chain
 
 
 async def test_whole_life_is_lawful(scene: Open) -> None:

@@ -13,7 +13,7 @@ import pytest
 from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted, Raised
 from taskd.store.jobs import jobs
 from tests.planted import Hand, planted
-from tests.system.judge_scene import QUEUE, Open, Scene
+from tests.system.judge_helpers import QUEUE, Open, Scene
 
 
 async def play_old_run_of_the_same_worker(scene: Scene) -> None:
@@ -30,7 +30,7 @@ async def play_old_run_of_the_same_worker(scene: Scene) -> None:
 
 
 async def play_late_ack_of_a_buried_worker(scene: Scene) -> None:
-    """A stalls and is buried; B runs the job; A comes back and acks what it had run."""
+    """A stalls and is declared dead; B runs the job; A returns and acks its attempt."""
     await scene.enqueue()
     stalled = await scene.a.claim()
     await scene.a.begins(stalled)
@@ -73,7 +73,7 @@ async def roll_back_claim(scene: Scene, job_id: int) -> None:
 
 
 async def play_rescue_that_looked_earlier(scene: Scene) -> None:
-    """Two rescuers look at A's job; the second acts after B has taken it over."""
+    """Two rescuers read A's job; the second one acts after B has claimed it."""
     job_id = await scene.enqueue()
     assert job_id == 1  # the id that the planted text names
     await scene.a.begins(await scene.a.claim())
@@ -88,7 +88,8 @@ async def play_rescue_that_looked_earlier(scene: Scene) -> None:
 
 
 async def play_claim_that_commits_after_the_burial(scene: Scene) -> None:
-    """A's claim hangs in its transaction while A is buried and the first sweep finds nothing."""
+    """A's claim hangs in its transaction while A is declared dead and the first rescue finds
+    nothing."""
     await scene.enqueue()
     hanging = scene.a.hand.connection.transaction()
     await hanging.start()
@@ -96,13 +97,13 @@ async def play_claim_that_commits_after_the_burial(scene: Scene) -> None:
     await scene.bury(scene.a)
     assert await scene.rescue() == {}
     await hanging.commit()
-    if scene.bug is not LEFT_OUT:  # the sweep that comes by level; nobody is buried any more
+    if scene.bug is not LEFT_OUT:  # the periodic rescue, when no worker is declared dead any more
         await scene.rescue()
         await scene.b.does(await scene.b.claim_suspect())
 
 
 async def play_lost_reply_of_a_claim(scene: Scene) -> None:
-    """The claim commits, its reply never arrives; A lives on and looks at what it owns."""
+    """The claim commits, its reply is lost; A lives on and reads the jobs that it owns."""
     await scene.enqueue()
     await scene.a.claim()
     await scene.a.reconciles(known=set())
@@ -146,7 +147,7 @@ async def done_or_blocked(scene: Scene, task: asyncio.Task[Any]) -> None:
             await asyncio.sleep(0.001)
 
 
-# A bug that is in no text but in what a worker leaves out: the scene asks for it.
+# A bug that is in no text but in something that a worker leaves out: the test asks for it.
 LEFT_OUT = planted("rescue_jobs")
 PLANTED = {
     "no fence in the ack's guard": (
@@ -172,7 +173,7 @@ PLANTED = {
         ),
         {"I5"},
     ),
-    # The second of two steps: an id that was chosen earlier, and nothing is looked at again.
+    # The second of two steps: an id that was chosen earlier, without another check.
     "rescue by id": (
         play_rescue_that_looked_earlier,
         planted(

@@ -1,4 +1,5 @@
-"""Under kill -9 no two of a key run at once, no update is lost, and the newest version runs last.
+"""Under kill -9 no two jobs of a key run at once, no update is lost, and the newest version runs
+last.
 
 One kill here: a job whose worker dies twice waits for ten seconds. The long form is a command:
 python -m tests.system.keys.

@@ -38,7 +38,7 @@ class Family(Shell):
     async def start(
         self, *args: str, ready: int = 2, terminal: int | None = None, **settings: Any
     ) -> asyncio.subprocess.Process:
-        """Start a parent and wait until so many children are ready."""
+        """Start a parent and wait until `count` children are ready."""
         given = {
             "dsn": self.dsn,
             "processes": 2,
@@ -153,7 +153,7 @@ async def test_children_end_with_a_parent_that_is_killed(family: Family) -> None
     assert await family.gone(started) < 8
     rows = await family.sql.fetch("SELECT DISTINCT state, attempt, worker_id FROM taskd.job")
     assert {tuple(row) for row in rows} == {("queued", 0, None)}
-    assert len(family.of("worker.stopped")) == 2  # nobody takes their reports any more
+    assert len(family.of("worker.stopped")) == 2  # their reports are not received any more
 
 
 async def test_a_child_whose_loop_is_blocked_ends_with_its_parent_too(family: Family) -> None:
@@ -163,7 +163,7 @@ async def test_a_child_whose_loop_is_blocked_ends_with_its_parent_too(family: Fa
     started = children(parent.pid)
     parent.kill()
     assert await family.gone(started) < WITHIN_S
-    # The one that could not hear it has given its job back all the same.
+    # The child that could not receive the signal has released its job all the same.
     assert await family.states() == {"scheduled": 1}
 
 
@@ -282,7 +282,7 @@ async def test_the_watchdog_hears_nothing_while_one_loop_is_blocked(
     await said(supervisor, "WATCHDOG")
     await family.enqueue("blocks", s=4)
     await family.heard("loop.blocked")
-    await asyncio.sleep(0.7)  # what was said before may still be on its way
+    await asyncio.sleep(0.7)  # earlier messages may still be under way
     before = len(supervisor.heard("WATCHDOG"))
     await asyncio.sleep(1.5)
     assert len(supervisor.heard("WATCHDOG")) == before
@@ -421,7 +421,7 @@ async def test_children_that_the_schema_outgrows_drain_and_end_all_with_78(famil
     [report] = family.of("worker.stopped")
     assert (report["processes"], report["outgrown"], report["jobs"]) == (2, True, {"done": 4})
     assert f"{newest + 1:04d} and later: upgrade taskd" in report["why"]
-    # Nobody has started another one for them, and nothing was lost.
+    # No other child was started for them, and no job was lost.
     assert not family.of("worker.crashed")
     assert len(family.of("worker.started")) == 2
     rows = await family.sql.fetch("SELECT state, attempt FROM taskd.job WHERE id = ANY ($1)", left)

@@ -1,4 +1,4 @@
-"""Schedules under kill -9: one job for each tick, whichever worker dies."""
+"""Schedules under kill -9: one job for each tick, even if workers die."""
 
 from __future__ import annotations
 

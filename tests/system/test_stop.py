@@ -1,4 +1,7 @@
-"""Stopping `taskd run`, beside the table of test_stop_matrix.py: what must not hold or end it."""
+"""Stopping `taskd run`, besides the table of test_stop_matrix.py:
+
+what must not delay or end a stop.
+"""
 
 from __future__ import annotations
 

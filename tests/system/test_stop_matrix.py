@@ -1,20 +1,21 @@
-"""What a worker is doing, times how often it is told to stop: exit code, time, and the rows after.
+"""The work of a worker, times the number of stop signals: exit code, time, and the rows after.
 
 | situation | one signal | two | three, or SIGQUIT |
 | --- | --- | --- | --- |
 | idle | 0 | 0 | 0 |
-| 100 handlers that wait | 0, all back, no attempt counts | the same | 75 if any was abandoned |
+| 100 handlers that wait | 0, all released, no attempt counts | the same | 75 if any was abandoned |
 | handlers that swallow their cancellation | 75, due again in 5 s, the attempt counts | . | . |
 | handlers in threads | the same | . | . |
-| a handler blocks the loop: asleep, in Python, in C | the same, and the unstarted go back | . | . |
-| the database refuses, or is silent | 75, `running` until somebody rescues them | . | . |
+| a handler blocks the loop: asleep, in Python, in C | the same, and unstarted jobs are released |
+. | . |
+| the database refuses, or is silent | 75, `running` until another worker rescues them | . | . |
 | the acks wait for a lock | the same | . | . |
 
-One signal finds short times for draining and cancelling, so that both run out; with two signals
-draining would take an hour, with three cancelling too. So a stop that ends at all within BOUND_S
+With one signal the times for draining and cancelling are short, so that both run out; with two
+signals draining would take an hour, with three cancelling too. So a stop that ends within BOUND_S
 did skip ahead. No cell needs SIGKILL, and none loses a job or counts an attempt that was not
-abandoned. What each cell took, from its first signal to the end of the process, is printed
-(`pytest -rP` shows it); nothing is asserted about it, because the machine may be busy.
+abandoned. The time of each cell, from its first signal to the end of the process, is printed
+(`pytest -rP` shows it); the test asserts nothing about it, because the machine may be busy.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ STUCK = left(scheduled=(1, 1, 5), queued=(0, 0, 9))
 RUNNING = left(running=(1, 0, 5))
 ABANDONED = left(scheduled=(1, 1, 3))
 
-# Exit code and rows; a function looks at what can end in more than one way.
+# Exit code and rows; a function checks a situation that can end in more than one way.
 MATRIX: dict[str, tuple[Callable[[Cell], Any], int, Rows]] = {
     "idle": (idle, 0, {}),
     "waiting": (waiting, 0, BACK),
@@ -168,7 +169,7 @@ MATRIX: dict[str, tuple[Callable[[Cell], Any], int, Rows]] = {
 
 
 def check_waiting(code: int, rows: Rows) -> None:
-    """Which of them hear their cancellation before the last signal comes is not certain."""
+    """Which of the handlers are cancelled before the last signal arrives is not certain."""
     abandoned, back = rows.get(("scheduled", 1, 1), 0), rows.get(("queued", 0, 1), 0)
     assert abandoned + back == 100
     assert rows.get(("queued", 0, 0)) == 30

@@ -14,7 +14,7 @@ from tests.system.wakeups_report import Plan
 
 @pytest.mark.timeout(180)
 async def test_no_job_waits_for_a_poll_because_its_worker_fell_asleep(dsn: str) -> None:
-    # Below the polls' 48 s, and far above what a starved machine makes of a ring.
+    # Below the polls' 48 s, and far above a notification on a starved machine.
     plan = Plan(trials=80, queues=5, seed=seed(), late_s=30.0)
     report = await wakeups.run(plan, dsn)
     print(report)

@@ -1,4 +1,4 @@
-"""Workflows under kill -9: each ends as its policies say, and nobody waits in vain."""
+"""Workflows under kill -9: each ends as its policies demand, and no job waits for ever."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MEMBERS, FLOWS, WORKERS = 400, 30, 3
 # How many jobs have ended when a worker is killed.
 KILL_AT = (100, 250)
 
-# What becomes of each node, and what those return that add up what came before them.
+# The end of each node, and the results of the nodes that add up the results before them.
 ENDS = {
     "begin": ("done", "1"), "good": ("done", "1"), "bad": ("failed", None),
     "both": ("cancelled", None), "behind": ("cancelled", None), "on": ("done", "1"),

@@ -82,7 +82,7 @@ Rule = tuple[int, str, list[tuple[int, int, int, int]]]
 
 
 class UnitError(Exception):
-    """The unit says something that is not known here."""
+    """The unit has a setting that this module does not know."""
 
 
 def groups() -> dict[str, list[str]]:
@@ -126,14 +126,14 @@ class Unit:
         return self.settings[name][-1] if name in self.settings else None
 
     def on(self, name: str) -> bool:
-        """Whether a restriction is asked for; anything but yes and no is an error."""
+        """Return whether a restriction is set; anything but yes and no is an error."""
         value = self.last(name)
         if value not in ("yes", "no", None):
             raise UnitError(f"{name}={value} is not known here")
         return value == "yes"
 
     def only(self, name: str, known: str) -> bool:
-        """Whether a setting is there; a value other than the known one is an error."""
+        """Return whether a setting is there; a value other than the expected one is an error."""
         value = self.last(name)
         if value not in (known, None):
             raise UnitError(f"{name}={value} is not known here")
@@ -148,11 +148,11 @@ class Unit:
 
     @property
     def arguments(self) -> list[str]:
-        """What ExecStart says after the program."""
+        """Return the arguments of ExecStart after the program."""
         return shlex.split(self.settings["ExecStart"][-1])[1:]
 
     def steps(self) -> dict[str, Any]:
-        """What confine.py does in the process, by the names that it knows; filters left out."""
+        """The actions of confine.py in the process, by the names that it knows; without filters."""
         empty = {name: self.only(name, "") or None for name in self.capabilities}
         umask = self.last("UMask")
         return empty | {
@@ -183,7 +183,7 @@ class Unit:
         }
         if families := self.last("RestrictAddressFamilies"):
             found["RestrictAddressFamilies"] = {"default": 0, "rules": sockets(families.split())}
-        # libseccomp kills whatever comes by another machine's calls, in every filter.
+        # libseccomp kills a process that makes calls of another architecture, in every filter.
         if not self.only("SystemCallArchitectures", "native"):
             raise UnitError("SystemCallArchitectures is not native")
         # Last, for it may forbid what loading the others needs.
@@ -199,7 +199,7 @@ class Unit:
             if line.startswith("~"):
                 allowed -= self._expand(line[1:].split())
             else:
-                # systemd allows @default together with whatever is allowed first.
+                # systemd allows @default together with everything that is allowed first.
                 allowed |= self._expand([*line.split(), *(["@default"] if number == 0 else [])])
         name = self.last("SystemCallErrorNumber")
         if name is None:
@@ -232,7 +232,7 @@ class Unit:
 
 
 def write_execute() -> list[Rule]:
-    """No memory is ever both, as systemd says it to kernels that know no better way."""
+    """No memory is ever both writable and executable, as systemd enforces it on older kernels."""
     both = PROT_WRITE | PROT_EXEC
     return [
         (errno.EPERM, "mmap", [(2, MASKED_EQ, both, both)]),

@@ -2,15 +2,15 @@
 
     python -m tests.system.wakeups --trials 10000 --seed 7
 
-One worker serves some queues. On each of them, round after round: a stream of jobs until the
-worker attends the queue and producers no longer ring; then silence, in which it takes its mark back
+One worker serves some queues. Each queue goes through rounds: a stream of jobs until the worker
+polls the queue and producers no longer notify; then silence, in which the worker clears its mark
 and falls asleep; and at random moments around that, one to four producers that enqueue a job each.
-Their transactions stay open for a random time, in every isolation level, through both doors: in
-some rounds for 0 to 50 ms, in others until after the mark is gone.
+Their transactions stay open for a random time, in every isolation level, through SQL and Python: in
+some rounds for 0 to 50 ms, in others until after the mark was cleared.
 
-The polls that find a job without a ring come once a minute. So a job for which nobody rang
-shows by its lateness, which is counted from just before COMMIT was sent until its handler began.
-How long the worker took is counted from the answer to COMMIT, as in the benchmark's S3.
+The polls that find a job without a notification come once a minute. So a missing notification shows
+as lateness, which is counted from just before COMMIT was sent to the start of the handler. The
+worker's own share is counted from the answer to COMMIT, as in the benchmark's S3.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from taskd.worker.claiming import busy_mark, consumer
 from tests.servers import add_dsn, database, server
 from tests.system.wakeups_report import LOST_S, DrainReport, Plan, Trial, percentile_s
 
-# As long as the setting may be, so that a job found by a ring is never taken for one of a poll.
+# The longest allowed value: a job that a notification finds is never taken for one of a poll.
 POLL_S = 60.0
 # A worker that keeps a millisecond from its last claim sleeps now and then even in a stream: with
-# 20 ms in one run of six it never attended while a trial wrote, which proves nothing.
+# 20 ms in one run of six it never polled while a trial wrote, which proves nothing.
 MARK_AFTER_S = 0.005
 P999_S = 0.05
 OPEN_S_MAX = 0.05
 CHECK_EVERY_S = 0.005
-# A backlog, so that every claim is full; and a small one, for a trial's job waits for its turn.
+# A large backlog, so that every claim is full; and a small one, as a trial's job waits behind it.
 STREAM_JOBS, STREAM_AHEAD, STREAM_EVERY_S = 150, 250, 0.002
-# A worker that does not attend after so long a stream is taken as it is.
+# A worker that does not poll after a stream of this length is used as it is.
 STREAM_S_MAX = 0.5
 # Longer than it takes to fall asleep after a stream.
 NAP_S_MAX = 2.0
@@ -65,7 +65,7 @@ ENQUEUE = "SELECT taskd.enqueue('found', jsonb_build_object('number', $1::bigint
 
 
 class Watch:
-    """Looks at the marks, a couple of hundred times a second."""
+    """Reads the marks, some two hundred times a second."""
 
     def __init__(self, report: DrainReport) -> None:
         self._report = report
@@ -73,7 +73,7 @@ class Watch:
         self._looked = asyncio.Condition()
 
     async def run(self, connection: Any, queues: list[str]) -> None:
-        """Look until cancelled."""
+        """Read until cancelled."""
         while True:
             marked = {row[0] for row in await connection.fetch(MARKS, queues)}
             self._report.marks += len(marked - self._marked)
@@ -84,11 +84,11 @@ class Watch:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def marked(self, queue: str, *, within_s: float) -> bool:
-        """Wait until somebody attends a queue; whether it came to that."""
+        """Wait until a worker polls a queue; return whether one does."""
         return await self._wait(queue, there=True, within_s=within_s)
 
     async def unmarked(self, queue: str, *, within_s: float) -> bool:
-        """Wait until nobody attends a queue; whether it came to that."""
+        """Wait until no worker polls a queue; return whether none does."""
         return await self._wait(queue, there=False, within_s=within_s)
 
     async def _wait(self, queue: str, *, there: bool, within_s: float) -> bool:
@@ -101,10 +101,10 @@ class Watch:
 
 
 class Trials:
-    """Plays the rounds of one queue after the other beside each other.
+    """Plays the rounds of several queues concurrently.
 
     Attributes:
-        nap_s: how long it takes from the end of a stream until the mark is gone, about.
+        nap_s: about how long it takes from the end of a stream until the mark is cleared.
     """
 
     def __init__(self, plan: Plan, dsn: str, pool: Any, client: Client) -> None:
@@ -149,7 +149,7 @@ class Trials:
 
     def _next_round(self, queue: str) -> list[Trial]:
         left = self.plan.trials - len(self.report.trials)
-        # Mostly one: who rings for his own job wakes the worker for the others' jobs as well.
+        # Mostly one: a producer that notifies wakes the worker for the jobs of the others as well.
         count = min(left, self._dice.choice((1, 1, 1, 1, 2, 2, 3, 4)))
         across = self._dice.random() < 0.5
         first = len(self.report.trials)
@@ -169,12 +169,12 @@ class Trials:
         return trials
 
     async def _stream(self, queue: str) -> None:
-        """Keep the worker busy until it attends the queue, and for a moment longer."""
+        """Keep the worker busy until it polls the queue, and for a moment longer."""
         jobs = [replace(self._busy.job(queue), queue=queue)] * STREAM_JOBS
         longer = self._dice.randrange(10)
         async with self._may_stream, self._pool.acquire() as connection:
-            attended = asyncio.create_task(self.watch.marked(queue, within_s=STREAM_S_MAX))
-            while not attended.done() or (longer := longer - 1) > 0:
+            polled = asyncio.create_task(self.watch.marked(queue, within_s=STREAM_S_MAX))
+            while not polled.done() or (longer := longer - 1) > 0:
                 if self._streamed[queue] < STREAM_AHEAD:
                     self._streamed[queue] += STREAM_JOBS
                     await self._client.enqueue_many(jobs, conn=connection)
@@ -198,18 +198,18 @@ class Trials:
             else:
                 job: NewJob = replace(self._found.job(number), queue=queue)
                 await self._client.enqueue(job, conn=connection)
-            unrung = await connection.fetchval(MARKED, queue)
+            unnotified = await connection.fetchval(MARKED, queue)
             if trial.across:
                 await self.watch.unmarked(queue, within_s=NAP_S_MAX)
             await asyncio.sleep(trial.open_s)
             self._sent[number] = time.perf_counter()
             await transaction.commit()
             self._answered[number] = time.perf_counter()
-            self.report.unrung += unrung
-            self.report.crossed += unrung and not await connection.fetchval(MARKED, queue)
+            self.report.unnotified += unnotified
+            self.report.crossed += unnotified and not await connection.fetchval(MARKED, queue)
 
     async def _wait_for(self, trial: Trial) -> None:
-        """Wait until the trial's handler has begun; a job that nobody finds is given up."""
+        """Wait until the trial's handler has begun; give up a job that is not found."""
         try:
             async with asyncio.timeout(LOST_S):
                 began = await asyncio.shield(self._started[trial.number])

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 LATE_S = 0.5
-# After so long, before any poll, a job counts as lost; the next round's would wake its worker.
+# After this time, before any poll, a job counts as lost; the next round's would wake its worker.
 LOST_S = 40.0
 
 
@@ -26,8 +26,8 @@ class Trial:
 
     Attributes:
         begins_s: from the end of the stream until the transaction begins.
-        open_s: how long it stays open once the job is written.
-        across: it stays open until the mark is gone, and then for `open_s`.
+        open_s: how long it stays open after the job is written.
+        across: it stays open until the mark was cleared, and then for `open_s`.
     """
 
     number: int
@@ -41,16 +41,17 @@ class Trial:
 
 @dataclass(slots=True)
 class DrainReport:
-    """What came of it.
+    """The result of a run.
 
     Attributes:
         lateness_s: by trial, from before COMMIT to the handler's start; no entry: never started.
-        wait_s: the same from the answer to COMMIT. Nobody can see the job before its commit is on
-            disk, and a disk that stalls makes it late whatever the worker does.
-        marks: how often a mark appeared.
-        naps: how often a mark was taken back.
-        unrung: jobs that were written while somebody attended.
-        crossed: those of them that were committed after the mark was gone.
+        wait_s: the same from the answer to COMMIT. The job is visible only when its commit is on
+        disk,
+            and a disk that stalls makes it late, whatever the worker does.
+        marks: how often a mark was set.
+        naps: how often a mark was cleared.
+        unnotified: jobs that were written while a worker polled.
+        crossed: those of them that were committed after the mark was cleared.
     """
 
     plan: Plan
@@ -60,12 +61,12 @@ class DrainReport:
     rounds: int = 0
     marks: int = 0
     naps: int = 0
-    unrung: int = 0
+    unnotified: int = 0
     crossed: int = 0
     took_s: float = 0.0
 
     def late(self) -> list[Trial]:
-        """Trials whose job was found too late for a ring."""
+        """Trials whose job was found too late for a notification."""
         return [
             trial
             for trial in self.trials
@@ -80,7 +81,7 @@ class DrainReport:
             for each in late[:20]
         ]
         if late:
-            found.append(f"{len(late):,} jobs were not found by a ring")
+            found.append(f"{len(late):,} jobs were found too late for a notification")
         if not (self.naps and self.crossed):
             found.append(
                 f"{self.naps:,} naps, {self.crossed:,} jobs committed across one: no proof"
@@ -92,8 +93,8 @@ class DrainReport:
         return (
             f"seed {self.plan.seed}: {len(self.trials):,} trials in {self.rounds:,} rounds on "
             f"{self.plan.queues} queues, {self.took_s:.0f} s; {dict(levels)}\n"
-            f"attended {self.marks:,} times, fell asleep {self.naps:,} times; {self.unrung:,} jobs "
-            f"written without a ring, {self.crossed:,} of them committed after the mark was gone\n"
+            f"polled {self.marks:,} times, slept {self.naps:,} times; {self.unnotified:,} jobs written "
+            f"without a notification, {self.crossed:,} of them committed after the mark was cleared\n"
             f"from COMMIT to the handler: {_spread(self.lateness_s)}; "
             f"{len(self.late()):,} late (over {self.plan.late_s:g} s)\n"
             f"from its answer: {_spread(self.wait_s)}"

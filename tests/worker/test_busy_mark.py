@@ -92,7 +92,7 @@ async def test_a_busy_queue_is_polled_and_not_notified(
 async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_more(
     desk: Any,
 ) -> None:
-    """A promoted replica may still have a cleared mark; without a check, no job would be notified."""
+    """A promoted replica may still have a cleared mark, which would suppress notifications."""
 
     @desk.task()
     async def work() -> None: ...

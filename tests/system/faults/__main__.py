@@ -1,4 +1,4 @@
-"""The long form: every fault at the length that its promise speaks of, one line of figures each.
+"""The long form: every fault at its full length, with one line of figures for each.
 
 python -m tests.system.faults             # all of them, about ten minutes
 python -m tests.system.faults outage lock
@@ -20,7 +20,7 @@ from tests.system.faults import test_limits as limits
 from tests.system.faults import test_network as network
 from tests.system.faults import test_outages as outages
 from tests.system.faults import test_pooler as pooler
-from tests.system.faults.scene import Outcome
+from tests.system.faults.fixture import Outcome
 
 SCENARIOS: dict[str, Callable[[], Coroutine[Any, Any, Outcome]]] = {
     "restarts": outages.restarts,
@@ -50,7 +50,7 @@ SCENARIOS: dict[str, Callable[[], Coroutine[Any, Any, Outcome]]] = {
 
 
 def main() -> int:
-    """0: every promise held; 4: one did not."""
+    """Return 0 if every promise held, 4 if one did not."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

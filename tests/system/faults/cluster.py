@@ -20,7 +20,7 @@ from taskd.embedded.data_directory import choose_runner
 
 WITHIN_S = 60.0
 # No power is cut here, so what the kernel has taken is safe without fsync; everything else is as
-# a server in production has it.
+# as on servers in production.
 SETTINGS = {
     "fsync": "off",
     "shared_buffers": "32MB",
@@ -33,7 +33,7 @@ SETTINGS = {
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
+    """Return a port on which no program listens now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -46,11 +46,11 @@ class _Made:
 
 
 class Cluster:
-    """One server with one database `taskd`, reached by its socket and by TCP on the loopback.
+    """One server with one database `taskd`, reached over its socket and over TCP on the loopback.
 
     Args:
-        home: its directory, which this class makes; short, for the socket lies in it.
-        settings: of the server, on top of the usual ones.
+        home: its directory, which this class makes; short, as the path of the socket is limited.
+        settings: further settings of the server.
     """
 
     def __init__(self, home: Path, settings: Mapping[str, str] | None = None) -> None:
@@ -66,7 +66,7 @@ class Cluster:
         return f"postgresql://taskd@/{database}?host={self.home}&port={self.port}"
 
     def tcp_dsn(self, port: int | None = None, host: str = "127.0.0.1") -> str:
-        """By TCP: directly, or at the port of somebody who stands between."""
+        """Return the DSN over TCP: directly, or at the port of a proxy."""
         return f"postgresql://taskd@{host}:{port or self.port}/taskd?sslmode=disable"
 
     async def make(self) -> None:
@@ -106,7 +106,7 @@ class Cluster:
                 await asyncio.sleep(0.002)
 
     def _accepts(self) -> bool:
-        """The postmaster says so itself, in the last line of its pid file."""
+        """The postmaster writes its state to the last line of its pid file."""
         with suppress(OSError, IndexError):
             lines = (self.data / "postmaster.pid").read_text().splitlines()
             return lines[0] == str(self.pid) and lines[7].strip() in {"ready", "standby"}
@@ -180,7 +180,7 @@ class Cluster:
         return {name: number for name, number in who.items() if number is not None}
 
     async def close(self) -> None:
-        """Its end, whatever state it is in."""
+        """End the server, in any state."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
 

@@ -48,7 +48,7 @@ async def stuffed(filler: Path) -> AsyncIterator[None]:
 
 
 async def _stuff(filler: Path) -> None:
-    """Take whatever room there is, and whatever becomes free, until cancelled."""
+    """Use all free space, also space that is freed later, until cancelled."""
     with filler.open("ab", buffering=0) as file:
         while True:
             await asyncio.to_thread(_fill, file)

@@ -1,8 +1,8 @@
-"""A TCP proxy before PostgreSQL that knows enough of the protocol to break it at a chosen place.
+"""A TCP proxy before PostgreSQL that understands the protocol well enough to break it at one place.
 
-Each connection is known by its `application_name` ("taskd claim", "taskd listen"), so a
-fault can meet one purpose alone. Nothing here is random: a fault is switched on and off, or meets
-the next reply that fits.
+A connection is identified by its `application_name` ("taskd claim", "taskd listen"), so a fault can
+concern one purpose only. Nothing is random: a fault is switched on and off, or hits the next reply
+that matches.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Fault(Enum):
 
 @dataclass(slots=True)
 class Ambush:
-    """The reply to one statement is taken away after the server has committed it.
+    """The reply to one statement is dropped after the server has committed it.
 
     Attributes:
         purpose: of the connection.
         name: of the statement, or the text of a simple query ("COMMIT").
-        on_its_way: the statement itself is taken away, and the server never hears it.
-        fits: told the command tag ("UPDATE 7"); whether this is the reply to take.
-        silently: swallow everything from then on; else cut the connection.
+        on_its_way: drop the statement itself, so that the server never receives it.
+        fits: gets the command tag ("UPDATE 7"); returns whether this is the reply to drop.
+        silently: drop everything from then on; otherwise cut the connection.
         sprung: set when it has happened.
     """
 
@@ -245,7 +245,7 @@ class Proxy:
             self._faults[purpose] = fault
 
     def heal(self) -> None:
-        """New connections pass; those in a hole stay there, as a cut network leaves them."""
+        """New connections pass; old ones stay cut, as after a network failure."""
         self._faults.clear()
         self.limits.clear()
         self.delay_s = 0.0

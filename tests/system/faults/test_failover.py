@@ -1,4 +1,4 @@
-"""The primary dies and its replica takes over."""
+"""The primary fails and its replica takes over."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from taskd.store.jobs import busy_marks
 from tests.store.helpers import MARKED, new_worker
 from tests.system.faults import app
 from tests.system.faults.cluster import Cluster, private
-from tests.system.faults.scene import Outcome, Scene, scene
+from tests.system.faults.fixture import Outcome, Scene, scene
 
 REPLICATING = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
-# What a worker has claimed and not yet started when the primary dies runs a little later.
+# Jobs that a worker has claimed and not started when the primary fails start a little later.
 UNSTARTED_S = 3.0
 RECEIVING = "SELECT count(*) FROM pg_stat_wal_receiver"
 
@@ -35,9 +35,9 @@ async def failover(
     leaderless_s: float = 0.0,
     lease_s: float = 30.0,
 ) -> Outcome:
-    """Kill -9 of the primary under load, promotion of its replica; workers know both hosts.
+    """Kill the primary under load and promote its replica; workers know both hosts.
 
-    For `leaderless_s` there is the standby alone, which takes no writes.
+    For `leaderless_s` seconds only the standby exists, which accepts no writes.
     """
     async with private() as primary:
         standby = await primary.standby(primary.home.parent / "b", name="b")
@@ -97,7 +97,7 @@ async def _failover(
     )
     made.figures["fenced"] = len(made.said("worker.fenced"))
     name = "failover_synchronous" if synchronous else "failover_asynchronous"
-    # The ghosts of jobs that are lost run beside those that were given their ids.
+    # Abandoned attempts of lost jobs run beside the jobs that got their ids.
     outcome = await made.finish(name, rolled_back=unclaimed | unacked, left_behind=unclaimed)
     ran = {row[1] for row in made.records() if row[5] == "start" and row[0] > promoted}
     outcome.figures["told_and_never_run"] = len(set(made.told) - before_it - ran)
@@ -105,7 +105,8 @@ async def _failover(
 
 
 async def _ran_without_a_claim(made: Scene, standby: Cluster, before: float) -> set[int]:
-    """Jobs that were started until a moment, and whose claims the new primary never heard of."""
+    """Return jobs that were started before a moment, and whose claims the new primary does not
+    have."""
     rows = await standby.ask(
         "SELECT job, fence, date_part('epoch', min(at)) FROM judge.event "
         "WHERE new_state = 'running' GROUP BY job, fence"
@@ -119,7 +120,7 @@ async def _ran_without_a_claim(made: Scene, standby: Cluster, before: float) -> 
 
 
 async def claims_undone() -> Outcome:
-    """A worker runs jobs whose claims the new primary has never heard of, and claims them again."""
+    """A worker runs jobs whose claims the new primary does not have, and claims them again."""
     async with private() as primary:
         standby = await primary.standby(primary.home.parent / "b", name="b")
         try:
@@ -136,7 +137,7 @@ async def claims_undone() -> Outcome:
                 await made.running(held)
                 await primary.kill()
                 await standby.ask("SELECT pg_promote()")
-                # Its second claim, of which it hears; the first one's are gone.
+                # This is the worker's second claim, whose reply it gets; the first claim is gone.
                 await _until(standby, "SELECT count(*) FROM taskd.job WHERE state = 'running'", 5)
                 gate.touch()
                 outcome = await made.finish("claims_undone", rolled_back=held)
@@ -148,7 +149,7 @@ async def claims_undone() -> Outcome:
 
 
 async def read_only(seconds: float = 3.0) -> Outcome:
-    """A server that refuses writes while its connections live, as an old primary does."""
+    """A server that refuses writes while its connections stay open, as a former primary does."""
     async with private() as cluster, scene(cluster.dsn()) as made:
         worker = await made.worker()
         made.feed(100)
@@ -168,7 +169,8 @@ async def read_only(seconds: float = 3.0) -> Outcome:
 
 
 async def marked_just_before() -> list[str]:
-    """The queues of the jobs that are there when a failover came soon after a first mark."""
+    """Return the queues of the jobs that exist when a failover follows soon after the first
+    mark."""
     async with private() as primary:
         standby = await primary.standby(primary.home.parent / "b", name="b")
         try:

@@ -15,9 +15,9 @@ from taskd.embedded.binaries import find_binaries
 from tests.system.faults import app
 from tests.system.faults.cluster import Cluster, private
 from tests.system.faults.disk import ClusterOnDisk, stuffed
-from tests.system.faults.scene import Outcome, Scene, scene
+from tests.system.faults.fixture import Outcome, Scene, scene
 
-# A role that is no superuser: those keep their reserved connections.
+# A role that is no superuser: superusers keep their reserved connections.
 ROLE = """
 CREATE ROLE app LOGIN;
 GRANT USAGE ON SCHEMA taskd TO app;
@@ -67,7 +67,7 @@ async def _hog(dsn: str) -> list[asyncpg.Connection]:
 
 
 async def _lose_connections(made: Scene, cluster: Cluster, away_s: float) -> None:
-    """End every session of the workers, let none in for a while, and count who knocks."""
+    """End every session of the workers, refuse new ones for a while, and count the attempts."""
     await cluster.ask("ALTER ROLE app CONNECTION LIMIT 0")
     knocked = _knocks(cluster)
     await cluster.ask(
@@ -84,13 +84,13 @@ async def _lose_connections(made: Scene, cluster: Cluster, away_s: float) -> Non
 
 
 def _knocks(cluster: Cluster) -> int:
-    # A refused one has said who it is by then.
+    # A refused client has sent its name by then.
     log = (cluster.home / "log").read_text(errors="replace")
     return len(re.findall("too many connections for role", log))
 
 
 async def lock(seconds: float = 5.0, before: int = 1500) -> Outcome:
-    """Somebody locks the table of the jobs, as a careless ALTER TABLE does, under load."""
+    """Lock the table of the jobs under load, as a careless ALTER TABLE does."""
     async with private() as cluster, scene(cluster.dsn()) as made:
         for _ in range(2):
             await made.worker()

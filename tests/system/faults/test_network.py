@@ -1,4 +1,4 @@
-"""What lies between worker and server fails: silence, delay, cuts, lost replies."""
+"""The network between worker and server fails: silence, delay, cuts, lost replies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.system.faults.cluster import Cluster, private
 from tests.system.faults.proxy import Ambush, Fault, Link, Proxy
-from tests.system.faults.scene import Outcome, Scene, scene
+from tests.system.faults.fixture import Outcome, Scene, scene
 
 # What a worker of two queues holds open.
 PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd listen")
@@ -22,7 +22,7 @@ PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd li
 
 @asynccontextmanager
 async def behind_proxy(**settings: object) -> AsyncIterator[tuple[Scene, Proxy]]:
-    """A scene whose workers reach the server through a proxy."""
+    """A fixture whose workers reach the server through a proxy."""
     async with private() as cluster:
         proxy = Proxy("127.0.0.1", cluster.port)
         await proxy.start()
@@ -134,8 +134,8 @@ async def _one_gone(proxy: Proxy, links: set[Link]) -> None:
 
 
 async def lost_claims(times: int = 5, *, silently: bool = False) -> Outcome:
-    """The server has committed a claim, and the worker never hears of it."""
-    # A row that nobody knows is given back after the statement's limit and 5 s.
+    """The server has committed a claim, and the worker never gets the reply."""
+    # A row that the worker does not have is released after the statement's limit and 5 s.
     async with behind_proxy(statement_timeout_s=1.0) as (made, proxy):
         worker = await made.worker()
         made.feed(100)
@@ -153,7 +153,7 @@ async def lost_claims(times: int = 5, *, silently: bool = False) -> Outcome:
 
 
 async def lost_acks(times: int = 5, *, silently: bool = False) -> Outcome:
-    """The server has committed outcomes, and the worker does not know."""
+    """The server has committed outcomes, and the worker gets no reply."""
     async with behind_proxy(statement_timeout_s=1.0) as (made, proxy):
         worker = await made.worker()
         made.feed(100)
@@ -180,7 +180,7 @@ async def _ambush(proxy: Proxy, purpose: str, name: str, verb: str, *, silently:
 
 
 async def link_down(statement_timeout_s: float = 5.0, down_s: float = 30.0) -> Outcome:
-    """A worker in a network namespace whose cable is pulled: the kernel's own silence."""
+    """A worker in a network namespace whose link is taken down: the kernel itself stays silent."""
     async with AsyncExitStack() as stack:
         there, here, name = await stack.enter_async_context(namespace())
         cluster = await stack.enter_async_context(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from tests.system.faults import app
 from tests.system.faults.cluster import private
-from tests.system.faults.scene import Outcome, scene
+from tests.system.faults.fixture import Outcome, scene
 
 # When the last of these jobs was acked; all of them are by then.
 ACKED = "SELECT date_part('epoch', max(at)) FROM judge.event WHERE kind = 'gone' AND job = ANY ($1)"

@@ -22,7 +22,7 @@ from taskd.worker import Worker
 from taskd.worker.assembly import PLANS
 from tests.system.faults import app
 from tests.system.faults.cluster import Cluster, free_port, private
-from tests.system.faults.scene import Outcome, Scene, scene
+from tests.system.faults.fixture import Outcome, Scene, scene
 
 REFUSES_NOTHING = (
     "statement_timeout,lock_timeout,idle_in_transaction_session_timeout,jit,client_min_messages,"
@@ -136,7 +136,7 @@ async def pooler(
             made.figures["listening"] = len(worker.said("listener.connected"))
 
             async def leave() -> None:
-                # The pooler keeps its sessions, under the names of those who had them last.
+                # The pooler keeps its sessions under the names of their last clients.
                 await cluster.ask(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE application_name LIKE 'taskd %'"

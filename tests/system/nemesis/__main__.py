@@ -19,7 +19,7 @@ PROBLEMS_MAX = 40  # lines
 
 
 def main() -> None:
-    """0: every promise held; 4: one did not."""
+    """Return 0 if every promise held, 4 if one did not."""
     parser = argparse.ArgumentParser(
         description=nemesis.__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -28,7 +28,7 @@ CREATE TABLE judge.transfer (job bigint NOT NULL, account smallint NOT NULL, amo
 
 @task(queue="fast", backoff=SOON)
 async def blocks_loop(ctx: Context, ms: int) -> None:
-    """Lets nobody else run meanwhile."""
+    """Block the event loop for a while."""
     recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
     block(ms / 1000)
     recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")

@@ -20,7 +20,7 @@ from tests.system.faults.disk import stuffed
 from tests.system.faults.proxy import Ambush, Fault
 from tests.system.nemesis.hosts import FAKETIME, Host
 
-OPERATOR = "chaos"  # the reason of whatever an operator does, as in tests.system.chaos
+OPERATOR = "chaos"  # the reason of every operator's action, as in tests.system.chaos
 PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd listen")
 AMBUSHES = (
     ("taskd claim", "claim_jobs"),
@@ -40,13 +40,13 @@ WHERE datname = current_database()
 
 @dataclass(slots=True)
 class World:
-    """What there is to break.
+    """What the faults can break.
 
     Attributes:
-        longest_s: of anything that lasts.
-        disk: a file system of the cluster's own, which can be filled up; None: there is none.
+        longest_s: the longest time of a fault.
+        disk: a file system of the cluster's own, which can be filled; None: there is none.
         told: ids of jobs that the database has confirmed.
-        server: held by whatever is being done to the server now.
+        server: a lock that is held while a fault changes the server.
     """
 
     cluster: Cluster
@@ -113,14 +113,14 @@ async def terminate(world: World, host: Host) -> None:
 
 @of_a_host
 async def pause(world: World, host: Host) -> None:
-    """SIGSTOP for a worker: others find it dead, and it does not know."""
+    """Send SIGSTOP to a worker: others declare it dead, and it does not know."""
     if pid := host.any(world.dice):
         await host.stop_for(pid, world.seconds())
 
 
 @of_a_host
 async def power_off(world: World, host: Host) -> None:
-    """A whole host goes, so that nobody can prove its workers dead, and comes back later."""
+    """Cut off a whole host, whose workers cannot be proved dead, and connect it again later."""
     host.down()
     try:
         await asyncio.sleep(world.seconds())
@@ -141,13 +141,13 @@ async def clock_step(world: World, host: Host) -> None:
 
 @of_a_host
 async def black_hole(world: World, host: Host) -> None:
-    """Nothing passes, and nobody is told."""
+    """Drop all packets in both directions, without a reset."""
     await _cut_off(world, host, Fault.BLACK_HOLE)
 
 
 @of_a_host
 async def lost_replies(world: World, host: Host) -> None:
-    """The server hears and obeys, and the host hears nothing."""
+    """Drop the server's packets only: it receives and executes statements."""
     await _cut_off(world, host, Fault.DROP_REPLIES)
 
 
@@ -170,7 +170,7 @@ async def slow_line(world: World, host: Host) -> None:
 
 @of_a_host
 async def cuts(world: World, host: Host) -> None:
-    """Connections of one purpose are cut after so many replies, again and again."""
+    """Cut the connections of one purpose after a number of replies, again and again."""
     purpose = world.dice.choice(PURPOSES)
     host.proxy.limits[purpose] = (float("inf"), world.dice.randint(1, 30))
     await asyncio.sleep(min(world.seconds(), 10.0))
@@ -214,7 +214,7 @@ async def restart(world: World) -> None:
 
 @of_the_server
 async def locked_table(world: World) -> None:
-    """Somebody locks a table, as a careless ALTER TABLE does."""
+    """Lock a table, as a careless ALTER TABLE does."""
     async with _session(world) as session, session.transaction():
         table = world.dice.choice(TABLES)
         await session.execute(f"LOCK TABLE taskd.{table} IN ACCESS EXCLUSIVE MODE")
@@ -223,7 +223,7 @@ async def locked_table(world: World) -> None:
 
 @of_the_server
 async def held_snapshot(world: World) -> None:
-    """Somebody holds a snapshot, and no dead row can be cleaned away."""
+    """Hold a snapshot, so that no dead row can be removed."""
     async with (
         _session(world) as session,
         session.transaction(isolation="repeatable_read", readonly=True),

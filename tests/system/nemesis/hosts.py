@@ -29,7 +29,8 @@ STOP_S = 60.0
 
 @dataclass(slots=True)
 class Notes:
-    """What was done to whom and when, by this machine's clock; told to the judge in the end."""
+    """What was done to which process and when, by this machine's clock; passed to the judge at the
+    end."""
 
     kills: list[tuple[int, float]] = field(default_factory=list)
     pauses: list[tuple[int, float, float]] = field(default_factory=list)
@@ -43,9 +44,9 @@ class Host:
         settings: of its workers, as in taskd.config.
 
     Attributes:
-        codes: how its processes ended, but those that a blow of ours has killed.
-        surprises: processes that ended as none may.
-        busy: held by whatever is being done to it now.
+        codes: exit codes of its processes, except for those that a fault has killed.
+        surprises: processes that ended unexpectedly.
+        busy: a lock that is held while a fault concerns this host.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Host:
         made = kept | {f"TASKD_{name.upper()}": str(value) for name, value in told.items()}
         made["JUDGE_RECORDS"] = str(self.home)
         if FAKETIME:
-            # The monotonic clock stays: on a real machine nobody can step it either.
+            # The monotonic clock stays, as it cannot be set on a real machine either.
             made |= {
                 "LD_PRELOAD": str(FAKETIME),
                 "FAKETIME_TIMESTAMP_FILE": str(self.clock),
@@ -102,7 +103,7 @@ class Host:
         return made
 
     async def _spawn(self, slot: int) -> None:
-        # A host's name is what tells whether a process can be proved dead from here.
+        # Only workers on the same host can prove that a process has ended.
         named = ("unshare", "--uts", "sh", "-c", f'hostname {self.name} && exec "$@"', "sh")
         with (self.home / f"{self.name}-{slot}.log").open("ab") as log:
             self._slots[slot] = await asyncio.create_subprocess_exec(
@@ -127,7 +128,7 @@ class Host:
             await self._spawn(slot)
 
     def _judge(self, slot: int, pid: int, code: int) -> None:
-        """Whether a process may end so: by a pill, as it was told, or for want of a database."""
+        """Whether a process may end this way: by a pill, on request, or without a database."""
         fine = {-signal.SIGKILL, 69}
         if pid in self._asked or self._stopping:
             # The signal itself ends one that has not begun; 75: no database to write outcomes to.
@@ -201,7 +202,7 @@ class Host:
             await asyncio.gather(*self._keepers)
 
     async def close(self) -> None:
-        """The end, whatever happened."""
+        """End all processes, in any case."""
         self._stopping = True
         self._up.set()
         for process in self._slots.values():

@@ -145,7 +145,7 @@ class Play:
 
     @asynccontextmanager
     async def _feeding(self, waiting: Sequence[NewJob | Workflow]) -> AsyncIterator[None]:
-        """Offer everything in the length of the block; it ends when all is told."""
+        """Offer all jobs during the block; the block ends when all are confirmed."""
         feeder = asyncio.create_task(self._feed(waiting), name="feeder")
         try:
             yield
@@ -169,7 +169,7 @@ class Play:
             await asyncio.sleep(FEED_S)
 
     async def _told(self, made: Sequence[NewJob] | Workflow) -> list[int]:
-        """Offer it until the database has said that it has it; it may then have it twice."""
+        """Enqueue it until the database has confirmed it; it may then exist twice."""
         while True:
             with suppress(StoreUnavailable):
                 if isinstance(made, Workflow):
@@ -180,7 +180,7 @@ class Play:
     # The harm.
 
     async def _harm(self) -> None:
-        """Strike every few seconds; ends when each fault has been taken back."""
+        """Start a fault every few seconds; return when each fault has ended."""
         names = self.plan.faults or possible(self._world)
         ends_at = time.monotonic() + self.plan.seconds
         lasting: set[asyncio.Task[None]] = set()

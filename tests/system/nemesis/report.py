@@ -13,16 +13,17 @@ UNLUCKY_MAX = 20  # lines
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run consists of.
+    """The plan of a run.
 
     Attributes:
         load: `all`, every kind of job; `ledger`, only jobs whose effects must happen exactly once.
-        seconds: how long faults come; the jobs are offered evenly meanwhile.
-        every_s: from one fault to the next, at least and at most.
+        seconds: how long faults are made; the jobs are offered evenly meanwhile.
+        every_s: the shortest and the longest time between two faults.
         longest_s: of a fault.
-        idle_within_s: after the faults, how long nothing may end although jobs are left.
-        disk_megabytes: of the disk that the database lies on, and that is filled up.
-        faults: which ones; empty: all that this machine can have.
+        idle_within_s: the longest time after the faults in which no job ends although some are
+        left.
+        disk_megabytes: of the disk with the database, which is filled.
+        faults: the kinds of faults; empty: all that this machine can make.
     """
 
     jobs: int
@@ -42,11 +43,11 @@ class Plan:
 
 @dataclass(slots=True)
 class DrainReport:
-    """What came of it.
+    """The result of a run.
 
     Attributes:
-        marks: of each kind of fault: how many, how long, what jobs waited, when claims went on.
-        ticks: of the schedule: fired, twice, missing.
+        marks: of each kind of fault: how many, how long, how long jobs waited, when claims went on.
+        ticks: of the schedule: made, made twice, missing.
         unlucky: jobs that failed because their workers died three times.
         ledger: the sum of all transfers out of the one account, into the other, and jobs done.
     """

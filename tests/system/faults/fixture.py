@@ -66,7 +66,7 @@ def _shown(value: Any) -> str:
 
 
 class Worker:
-    """One `taskd run` and what it says."""
+    """One `taskd run` and its log events."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self.process = process
@@ -100,7 +100,7 @@ class Worker:
         return [line for line in self.lines if line.get("event") == event]
 
     async def heard(self, event: str, count: int = 1, within_s: float = WITHIN_S) -> None:
-        """Wait for so many lines of an event."""
+        """Wait for `count` events of a name."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._heard:
                 await self._heard.wait_for(lambda: len(self.said(event)) >= count or self.ended)
@@ -128,14 +128,14 @@ class Scene:
     """Everything around one database.
 
     Args:
-        dsn: how the test reaches the database; never through what it breaks.
-        worker_dsn: how the workers do.
+        dsn: how the test reaches the database; never through the broken part.
+        worker_dsn: how the workers reach it.
         settings: of the workers, as in taskd.config.
 
     Attributes:
         told: ids that the database has confirmed.
         refused: how often the feeder could not enqueue.
-        leaving: awaited between the end of the workers and the judgement.
+        leaving: awaited between the end of the workers and the check of the history.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Scene:
         return [kind() for kind in drawn]
 
     async def enqueue(self, made: list[NewJob]) -> list[int]:
-        """Enqueue; the ids, each of which the judge will ask for."""
+        """Enqueue jobs; return their ids, each of which the judge will check."""
         ids = await jobs.enqueue(self._lane, made)
         self.told += ids
         return ids
@@ -213,7 +213,7 @@ class Scene:
 
     async def _feed(self, jobs_per_s: int) -> None:
         while True:
-            # Not told: it may be there or not, and the judge accepts either.
+            # Not confirmed: the job may exist or not, and the judge accepts either.
             try:
                 await self.enqueue(self.mix(max(1, jobs_per_s // 20)))
             except StoreUnavailable:
@@ -262,7 +262,7 @@ class Scene:
             await asyncio.sleep(0.02)
 
     async def ended(self, count: int) -> int:
-        """Wait until so many more jobs have ended; how many have by then."""
+        """Wait until `count` more jobs have ended; return how many have ended by then."""
         base: int = await self.ask(ENDED)
 
         async def more() -> bool:
@@ -272,7 +272,7 @@ class Scene:
         return int(await self.ask(ENDED))
 
     async def gone(self, ids: Sequence[int]) -> None:
-        """Wait until no row of these jobs is live any more."""
+        """Wait until none of these jobs is live."""
 
         async def none() -> bool:
             live = "SELECT EXISTS (SELECT 1 FROM taskd.job WHERE id = ANY ($1))"
@@ -314,7 +314,7 @@ class Scene:
     # The end.
 
     async def finish(self, name: str, *, within_s: float = WITHIN_S, **told: Any) -> Outcome:
-        """Work everything off, drain, and hear the judge.
+        """Finish all jobs, drain the workers, and check the history.
 
         Args:
             told: for `Judge.check`.

@@ -1,4 +1,4 @@
-"""Each of the judge's checks can fail: for each, somebody breaks what it looks at."""
+"""Each of the judge's checks can fail: for each, a test breaks what it checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taskd.core.jobs.limit import LimitOf
 from taskd.core.jobs.unique import Unique
 from taskd.core.outcomes.attempt_ends import NotStarted
 from taskd.store.jobs import jobs
-from tests.system.judge_scene import QUEUE, TASK, Open, Scene, one_job_done, two_in_a_chain
+from tests.system.judge_helpers import QUEUE, TASK, Open, Scene, one_job_done, two_in_a_chain
 
 
 async def never_born(stage: Scene) -> dict[str, Any]:
@@ -76,7 +76,7 @@ async def worker_dug_up(stage: Scene) -> None:
 
 
 async def two_runs_at_once(stage: Scene) -> None:
-    """A comes back from a burial that nobody can explain."""
+    """A worker becomes alive again after it was declared dead."""
     await stage.enqueue()
     lost = await stage.a.claim()
     await stage.a.begins(lost)
@@ -125,7 +125,7 @@ async def claimed_before_its_time(stage: Scene) -> None:
 
 async def expired_before_its_time(stage: Scene) -> None:
     await stage.enqueue(deadline_s=0.0)
-    # As a statement would that looks at another clock.
+    # As by a statement that reads another clock.
     await stage.sql(
         "WITH gone AS (DELETE FROM taskd.job RETURNING *) INSERT INTO taskd.job_history "
         "(id, enqueued_at, run_at, finished_at, expires_at, fence, state, priority, attempt, "
@@ -142,7 +142,7 @@ async def run_after_its_deadline(stage: Scene) -> None:
 
 
 async def limited(stage: Scene, column: str, *keys: str) -> None:
-    """Jobs of a limit of one, which somebody admits without looking."""
+    """Jobs of a limit of one, which are admitted without a check."""
     await stage.sql(
         f"INSERT INTO taskd.job_limit (name, {column}, declared) VALUES ('narrow', 1, '{{}}')"
     )
@@ -239,7 +239,7 @@ async def session_left_open(stage: Scene) -> None:
     await stage.sql("SET application_name = 'taskd claim'")
 
 
-CRIMES = [
+BREACHES = [
     (never_born, "I1", "lost"),
     (gone_without_trace, "I1", "lost"),
     (gone_behind_the_triggers, "I1", "lost"),
@@ -278,13 +278,13 @@ CRIMES = [
 
 
 @pytest.mark.parametrize(
-    ("crime", "check", "what"), CRIMES, ids=[f"{row[1]} {row[0].__name__}" for row in CRIMES]
+    ("breach", "check", "what"), BREACHES, ids=[f"{row[1]} {row[0].__name__}" for row in BREACHES]
 )
 async def test_each_check_can_fail(
-    crime: Callable[[Scene], Awaitable[dict[str, Any] | None]], check: str, what: str, scene: Open
+    breach: Callable[[Scene], Awaitable[dict[str, Any] | None]], check: str, what: str, scene: Open
 ) -> None:
     stage = await scene()
-    told = await crime(stage)
+    told = await breach(stage)
     verdict = await stage.judge.check(**(told or {}))
     found = {(breach.check, breach.what) for breach in verdict.breaches}
     assert (check, what) in found, str(verdict)

@@ -36,7 +36,7 @@ WORK = Task(_work, name=TASK, queue=QUEUE)
 
 
 class Worker:
-    """A simulated worker: does one thing at a time, when it is told to."""
+    """A simulated worker, which does one thing at a time when the test says so."""
 
     def __init__(self, hand: Hand) -> None:
         self.hand = hand
@@ -91,7 +91,7 @@ class Worker:
         return await self.finishes(job)
 
     async def reconciles(self, known: set[int]) -> None:
-        """Give back what the database says is ours and we do not know."""
+        """Release jobs that the database assigns to this worker and that it does not have."""
         for row in await self.hand.fetch("running_jobs", self.id):
             if row["id"] not in known:
                 ack = Ack(row["id"], self.id, row["fence"], JobState.QUEUED, refund=True)
