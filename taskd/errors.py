@@ -13,19 +13,19 @@ TaskdError                       1
 │   ├── SchemaEdited                a migration was edited after it was applied
 │   └── MigrationFailed          1  a migration was not applied; the message says what it changed
 ├── AppError                    78  the module of --app cannot be imported, or has no usable task
-├── ResourceError                1  a resource of the app could not be made; start again
+├── ResourceError                1  a resource of the app could not be created; start again
 ├── EnqueueError                 2
 │   ├── UnknownTask                 no worker has published the task, and the job names no queue
 │   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
 │   ├── InvalidJob                  queue, priority, time or attempts are outside their limits
 │   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
-│   ├── InvalidWorkflow             circles, unknown or repeated names, stages that do not fit
+│   ├── InvalidWorkflow             cycles, unknown or repeated names, stages that do not fit
 │   ├── KeyHeld                     another job holds the unique key, and on_conflict is `raise`
 │   └── QueueFull                1  the queue has as many waiting jobs as its max_depth allows
-├── NotEnqueued                  1  what a buffer could not write, job by job
+├── NotEnqueued                  1  a buffer could not write some jobs; the error lists them
 ├── BufferFull                   1  a buffer is full
-├── JobFailed                    1  a job failed whose result was awaited
-├── JobCancelled                 1  such a job was cancelled
+├── JobFailed                    1  the job whose result was awaited failed
+├── JobCancelled                 1  the job whose result was awaited was cancelled
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
@@ -45,7 +45,7 @@ from typing import Any, ClassVar
 
 
 class TaskdError(Exception):
-    """The base class of all errors that taskd raises on purpose."""
+    """The base class of all errors that taskd raises deliberately."""
 
     exit_code: ClassVar[int] = 1
 
@@ -75,7 +75,7 @@ class PermissionDenied(TaskdError):
 
 
 class SchemaError(TaskdError):
-    """The schema `taskd` in the database does not fit this code."""
+    """The schema `taskd` in the database is not compatible with this code."""
 
     exit_code = 78
 
@@ -89,11 +89,11 @@ class SchemaOutdated(SchemaError):
 
 
 class SchemaTooNew(SchemaError):
-    """The database no longer works with code as old as this."""
+    """The schema in the database requires newer code."""
 
 
 class SchemaEdited(SchemaError):
-    """A migration was applied with other SQL than this code brings."""
+    """The SQL of an applied migration differs from the SQL in this code."""
 
 
 class MigrationFailed(SchemaError):
@@ -109,7 +109,7 @@ class AppError(TaskdError):
 
 
 class ResourceError(TaskdError):
-    """A resource of the app could not be made when the worker started."""
+    """A resource of the app could not be created when the worker started."""
 
 
 class EnqueueError(TaskdError):
@@ -135,7 +135,7 @@ class InvalidSchedule(EnqueueError):
 
 
 class InvalidWorkflow(EnqueueError):
-    """A workflow has a circle, a wrong name, stages that do not fit, or too many jobs."""
+    """A workflow has a cycle, an invalid name, stages that do not fit, or too many jobs."""
 
 
 class KeyHeld(EnqueueError):
@@ -153,7 +153,7 @@ class BufferFull(TaskdError):
 
 
 class NotEnqueued(TaskdError):
-    """What a buffer could not write; all its other jobs are written.
+    """A buffer could not write some of its jobs; all others were written.
 
     Attributes:
         jobs: NewJobs that were not written: keep them, and enqueue them later.
@@ -175,10 +175,10 @@ class NotEnqueued(TaskdError):
 
 
 class JobFailed(TaskdError):
-    """A job failed whose result was awaited.
+    """The job whose result was awaited failed.
 
     Attributes:
-        job_id: its id.
+        job_id: id of the job.
         reason: why, in a word or a sentence.
         error: its last attempt's error: `type`, `message`, `traceback` and more; None without one.
     """
@@ -189,7 +189,7 @@ class JobFailed(TaskdError):
 
 
 class JobCancelled(TaskdError):
-    """A job was cancelled whose result was awaited.
+    """The job whose result was awaited was cancelled.
 
     Attributes:
         job_id, reason, error: as in JobFailed.
@@ -213,19 +213,19 @@ class ScheduleNotFound(TaskdError):
 
 
 class WorkflowNotFound(TaskdError):
-    """No workflow has that id, or none of its jobs is kept any more."""
+    """No workflow has that id, or none of its jobs is still stored."""
 
     exit_code = 3
 
 
 class LimitNotFound(TaskdError):
-    """No code has published a limit of that name, and none was set by hand."""
+    """No worker has published a limit of that name, and no operator has set one."""
 
     exit_code = 3
 
 
 class ResultsTooLarge(TaskdError):
-    """The results of the jobs that a job waited for are larger than what can be read at once."""
+    """The results of the jobs that a job waited for are too large to be read at once."""
 
 
 class InvalidTransition(TaskdError):

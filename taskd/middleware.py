@@ -18,13 +18,14 @@ def middleware(
 ) -> Any:
     """Register `async def around(ctx, call_next)` for the attempts of all tasks, or of some.
 
-    `await call_next()` runs the next middleware, or the handler, and returns its result. What
-    `around` returns is the attempt's result, and what it raises is what the attempt raised. The
-    first one that was registered is the outermost. It runs in the attempt's own context and under
-    its timeout, on the event loop, also around a plain function that runs in a thread.
+    `await call_next()` runs the next middleware, or the handler, and returns its result. The
+    return value of `around` is the attempt's result; an exception from `around` ends the attempt
+    as one from the handler would. The middleware that was registered first is the outermost.
+    Middleware runs on the event loop, in the attempt's context and under its timeout, even if the
+    handler is a plain function in a thread.
 
     Args:
-        around: the function.
+        around: the middleware.
         tasks: names of the tasks; none: all of them.
         registry: where it is registered.
 

@@ -92,10 +92,10 @@ def schedule(
 
     Args:
         name: unique in the database.
-        job: what each tick makes: `task.job(...)`; with a query, whose columns are the arguments,
-            the task itself.
+        job: the job that a tick enqueues: `task.job(...)`. With a query, the task itself; the
+            columns are its arguments.
         when: every(...) or cron(...).
-        query: a SELECT; makes one job for each of its rows.
+        query: a SELECT; a tick enqueues one job per row.
         catch_up: which missed ticks are made up for: `none`, `last`, `all`.
         catch_up_max: with `all`, the most ticks.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip`, `cancel` it.

@@ -1085,8 +1085,8 @@ $$;
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
 -- The queue, the limit and the unique key come from what workers have published about the task. If another job holds the
--- unique key, the id may be that job's; with no_key the job gets no key. Missing and unknown arguments are refused here.
--- The worker checks the types of the arguments before the handler runs.
+-- unique key, the returned id can be the id of that job; with no_key the job gets no key. The function refuses missing and
+-- unknown arguments. The worker checks the types of the arguments before the handler runs.
 -- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue(
     task text,
@@ -1168,12 +1168,12 @@ $$;
 -- With a version, the newer version wins, and on_conflict does not apply. A version that is not newer than the last one
 -- of its key is `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer
 -- version replaces a waiting holder. If the holder runs, the new job is stored with it and `follows` when the holder
--- ends, whatever its outcome: two never run at once, and none is lost.
+-- ends, whatever its outcome. So two versions never run at the same time, and no newer version is lost.
 --
 -- The insert decides which job is first: the insert of a second job with the same key waits at the index until the first
--- transaction has ended. A waiting holder is locked until the caller commits, so it starts after that and sees what the
--- caller has written. Claims skip the holder until then, so the workers are notified. The function runs with the owner's
--- rights, because producers may not change rows.
+-- transaction has ended. A waiting holder is locked until the caller commits. It starts after that, and sees what the
+-- caller has written. Claims skip a locked holder, so workers are notified at the commit. The function runs with the
+-- owner's rights, because producers are not allowed to change rows.
 -- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
 CREATE FUNCTION taskd.enqueue_unique(
     task text,
@@ -1977,7 +1977,7 @@ $$;
 --
 -- on_failed says what happens when one of them fails or is cancelled: `cancel`, `wait`, `continue` or `only`. The job
 -- joins the workflow of the first of its parents that has one. The parents are locked until the caller commits, and
--- cannot end before.
+-- cannot end earlier.
 -- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue_after(
     task text,
@@ -2239,12 +2239,13 @@ $$;
 --     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
 --
 -- The next tick does not move if the period or cron stays the same. A pause stays, and so does `starts_at` if it is not
--- given. A declaration by the code of an app changes no schedule that was changed by hand, and no different schedule of
--- another app or of none (`taken`). A client that knows cron gives the next tick; otherwise a worker computes it.
+-- given. A declaration in the code of an app does not change a schedule that an operator has changed, nor a different
+-- schedule of the same name that belongs to another app or to none (`taken`). A client that can evaluate cron expressions
+-- passes the next tick; otherwise a worker computes it.
 --
--- A user who may set schedules can enqueue jobs of any task with them. A query needs more rights: it is stored with the
--- user who sets it, who must be allowed to fire schedules. The function runs with the owner's rights, because nobody else
--- may write these columns.
+-- A user with the right to set schedules can enqueue jobs of any task with them. A query needs more rights: the user is
+-- stored with it, and must be allowed to fire schedules. The function runs with the owner's rights, because no other user
+-- is allowed to write these columns.
 -- Called by: SQL clients, set_schedules.
 CREATE FUNCTION taskd.set_schedule(
     name text,
@@ -3410,11 +3411,11 @@ $$;
 --
 --     SELECT * FROM taskd.change(ARRAY[17, 18], priority => 10, run_at => now());
 --
--- args replaces all arguments, with the schema version of today; update_args replaces some of them, in jobs whose
--- arguments have that version. Both are checked as in taskd.enqueue(). The deadline 'infinity' removes the deadline. A
--- unique key does not change; the limit's key follows the arguments. A job with a limit that gets another time goes
--- through admission again. If one job is refused, none is changed. The function runs with the owner's rights, because
--- nobody else may change these columns.
+-- args replaces all arguments, and gives them the version that the task has published. update_args replaces some of the
+-- arguments, and requires that the job's arguments have that version. Both are checked as in taskd.enqueue(). The deadline
+-- 'infinity' removes the deadline. The unique key does not change; the key of the limit follows the arguments. A job with
+-- a limit goes through admission again if its time changes. If one job is refused, none is changed. The function runs with
+-- the owner's rights, because no other user is allowed to change these columns.
 -- Called by: SQL clients, change_jobs.
 CREATE FUNCTION taskd.change(
     ids bigint[],

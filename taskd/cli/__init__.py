@@ -32,7 +32,7 @@ PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = {
-    0: "drained, or done",
+    0: "success; of `taskd run`: drained",
     1: "failed",
     2: "wrong usage",
     3: "not found",
@@ -40,7 +40,7 @@ EXIT_CODES = {
     69: "the database cannot be reached",
     75: "jobs were abandoned, or their outcomes could not be written",
     77: "not permitted",
-    78: "wrong configuration, or a schema that does not fit",
+    78: "wrong configuration, or an incompatible schema",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",
 }
 
@@ -75,9 +75,7 @@ COMMANDS = {
         "List, make, pause, run and delete schedules, and show their next ticks.",
     ),
     "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
-    "workers": Lazy(
-        "workers", "workers", "List workers: live ones, and those that ended recently."
-    ),
+    "workers": Lazy("workers", "workers", "List live workers, and workers that ended recently."),
     "tasks": Lazy(
         "tasks", "tasks", "List, pause and resume the tasks that workers have published."
     ),

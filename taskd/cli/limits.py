@@ -110,12 +110,12 @@ KEY_COLUMNS = {
 }
 
 rate_option = click.option(
-    "--rate", type=OrNone(Rate()), help="Jobs that may start per time: 100/s, 30/m, 5/h; or none."
+    "--rate", type=OrNone(Rate()), help="Jobs that can start per time: 100/s, 30/m, 5/h; or none."
 )
 burst_option = click.option(
     "--burst",
     type=click.IntRange(1, BURST_MAX),
-    help="Jobs that may start at once after a pause; by default those of one second.",
+    help="Jobs that can start at once after a pause; by default the jobs of one second.",
 )
 
 
@@ -176,7 +176,7 @@ def show(session: Session, name: str, keys_max: int, as_json: bool) -> None:
     "--concurrency", type=number(CONCURRENCY_MAX), help="Most running jobs per key; or none."
 )
 @click.option(
-    "--in-all", "in_all", type=number(CONCURRENCY_MAX), help="Most running jobs in all; or none."
+    "--in-all", "in_all", type=number(CONCURRENCY_MAX), help="Most running jobs in total; or none."
 )
 @rate_option
 @burst_option

@@ -184,7 +184,10 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
     help="What to do if a job of the schedule is live at a tick.",
 )
 @click.option(
-    "--jitter", "jitter_s", type=DURATION, help="Delay each tick by a random time up to this."
+    "--jitter",
+    "jitter_s",
+    type=DURATION,
+    help="Delay the job of each tick by a random time up to this.",
 )
 @click.option(
     "--deadline",
@@ -288,7 +291,7 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @pass_session
 def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Delete schedules; their jobs stay. A schedule that an app declares returns when it starts."""
+    """Delete schedules; their jobs stay. An app that declares one creates it again at its start."""
     from taskd.store import schedules as store
 
     deleted = session.run(lambda lane: store.delete(lane, names))

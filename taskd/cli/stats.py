@@ -65,11 +65,11 @@ def of_late(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) -> None:
     """Show recent outcomes, wait and run times, and errors.
 
-    By queue and task, from the history. WAIT is the time from the due time to the claim. RUNNING is
-    the time from the claim until the outcome was written; a busy worker claims and writes in
-    batches, so RUNNING includes the wait for a free slot, and is longer than duration_ms in the
-    log. Both are those of the last attempt. p95: 95 of 100 jobs took no longer. RETRIED counts jobs
-    with more than one attempt.
+    The table is by queue and task, from the history. WAIT is the time from the due time to the
+    claim. RUNNING is the time from the claim until the outcome was written; a busy worker claims
+    and writes in batches, so RUNNING includes the wait for a free slot, and is longer than
+    duration_ms in the log. Both times are of a job's last attempt. p95: 95 of 100 jobs took no
+    longer. RETRIED counts jobs with more than one attempt.
     """
     if _is_for_a_command():
         return

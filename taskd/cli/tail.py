@@ -70,9 +70,9 @@ def tail(session: Session, /, **options: Any) -> None:
     """Follow the events of jobs: enqueued, claimed, retried, done, failed, cancelled.
 
     Each event is one line, printed within one interval after its commit, with the database's time.
-    The end of a job is never missed, also not after an outage of the database; `taskd docs
-    watching` says which other events can be. Ctrl-C ends it with exit code 0. --job ends with the
-    job.
+    The end of a job is never missed, not even after an outage of the database; `taskd docs
+    watching` lists the events that can be missed. Ctrl-C ends the command with exit code 0. With
+    --job, the command exits when the job has ended.
     """
     if options["job_id"] is not None and (options["since_s"] is not None):
         raise click.UsageError("--job shows all events of the job; leave out --since")

@@ -85,7 +85,7 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Stop starting jobs of these tasks. Running jobs go on; waiting ones use up no attempt.
+    """Stop starting jobs of these tasks. Running jobs go on; waiting jobs lose no attempt.
 
     Workers learn of it at once, or within five seconds. Former names are paused with the task.
     """

@@ -36,7 +36,7 @@ COLUMNS = {
 @json_option
 @pass_session
 def workers(session: Session, dead_s: float, as_json: bool) -> None:
-    """List workers: live ones, and those that ended recently.
+    """List live workers, and workers that ended recently.
 
     A worker is live, late (it has not renewed its lease for a third of the lease's time: it has
     died, hangs or cannot reach the database), draining (it is stopping), silent (its lease has

@@ -81,7 +81,7 @@ def list_(session: Session, name: str | None, limit: int, as_json: bool) -> None
 def show(session: Session, workflow_id: int, as_json: bool) -> None:
     """Show a workflow as a tree: each job under the job that it waits for.
 
-    The members of a group are one line, and so are all runs of a stage of a pipeline.
+    The members of a group share one line, as do all runs of a stage of a pipeline.
     """
     from taskd.store import workflows as store
 

@@ -23,19 +23,19 @@ class Client(ClientControl):
     """Access to the database for producers; opened at first use, or by `async with`.
 
     Each event loop that uses the client gets its own connections, which are closed with the loop.
-    Without `conn`, a method uses one of them, and its statement is a transaction of its own. Single
-    jobs that coroutines enqueue at the same time share one statement: up to a thousand jobs of one
-    queue. With `conn`, the caller's connection, the job is part of the caller's transaction: no one
-    sees the job and no worker wakes before the commit. `conn` is an asyncpg connection, a
+    Without `conn`, a method uses one of them and commits its own transaction. Jobs that coroutines
+    enqueue one by one at the same time share a statement: up to a thousand jobs of one queue. With
+    `conn`, the caller's connection, the job is part of the caller's transaction: no other session
+    sees the job, and no worker is notified, before the commit. `conn` is an asyncpg connection, a
     psycopg.AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession; for the sync methods
     a connection of psycopg or psycopg2, SQLAlchemy's Connection or Session, or Django's.
 
     Args:
-        dsn: the PostgreSQL to use. Without `settings`, nothing else is read from anywhere.
+        dsn: the PostgreSQL to use. Without `settings`, no file or environment variable is read.
         settings: all settings. With neither, `config.load()` reads files and the environment.
         pool_max: connections per event loop.
-        built_ins: returns tasks that a job without a queue may name although no worker has
-            published them.
+        built_ins: returns built-in tasks, which a job without a queue can name even if no worker
+            has published them.
     """
 
     async def enqueue(self, job: NewJob, *, conn: object = None) -> Enqueued:
@@ -49,8 +49,8 @@ class Client(ClientControl):
                 its arguments do not fit.
             InvalidJob: PostgreSQL refuses a value; nothing was written.
             KeyHeld: another job holds its unique key, and on_conflict is `raise`.
-            StoreUnavailable: PostgreSQL cannot be reached; or the connection broke before the
-                answer, and the job may have been written.
+            StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
+                answer, the job may have been written.
             SchemaMissing: the database has no schema taskd.
             TypeError: taskd does not know this type of connection.
         """
@@ -100,7 +100,7 @@ class Client(ClientControl):
         return await self.enqueue(job, conn=conn)
 
     def enqueue_sync(self, job: NewJob, *, conn: object = None) -> Enqueued:
-        """Do as enqueue() does, without an event loop; `conn` is a blocking connection.
+        """Enqueue like enqueue(), without an event loop; `conn` is a blocking connection.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -108,7 +108,7 @@ class Client(ClientControl):
         return self.enqueue_many_sync([job], conn=conn)[0]
 
     def enqueue_many_sync(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
-        """Do as enqueue_many() does, without an event loop; `conn` is a blocking connection.
+        """Enqueue like enqueue_many(), without an event loop; `conn` is a blocking connection.
 
         Without `conn`, a generator is read in the client's background thread.
 
@@ -128,7 +128,7 @@ class Client(ClientControl):
         conn: object = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """Do as enqueue_named() does, without an event loop; `conn` is a blocking connection.
+        """Enqueue like enqueue_named(), without an event loop; `conn` is a blocking connection.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -176,10 +176,10 @@ class Client(ClientControl):
             timeout_s: seconds to wait, outages of the database included; None: without a limit.
 
         Raises:
-            JobFailed, JobCancelled: the job ended so; the error has its reason and error.
-            JobNotFound: the job was never committed, or its queue keeps it no longer.
+            JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
+            JobNotFound: the job was never committed, or is no longer stored.
             TimeoutError: the job has not ended in time. The job goes on.
-            PermissionDenied: this user may not read results.
+            PermissionDenied: this user is not allowed to read results.
         """
         await self._pool()
         outcome = await self._waiters[asyncio.get_running_loop()].ended(job_id, timeout_s)
@@ -191,7 +191,7 @@ class Client(ClientControl):
         return None if outcome.result is None else msgspec.json.decode(outcome.result)
 
     def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
-        """Do as result() does, for code without an event loop.
+        """Wait like result(), for code without an event loop.
 
         Raises:
             RuntimeError: called in an event loop, which it would block.

@@ -77,7 +77,7 @@ class ClientConnections:
         await self.close()
 
     async def open(self) -> None:
-        """Connect now, so that a wrong setting shows here.
+        """Connect now, so that a wrong setting raises an error here.
 
         Raises:
             ConfigError: there is no usable DSN.
@@ -101,7 +101,7 @@ class ClientConnections:
             await asyncio.to_thread(self.close_sync)  # it waits for the thread
 
     def close_sync(self) -> None:
-        """Do the same for code without an event loop: end the background thread."""
+        """Close the client in code without an event loop; this ends the background thread."""
         with self._background_lock:
             background, self._background = self._background, None
         if background is not None:
@@ -119,7 +119,7 @@ class ClientConnections:
     def using_sync(
         self, work: Callable[[Fetches, BuiltIns], Coroutine[Any, Any, T]], conn: object = None
     ) -> T:
-        """Do the same for code without an event loop; `conn` is a blocking connection.
+        """Run `work` like using(), without an event loop; `conn` is a blocking connection.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.

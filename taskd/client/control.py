@@ -27,7 +27,7 @@ class ClientControl(ClientConnections):
         """Cancel waiting jobs and ask running ones to stop; return the state of each by id.
 
         `cancelled`: the job was waiting. `running`: its handler learns of the request at once, or
-        within two seconds, and the reason is kept. Finished and unknown jobs are not in the answer.
+        within two seconds, and the reason is kept. Finished and unknown jobs are not in the result.
         Jobs of a workflow that cannot run without a cancelled job are cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
@@ -41,12 +41,12 @@ class ClientControl(ClientConnections):
     ) -> list[int]:
         """Put failed and cancelled jobs back into their queues; return the ids of these jobs.
 
-        Jobs that were cancelled because of one of them come back as well, and wait for it again.
+        Jobs that were cancelled because of such a job are put back as well, and wait for it again.
 
         Args:
-            ids: of the jobs.
-            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
-            delay_s: not before that many seconds from now.
+            ids: ids of the jobs.
+            run_at: when the jobs are due, a datetime with a time zone; excludes `delay_s`.
+            delay_s: seconds from now until the jobs are due.
 
         Raises:
             InvalidJob: the time is outside its limits.
@@ -60,7 +60,7 @@ class ClientControl(ClientConnections):
         """Change waiting jobs; return for each id: changed, running, finished or unknown.
 
         Args:
-            ids: of the jobs; running ones are left as they are.
+            ids: ids of the jobs; running jobs are not changed.
             changes: new values, as Change describes them.
 
         Raises:
@@ -75,12 +75,12 @@ class ClientControl(ClientConnections):
         """Stop starting jobs of these tasks; return the paused names, former names included.
 
         Running jobs go on. A task that no worker has published cannot be paused, and is missing
-        in the answer.
+        in the result.
 
         Args:
-            tasks: names.
+            tasks: names of the tasks.
             for_s: seconds until the tasks resume by themselves; None: until resume_tasks().
-            reason: `taskd why` and the dashboard show it.
+            reason: shown by `taskd why` and the dashboard.
 
         Raises:
             InvalidJob: `for_s` is not above zero.
@@ -94,7 +94,7 @@ class ClientControl(ClientConnections):
         return await stored_tasks.resume(await self._pool(), list(tasks))
 
     async def limit(self, queue: str, concurrency: int | None) -> None:
-        """Set how many attempts each worker process runs of a queue; None: as its settings say.
+        """Set a queue's concurrency in each worker process; None: the worker's own setting.
 
         Raises:
             InvalidJob: the number is not within 1 to 10,000, or the queue's name is not valid.
@@ -116,12 +116,12 @@ class ClientControl(ClientConnections):
         Running jobs go on.
 
         Args:
-            queues: names; a queue that does not exist yet is paused as well.
+            queues: names of the queues; a queue that does not exist yet is paused as well.
             for_s: seconds until the queues resume by themselves; None: until resume().
-            reason: `taskd why` and the dashboard show it.
+            reason: shown by `taskd why` and the dashboard.
 
         Raises:
-            InvalidJob: a name is no queue name, or `for_s` is not above zero.
+            InvalidJob: a name is not a valid name of a queue, or `for_s` is not above zero.
         """
         names = [check_queue(name) for name in queues]
         return await stored_queues.pause(

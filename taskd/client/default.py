@@ -45,7 +45,7 @@ def set_default_client(client: Client) -> Client:
 
 
 def configure(dsn: str | None = None, *, settings: Settings | None = None) -> Client:
-    """Let tasks enqueue into the database of this DSN or these settings; return the client."""
+    """Make a client for this DSN or these settings the default of all tasks; return it."""
     client = _new(dsn, settings)
     set_default_client(client)
     return client

@@ -58,7 +58,7 @@ class Enqueues(Generic[P]):
             InvalidArgs: the arguments do not fit, have no JSON form, or take over 256 KiB.
             InvalidJob: an option is outside its limits.
             KeyHeld: another job holds its unique key, and on_conflict is `raise`.
-            StoreUnavailable: PostgreSQL cannot be reached; if the connection broke before the
+            StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
                 answer, the job may have been written.
         """
         return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
@@ -70,7 +70,7 @@ class Enqueues(Generic[P]):
     def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
     def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Do as enqueue() does, without an event loop; `conn` can be Django's or psycopg2's, too.
+        """Enqueue like enqueue(), without an event loop; `conn` can be Django's or psycopg2's.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -100,15 +100,15 @@ class Task(core.Task[P, R], Enqueues[P]):
 
         Args:
             queue: name of the queue.
-            priority: smaller first, -32768 to 32767; 100 by default.
-            run_at: not before this moment, a datetime with a time zone; excludes `delay_s`.
-            delay_s: not before that many seconds from now.
-            max_attempts: 1 to 1000.
-            timeout_s: seconds of one attempt.
+            priority: smaller numbers run first, -32768 to 32767; 100 by default.
+            run_at: when the job is due, a datetime with a time zone; excludes `delay_s`.
+            delay_s: seconds from now until the job is due.
+            max_attempts: the most attempts of the job, 1 to 1000.
+            timeout_s: timeout of one attempt in seconds.
             unique: the job's unique key.
-            no_key: the job has no unique key, although the task has one.
-            deadline: no attempt starts after this moment, a datetime with a time zone.
-            deadline_s: the same in seconds from now.
+            no_key: True: the job gets no unique key, although the task has one.
+            deadline: no attempt starts after this time, a datetime with a time zone.
+            deadline_s: the deadline in seconds from now.
             metadata: values that travel with the job beside its arguments, such as tags.
         """
         chosen = JobOptions(

@@ -39,7 +39,7 @@ class Started:
     """A workflow that was started.
 
     Attributes:
-        id: for `taskd workflows show`.
+        id: the id of the workflow.
         jobs: the id of each job, by the name of its node.
     """
 
@@ -145,13 +145,13 @@ class Workflow(Startable):
             client: replaces the default client.
 
         Raises:
-            InvalidWorkflow: circles, unknown names, too many jobs, a job with a unique key.
+            InvalidWorkflow: cycles, unknown names, too many jobs, a job with a unique key.
             As Client.enqueue().
         """
         return await self._write(self._plan(), client, conn)
 
     def start_sync(self, *, conn: object = None, client: Client | None = None) -> Started:
-        """Do as start() does, for code without an event loop; `conn` is a blocking connection."""
+        """Start like start(), for code without an event loop; `conn` is a blocking connection."""
         return self._write_sync(self._plan(), client, conn)
 
     def _taken(self, name: str) -> bool:
@@ -180,7 +180,7 @@ def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) 
     """Make a workflow of jobs that run one after another, each when the one before is done.
 
     Args:
-        name: of the workflow.
+        name: name of the workflow.
         on_failed: what happens to the next job when a job fails or is cancelled.
 
     Raises:
@@ -207,7 +207,7 @@ def group(
 
     Args:
         then: the last job.
-        name: of the workflow.
+        name: name of the workflow.
         on_failed: what happens to the last job when a member fails or is cancelled.
 
     Raises:
@@ -269,7 +269,7 @@ def stage(
 
 
 class Pipeline(Startable):
-    """Stages; each starts with the result of the one before it."""
+    """Named stages, each of which starts with the result of the previous one."""
 
     def __init__(self, name: str, stages: Sequence[tuple[Stage, Task[..., Any]]]) -> None:
         self.name = check_name(name)
@@ -298,7 +298,7 @@ class Pipeline(Startable):
     def start_sync(
         self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
     ) -> Started:
-        """Do as start() does, for code without an event loop; `conn` is a blocking connection."""
+        """Start like start(), for code without an event loop; `conn` is a blocking connection."""
         return self._write_sync(self._run(args, kwargs), client, conn)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -327,8 +327,8 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
     which can be an earlier one; `Stop(result)` ends the run.
 
     Args:
-        name: of each run.
-        stages: as stage() makes them, in their order.
+        name: name of each run.
+        stages: made by stage(), in their order.
 
     Raises:
         InvalidWorkflow: there is no stage, two stages have one name, or a stage returns a type that

@@ -65,7 +65,7 @@ class Settings:
     )
     pg_bin: Path | None = setting(
         None,
-        "The bin directory of the embedded PostgreSQL's programs; searched by default.",
+        "The bin directory of the embedded PostgreSQL; by default taskd searches for one.",
         Path,
     )
     pg_major: int | None = setting(
@@ -95,7 +95,7 @@ class Settings:
     )
     process_jobs_max: int = setting(
         1000,
-        "Attempts that such a process runs before a new one replaces it.",
+        "Attempts that a process for process=True runs before a new process replaces it.",
         whole_number(1, 10**9),
     )
     transaction_connections: int = setting(
@@ -129,7 +129,7 @@ class Settings:
     )
     keep_logs: str = setting(
         "off",
-        "Of which attempts the handlers' log lines are kept with the job: off, failed or all; "
+        "Which attempts keep their handlers' log lines with the job: off (none), failed or all; "
         "a task can override it.",
         one_of("off", "failed", "all"),
     )
@@ -157,8 +157,8 @@ class Settings:
     )
     web_proxies: tuple[str, ...] = setting(
         (),
-        "Addresses or networks of the proxies in front of the dashboard, whose X-Forwarded-For "
-        "headers it trusts to limit failed logins per client.",
+        "Addresses or networks of the proxies in front of the dashboard. It trusts their "
+        "X-Forwarded-For headers, to limit failed logins per client.",
         networks,
     )
     web_password: str | None = setting(
@@ -174,7 +174,7 @@ class Settings:
     smtp_host: str | None = setting(None, "The mail server; enables the task send_email.", str)
     smtp_port: int | None = setting(
         None,
-        "Its port; by default 25, or 587 with starttls, or 465 with tls.",
+        "Port of the mail server; by default 25, or 587 with starttls, or 465 with tls.",
         whole_number(1, 65535),
     )
     smtp_tls: str = setting(
@@ -183,7 +183,7 @@ class Settings:
         one_of("auto", "starttls", "tls", "off"),
     )
     smtp_user: str | None = setting(None, "User name at the mail server.", str)
-    smtp_password: str | None = setting(None, "Password of that user.", str, secret=True)
+    smtp_password: str | None = setting(None, "Password at the mail server.", str, secret=True)
     smtp_sender: str | None = setting(
         None, "The From address of mails; taskd@<host name> by default.", str
     )

@@ -45,7 +45,7 @@ class CatchUp(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What a tick does while a job of the schedule is live: add one, skip, or replace it."""
+    """What a tick does while a job of the schedule is live: add one, skip, or cancel the other."""
 
     ALLOW = "allow"
     SKIP = "skip"
@@ -146,7 +146,7 @@ def _zone(name: str) -> ZoneInfo:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule: what it makes, and when. A value, checked when made.
+    """A schedule: the job to enqueue, and when. An immutable value, checked when created.
 
     Attributes:
         name: 1 to 200 printable bytes, unique in the database.
@@ -158,7 +158,7 @@ class Schedule:
         catch_up: which missed ticks are made up for: `none`, `last` or `all`.
         catch_up_max: with `all`, the most ticks, the newest ones; 1 to 1000.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.
-        jitter_s: a job starts up to this many seconds after its tick, the same at each attempt.
+        jitter_s: a tick's job is due up to this many seconds after the tick.
         deadline_s: a job that has not started this many seconds after its tick expires.
 
     Raises:

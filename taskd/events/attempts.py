@@ -11,7 +11,7 @@ from taskd.events.stream import emit, job_fields
 
 
 def job_started(job: Job) -> None:
-    """An attempt with a handler that waits has started; other attempts log only their end."""
+    """An attempt has started and its handler waits; attempts that never wait log only their end."""
     if stream.is_subscribed("debug"):
         emit("job.started", "debug", **job_fields(job))
 
@@ -74,7 +74,7 @@ def job_lost(job_id: int, fence: int) -> None:
 
 
 def job_outcome_refused(job_id: int, error: str) -> None:
-    """PostgreSQL refused one job's outcome; a storable one was written instead."""
+    """PostgreSQL refused a value of an outcome, which was then written with an error instead."""
     emit("job.outcome_refused", "error", job_id=job_id, error=error)
 
 
@@ -100,7 +100,7 @@ def jobs_parked(task: str, queue: str, count: int) -> None:
 
 
 def jobs_unparked(queues: Mapping[str, int]) -> None:
-    """Jobs of resumed tasks came back to their queues."""
+    """Parked jobs of resumed tasks were returned to their queues."""
     emit("jobs.unparked", "info", queues=dict(queues))
 
 
@@ -115,7 +115,7 @@ def logs_dropped(count: int, error: str) -> None:
 
 
 def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
-    """Asyncio tasks of a handler outlive its attempt; `stack` is where one of them waits."""
+    """An attempt left asyncio tasks running; `stack` is the stack of one of them."""
     emit(
         "task.leaks",
         "warning",

@@ -15,17 +15,17 @@ def store_back(outage_s: float) -> None:
 
 
 def store_pooled() -> None:
-    """A pooler is in front of PostgreSQL: each statement sends its settings along."""
+    """A pooler is in front of PostgreSQL: taskd sends its settings with each statement."""
     emit("store.pooled", "info")
 
 
 def listeners_none() -> None:
-    """Notifications do not pass the pooler, so queues are only polled. Set TASKD_LISTEN_DSN."""
+    """The pooler does not forward notifications, so queues are polled. Set TASKD_LISTEN_DSN."""
     emit("listeners.none", "warning")
 
 
 def listener_pooled(channels: int) -> None:
-    """TASKD_LISTEN_DSN leads to a pooler that notifications do not pass; queues are polled."""
+    """TASKD_LISTEN_DSN leads to a pooler that does not forward notifications; queues are polled."""
     emit("listener.pooled", "warning", channels=channels)
 
 
@@ -40,7 +40,7 @@ def listener_lost(channels: int, error: str, delay_s: float) -> None:
 
 
 def queue_resized(queue: str, concurrency: int) -> None:
-    """The concurrency of a queue has changed, as an operator has set or unset it."""
+    """An operator has set or reset the concurrency of a queue."""
     emit("queue.resized", "info", queue=queue, concurrency=concurrency)
 
 
@@ -55,7 +55,7 @@ def queue_unpolled(queue: str) -> None:
 
 
 def queue_woken(queue: str, source: str) -> None:
-    """Claiming from a sleeping queue resumed: by `notify`, `idle_poll` or `time`."""
+    """The worker claims from a sleeping queue again; `source`: `notify`, `idle_poll` or `time`."""
     if stream.is_watched("debug"):
         emit("queue.woken", "debug", queue=queue, source=source)
 
@@ -111,7 +111,7 @@ def jobs_promoted(queues: Mapping[str, int]) -> None:
 
 
 def schedule_fired(schedule: str, tick: datetime, jobs: int, late_s: float) -> None:
-    """A tick of a schedule was fired; `jobs` jobs were made for it and for ticks it made up for."""
+    """A schedule fired; `jobs` jobs were enqueued, for the tick and the ticks it caught up on."""
     if stream.is_watched("debug"):
         emit(
             "schedule.fired",
@@ -124,23 +124,23 @@ def schedule_fired(schedule: str, tick: datetime, jobs: int, late_s: float) -> N
 
 
 def schedule_skipped(schedule: str, tick: datetime) -> None:
-    """A tick made no job, because an earlier job of its schedule is live and overlap is `skip`."""
+    """A tick enqueued no job: an earlier job of its schedule is live, and overlap is `skip`."""
     emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
 
 
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
-    """No worker fired ticks in time; ticks that catch_up leaves out are not made up for."""
+    """Ticks were due while no worker fired them; `caught_up` of them are made up for now."""
     since_text = since and since.isoformat()
     emit("schedule.missed", "warning", schedule=schedule, since=since_text, caught_up=caught_up)
 
 
 def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
-    """A tick made no job, because its query or the query's result is wrong; later ticks go on."""
+    """A tick enqueued no job: the query or its result is wrong. Later ticks still fire."""
     emit("schedule.failed", "error", schedule=schedule, tick=tick.isoformat(), error=error)
 
 
 def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
-    """A tick could not be fired now, because a lock was held too long; it stays due."""
+    """A tick could not be fired because a lock was held too long; it is retried."""
     since = tick.isoformat() if tick else None
     emit("schedule.delayed", "warning", schedule=schedule, tick=since, error=error)
 
@@ -157,7 +157,7 @@ def jobs_admitted(queues: Mapping[str, int]) -> None:
 
 
 def partitions_made(count: int) -> None:
-    """History partitions for the next days were made."""
+    """History partitions for the next days were created."""
     emit("partitions.made", "debug", count=count)
 
 
@@ -167,7 +167,7 @@ def partition_dropped(name: str) -> None:
 
 
 def upkeep_postponed(what: str, error: str) -> None:
-    """A step of history upkeep failed, because the history is in use or a right is missing."""
+    """A step of the history's upkeep failed: the history is in use, or a privilege is missing."""
     emit("upkeep.postponed", "info", what=what, error=error)
 
 
@@ -179,7 +179,7 @@ def migration_applied(number: int, name: str) -> None:
 def migration_delayed(
     number: int, name: str, error: str, delay_s: float, held_by: Sequence[str]
 ) -> None:
-    """A migration got no lock, or met a deadlock; nothing was changed, and it is retried."""
+    """A migration got no lock or was in a deadlock; it changed nothing and is retried."""
     emit(
         "migration.delayed",
         "warning",
@@ -202,12 +202,12 @@ def migration_postponed(number: int, name: str, workers: Sequence[str]) -> None:
 
 
 def migration_waits() -> None:
-    """Another process is migrating this database; this one waits for its end."""
+    """Another process is migrating this database; this process waits until it has finished."""
     emit("migration.waits", "info")
 
 
 def worker_outgrown(knows: int, works_with: int) -> None:
-    """The schema works only with newer code, or is about to: this worker drains."""
+    """The schema requires newer code, or soon will: this worker drains."""
     emit("worker.outgrown", "error", knows=knows, works_with=works_with)
 
 

@@ -57,7 +57,7 @@ def worker_declared_dead(worker_id: int) -> None:
 
 
 def worker_fenced(silent_s: float) -> None:
-    """PostgreSQL has not answered for too long: attempts are cancelled before others run them."""
+    """PostgreSQL did not answer for too long: attempts are cancelled before others rescue jobs."""
     emit("worker.fenced", "error", silent_s=round(silent_s, 1))
 
 
@@ -67,7 +67,7 @@ def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
 
 
 def loop_blocked(blocked_s: float, job: Job | None, stack: str, suppressed: int) -> None:
-    """The event loop is blocked, by a handler if a job is named; `suppressed`: unlogged times."""
+    """The event loop is blocked, by `job_id` if given; `suppressed` counts unlogged blocks."""
     emit(
         "loop.blocked",
         "warning",
@@ -79,12 +79,12 @@ def loop_blocked(blocked_s: float, job: Job | None, stack: str, suppressed: int)
 
 
 def loop_unblocked(blocked_s: float, job: Job | None) -> None:
-    """The event loop, which was reported as blocked, runs again."""
+    """The event loop is no longer blocked."""
     emit("loop.unblocked", "info", blocked_s=round(blocked_s, 2), **job_fields(job))
 
 
 def worker_stuck(job: Job | None, running: int, released: int, stack: str) -> None:
-    """A stop has exceeded its time and the event loop does not answer: the process exits now."""
+    """A stop took too long and the event loop does not respond: the process exits now."""
     emit(
         "worker.stuck", "error", **job_fields(job), running=running, released=released, stack=stack
     )
@@ -114,7 +114,7 @@ def request_failed(method: str, path: str, error: BaseException) -> None:
 
 
 def figures_delayed(error: str) -> None:
-    """A scrape got no values from the database; logged once, until the database answers again."""
+    """The database did not answer a scrape; logged once per outage."""
     emit("figures.delayed", "warning", error=error)
 
 
@@ -124,7 +124,7 @@ def login_accepted(who: str, address: str) -> None:
 
 
 def login_refused(who: str, address: str, why: str, times: int) -> None:
-    """A login to the dashboard was refused; `times` above 1 counts earlier ones without a line."""
+    """A login to the dashboard was refused; `times` includes earlier, unlogged refusals."""
     emit("login.refused", "warning", who=who[:100], address=address[:100], why=why, times=times)
 
 

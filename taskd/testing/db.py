@@ -70,7 +70,7 @@ class TaskdDB:
         raise JobNotFound(f"there is no job {job_id} in the database of this test")
 
     def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobRow]:
-        """Return the waiting jobs, whatever they wait for; those of one task if it is given."""
+        """Return all waiting jobs, or those of one task; see JobRow.waits."""
         name = task.name if isinstance(task, Task) else task
         return [row for row in self.jobs() if row.waits and name in (None, row.task)]
 
@@ -82,8 +82,8 @@ class TaskdDB:
             args: the arguments to compare; others can have any value.
 
         Raises:
-            AssertionError: none does; the message says what waits instead, and what differs.
-            TypeError: it is not a task, or has no such argument.
+            AssertionError: no such job waits; the message lists the waiting jobs and what differs.
+            TypeError: `task` is neither a task nor a name, or the task has no such argument.
         """
         __tracebackhide__ = True
         expected, rows = Expectation(task, args), self.jobs()
@@ -96,8 +96,8 @@ class TaskdDB:
         """Check that no job of this task with these arguments waits.
 
         Raises:
-            AssertionError: one does.
-            TypeError: it is not a task, or has no such argument.
+            AssertionError: such a job waits.
+            TypeError: `task` is neither a task nor a name, or the task has no such argument.
         """
         __tracebackhide__ = True
         expected = Expectation(task, args)
@@ -115,26 +115,26 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """Run all jobs that are due now, and those that they enqueue, with a real worker.
+        """Run all jobs that are due now, and the jobs that they enqueue, with a real worker.
 
-        Later jobs stay: see travel(). So do jobs that a pause holds back, or a rate for longer than
-        a second, and jobs whose task no imported module defines.
+        Jobs that are due later do not run; see travel(). Nor do jobs of paused queues and tasks,
+        jobs that a rate delays by over a second, and jobs of tasks that no imported module defines.
 
         Args:
-            check: raise what a handler raised, and do not continue with assertions on the outcome.
-            crash: ids of jobs whose worker dies when their handler has ended, before it writes the
-                outcome. Another worker rescues them and those that ran beside them, and runs them
-                again. To let it die earlier, raise Crash inside the handler.
+            check: raise an error if a handler raised one.
+            crash: ids of jobs whose worker dies after the handler has ended and before the outcome
+                is written. Another worker rescues all jobs of that worker and runs them again. To
+                make a worker die earlier, raise Crash in a handler.
             concurrency: concurrent attempts per queue; by default one at a time.
-            timeout_s: seconds after which this is an error.
+            timeout_s: seconds after which the call fails.
 
         Returns:
-            The jobs of which an attempt ended, sorted by id, as they are now.
+            The jobs of which an attempt has ended, sorted by id, in their present state.
 
         Raises:
             AttemptFailed: with `check`, an attempt failed.
-            TimeoutError: it takes longer than `timeout_s`.
-            ValueError: a job that was to crash did not run.
+            TimeoutError: the jobs took longer than `timeout_s`.
+            ValueError: a job of `crash` did not run.
         """
         __tracebackhide__ = True
         run = Run(self.dsn, self._lane, self._ask, self._registry, concurrency, crash)
@@ -161,7 +161,7 @@ class TaskdDB:
         concurrency: int = 1,
         timeout_s: float = 30.0,
     ) -> list[JobRow]:
-        """Do as run_all() does, for tests without an event loop.
+        """Run like run_all(), for tests without an event loop.
 
         Raises:
             RuntimeError: called in an event loop: await run_all().
@@ -179,14 +179,14 @@ class TaskdDB:
     # Time.
 
     def travel(self, seconds: float) -> None:
-        """Make due all that is due within this many seconds: delays, schedules, pauses, keys.
+        """Make everything due that becomes due within `seconds`: jobs, schedules, pauses, keys.
 
-        This declares schedules of the imported modules as a worker does, so that the first tick of
-        each counts from here at the latest. A skipped tick follows its schedule's catch_up: by
-        default the last one makes a job.
+        First declare the schedules of the imported modules, as a worker does at its start; a new
+        schedule counts its first tick from now. Ticks in the skipped time follow the schedule's
+        catch_up: by default, the last one enqueues a job.
 
-        The database's clock is not changed: all future times are moved towards it. Nor is the clock
-        of this process: a handler that reads it sees the real time.
+        The method moves all future times in the database towards the present. It changes neither
+        the database's clock nor the clock of this process, so a handler sees the real time.
 
         Raises:
             ValueError: seconds is not a number above zero.

@@ -22,7 +22,7 @@ class JobRow:
         attempt: how many attempts have started and count.
         crashes: how many workers died while they ran it.
         error: type and message of its last failed attempt; empty: none.
-        traceback: where that was raised.
+        traceback: the traceback of that error.
         reason: why it was cancelled or failed.
         result: what its handler returned.
     """

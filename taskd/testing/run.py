@@ -38,7 +38,7 @@ class Crash(BaseException):
     """Raised inside a handler: the worker dies at this line.
 
     A test raises it in a replacement of something that the handler calls. It ends the attempt as a
-    kill would, with nothing written about it; but `finally` blocks run.
+    kill would, without an outcome; but `finally` blocks run.
     """
 
 

@@ -120,7 +120,7 @@ class AttemptContext:
         return read.by_node
 
     def results_sync(self) -> dict[str, Any]:
-        """Do the same for plain functions.
+        """Return the same results in a plain function.
 
         Raises:
             ResultsTooLarge, StoreUnavailable: as results().
@@ -147,7 +147,7 @@ class AttemptContext:
         await self._complete(callers_connection.fetches(conn), result)
 
     def complete_sync(self, conn: Any, result: Any = None) -> None:
-        """Do the same for plain functions, with blocking connections.
+        """Complete the job in a plain function; `conn` is a blocking connection.
 
         Raises:
             LeaseLost: as complete().

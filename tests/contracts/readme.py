@@ -175,7 +175,7 @@ def transitions() -> str:
     )
 
 
-FOLDERS = {"": "To begin with", "howto": "How to", "reference": "Reference",
+FOLDERS = {"": "Start here", "howto": "How to", "reference": "Reference",
            "explanation": "Explanation", "moving": "Moving to taskd"}  # fmt: skip
 
 

@@ -152,22 +152,22 @@ def columns() -> str:
 
 # What a table's comment leaves to its name.
 PLAIN = {
-    "id": "the job's id; it keeps it for ever",
-    "attempt": "attempts so far that count",
-    "queue": "where it waits, or ran",
+    "id": "the job's id, which never changes",
+    "attempt": "number of attempts that count, so far",
+    "queue": "the queue in which it waits or from which it was claimed",
     "task": "the task's name",
     "state": "one of the seven states",
-    "run_at": "not before; of a retry, when it is due",
-    "cancel_requested": "it runs, and its cancellation was requested",
-    "enqueued_at": "when its transaction began",
+    "run_at": "when it is due; after a failed attempt, when the retry is due",
+    "cancel_requested": "its cancellation was requested while it runs",
+    "enqueued_at": "when the transaction that enqueued it began",
     "finished_at": "when it ended",
     "args": "its arguments",
     "result": "what its handler returned",
-    "unique_key": "the key that it holds, or held",
+    "unique_key": "the unique key that it holds or held",
     "key_scope": "for how long it holds the key: `waiting` or `live`",
     "limit_key": "the key (tenant, host) within the limit",
     "workflow_id": "the workflow or run that it belongs to",
-    "reason": "why a final state: `expired`, `crashed`, or what a verdict said",
+    "reason": "why it ended: `expired`, `crashed`, or the reason of a verdict",
 }
 
 

@@ -81,7 +81,7 @@ def bench(
     """Measure how fast your database is as a job queue.
 
     It measures commits, enqueueing, a worker that drains no-op jobs, and how soon an idle worker
-    starts a job; then it says what the limit is. The worker runs with your settings, in this
+    starts a job; then it prints what limits the rates. The worker runs with your settings, in this
     process, on a queue of its own. At the end, also after Ctrl-C, everything that it made is
     removed.
 

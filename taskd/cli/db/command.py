@@ -118,7 +118,7 @@ def check(session: Session, as_json: bool) -> None:
 
 
 @db.command()
-@click.option("--prefix", default="taskd", show_default=True, help="Prefix of their names.")
+@click.option("--prefix", default="taskd", show_default=True, help="Prefix of the roles' names.")
 @click.option("--sql", "--print", "as_sql", is_flag=True, help="Print the SQL; run nothing.")
 @json_option
 @pass_session

@@ -36,7 +36,7 @@ REPAIR_UNREACHED = (
     "names", metavar="[CHECK]...", nargs=-1, type=click.Choice([c.name for c in CHECKS])
 )
 @click.option(
-    "--all", "whole", is_flag=True, help="Show also the checks that passed, with their figures."
+    "--all", "whole", is_flag=True, help="Show also the checks that passed, with their values."
 )
 @click.option(
     "--sql", "as_sql", is_flag=True, help="Print the SQL that fixes what is wrong, for psql."
@@ -48,7 +48,7 @@ def doctor(
 ) -> None:
     """Check the database and this installation, and print how to fix what is wrong.
 
-    It changes nothing and reads little. CHECK names the checks to run; by default all run. Exit 0:
+    The command changes nothing. CHECK names the checks to run; by default all run. Exit 0:
     all checks passed, or there are only hints and checks that could not run; 4: a check failed; 69:
     the database cannot be reached; 77: not permitted; 78: wrong configuration.
     """

@@ -102,7 +102,7 @@ def _check_queues(
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="End when the queues hold nothing that is due soon: with 0 if no job failed, else 1.",
+    help="Exit when no job of the queues is due soon: with 0 if no job failed, else with 1.",
 )
 @click.option(
     "--reload",
@@ -110,7 +110,12 @@ def _check_queues(
     help="For development: drain and restart when a .py file below the current directory "
     "or of the app changes.",
 )
-@click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default=None)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "console", "json"]),
+    default=None,
+    help="Format of the log; auto: readable on a terminal, JSON otherwise.",
+)
 @pass_session
 def run(
     session: Session, /, queues: tuple[str, ...], until_empty: bool, reload: bool, **flags: Any

@@ -62,9 +62,8 @@ def top(session: Session, /, as_json: bool, **options: Any) -> None:
     """Watch queues, workers, running jobs, failing tasks and full limits, live.
 
     Keys: q quits, h shows all keys. Rates are those of the last 10 s; wait and run times are those
-    of jobs that ended within the last minute. Where stdout is not a terminal, give --once or
-    --json; --json prints an object per interval. Needs only the right to read: that of
-    taskd_observer.
+    of jobs that ended within the last minute. If stdout is not a terminal, give --once or
+    --json; --json prints an object per interval. The command needs only the role taskd_observer.
     """
     if not (options["once"] or as_json or can_show()):
         raise click.UsageError(

@@ -45,7 +45,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always `every_s`."""
+    """The same delay of `every_s` seconds after each attempt, with jitter."""
 
     every_s: float
     jitter: float = 0.0
@@ -57,7 +57,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """The result of `function(attempt)`, in seconds."""
+    """The delay in seconds that `function(attempt)` returns."""
 
     function: Callable[[int], float]
 

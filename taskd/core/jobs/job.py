@@ -226,28 +226,28 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to enqueue: a value, checked when made. `args` is the JSON text of its arguments.
+    """A job to enqueue: an immutable value, checked when created.
 
     Attributes:
         task: the task's name.
         queue: the queue's name; None: that of the published task.
         args: JSON object as text, at most 256 KiB.
         priority: smaller numbers first, -32768 to 32767.
-        run_at: not before this moment (with a time zone); excludes `delay_s`.
-        delay_s: not before this many seconds after the start of the enqueueing transaction.
-        max_attempts: 1 to 1000; None: the option of the task that runs it.
-        timeout_s: seconds of one attempt; None: the option of the task that runs it.
-        checked: the arguments fit the task's signature, as those from `Task.job()` do; if not, they
-            are checked against the published task when the job is enqueued.
-        unique: its unique key; None: it has none, or, if its arguments are not checked yet, that of
-            the published task.
-        no_key: the job has no unique key, although its task has one.
-        deadline: no attempt starts after this moment (with a time zone); a job that still waits
-            then fails as `expired`. Excludes `deadline_s`.
-        deadline_s: the same in seconds after the start of the enqueueing transaction.
-        args_version: the version of its arguments (see the task's option); None: the first one, or,
-            if its arguments are not checked yet, that of the published task.
-        limit: the limit that it counts for, and the values of its key.
+        run_at: when the job is due (with a time zone); excludes `delay_s`.
+        delay_s: seconds from the start of the enqueueing transaction until the job is due.
+        max_attempts: the most attempts, 1 to 1000; None: the option of the task that runs it.
+        timeout_s: timeout of one attempt in seconds; None: the option of the task that runs it.
+        checked: whether the arguments were checked against the task's signature, as `Task.job()`
+            does; if not, they are checked against the published task when the job is enqueued.
+        unique: its unique key. None: if `checked`, it has none; otherwise it gets that of the
+            published task.
+        no_key: True: the job gets no unique key, although its task has one.
+        deadline: no attempt starts after this time (with a time zone); a job that still waits then
+            fails as `expired`. Excludes `deadline_s`.
+        deadline_s: the deadline in seconds after the start of the enqueueing transaction.
+        args_version: the version of its arguments (see the task's option). None: if `checked`, the
+            first; otherwise that of the published task.
+        limit: the limit that applies to the job, and the values of its key.
         metadata: values that travel with the job beside its arguments, by name: tags, the context
             of a trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 
@@ -296,11 +296,11 @@ class NewJob:
         return unique.of(self.args)
 
     def at(self, run_at: datetime) -> Self:
-        """Return the same job, not before `run_at` (a datetime with a time zone)."""
+        """Return a copy of the job that is due at `run_at` (a datetime with a time zone)."""
         return replace(self, run_at=run_at, delay_s=None)
 
     def after(self, delay_s: float) -> Self:
-        """Return the same job, not before `delay_s` seconds after the start of its transaction."""
+        """Return a copy of the job that is due `delay_s` seconds after its transaction began."""
         return replace(self, delay_s=delay_s, run_at=None)
 
 

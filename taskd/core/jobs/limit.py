@@ -41,10 +41,10 @@ class Limit:
         by: the argument whose value is the key, or several of them; none: all jobs have one key.
         concurrency_in_all: the most running jobs of all keys, 1 to 10,000.
         rate: the most jobs per key that start within `per_s` seconds.
-        per_s: the seconds of the rate, up to 30 days.
-        burst: the most of them that can start at once after a pause, 1 to 10,000; by default those
-            that the rate allows in one second, at least one.
-        name: by default the task's; tasks whose limits have the same name share it.
+        per_s: the period of the rate in seconds, up to 30 days.
+        burst: the most jobs that can start at once after a pause, 1 to 10,000; by default as many
+            as the rate allows in one second, at least one.
+        name: by default the task's name; tasks whose limits have the same name share one limit.
 
     Raises:
         InvalidJob: a value is outside its limits, or no bound is given.

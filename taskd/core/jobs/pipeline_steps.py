@@ -18,8 +18,8 @@ class Next:
     """Returned by the handler of a stage: the next stage, and its arguments.
 
     Attributes:
-        stage: the name of any stage of the pipeline, also of one that has run already.
-        args: its arguments by name.
+        stage: the name of a stage of the pipeline, which can have run already.
+        args: the arguments of that stage, by name.
     """
 
     stage: str
@@ -30,7 +30,7 @@ class Next:
         object.__setattr__(self, "args", args)
 
     def to_json(self) -> str:
-        """Return what the ack carries.
+        """Return the JSON text that the ack carries.
 
         Raises:
             InvalidArgs: the arguments have no JSON form, PostgreSQL cannot store them, or no stage
@@ -59,5 +59,5 @@ class Stop:
     result: Any = None
 
     def to_json(self) -> str:
-        """Return what the ack carries."""
+        """Return the JSON text that the ack carries."""
         return '{"stop":true}'

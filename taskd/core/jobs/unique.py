@@ -65,7 +65,8 @@ class Enqueued(int):
 
     Attributes:
         outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; for a
-            version also `follows` (it runs when the holder has ended) or `ignored` (it is old).
+            version also `follows` (the job runs when the holder has ended) or `ignored` (the
+            version is not newer).
         client: the client that enqueued it, and can wait for its result.
     """
 
@@ -79,15 +80,15 @@ class Enqueued(int):
             timeout_s: seconds to wait; None: without a limit.
 
         Raises:
-            JobFailed, JobCancelled: the job ended so; the error has its reason and error.
-            JobNotFound: its transaction was not committed, or its queue keeps it no longer.
+            JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
+            JobNotFound: its transaction was not committed, or the job is no longer stored.
             TimeoutError: the job has not ended in time. The job goes on.
             RuntimeError: no client has enqueued it.
         """
         return await self._client().result(int(self), timeout_s)
 
     def result_sync(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
-        """Do as result() does, for code without an event loop.
+        """Wait like result(), for code without an event loop.
 
         Raises:
             RuntimeError: called in an event loop, which it would block.
@@ -122,19 +123,20 @@ def to_json_type(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """A unique key and its rules; keys belong to the task. All jobs of a key should have one scope.
+    """A unique key and its rules. Each task has its own keys; all jobs of a key need one scope.
 
     Attributes:
         key: 1 to 200 bytes of text.
-        by: for a task's option, instead of a key: the arguments that make one. Their values are
-            written as JSON, numbers by their value; a text of over 200 bytes is hashed.
-        scope: how long the job holds it; a value of KeyScope.
-        for_s: hold it at least for this many seconds, whatever happens to the job; up to a year.
-        on_conflict: what happens if another job holds it; a value of OnConflict.
-        debounce_max_s: with `debounce`, the longest postponement in all.
-        version: of the job's subject; a newer one wins, and no other rule can be given. A version
-            that is not newer than the last one of its key is ignored, for 30 days after that was
-            enqueued.
+        by: for a task's option, instead of a key: the arguments whose values, as a JSON list, make
+            the key. Equal numbers are equal keys; a list of over 200 bytes is hashed.
+        scope: how long the job holds the key; a value of KeyScope.
+        for_s: hold the key for at least this many seconds, even if the job has ended; at most a
+            year.
+        on_conflict: what happens if another job holds the key; a value of OnConflict.
+        debounce_max_s: with `debounce`, the longest postponement in total.
+        version: of the data that the job works on; a newer version wins. It excludes `scope`,
+            `for_s` and `on_conflict`. A version that is not newer than the last one of its key is
+            ignored, for 30 days after the last one was enqueued.
         version_by: for a task's option, the argument that is the version.
 
     Raises:

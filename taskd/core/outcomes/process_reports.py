@@ -15,12 +15,12 @@ from taskd.core.outcomes.attempt_ends import DecidedElsewhere
 
 
 class MustEnd(BaseException):
-    """Raised inside a handler with process=True that must end; some seconds later it is killed.
+    """Raised in a handler with process=True that must end; seconds later its process is killed.
 
-    It is no Exception, so that `except Exception` does not swallow it.
+    It is a BaseException, so `except Exception` does not catch it.
 
     Attributes:
-        why: `timeout`, or `stop`: its worker stops, or a cancellation was requested.
+        why: `timeout`; or `stop`: the worker stops, or a cancellation was requested.
     """
 
     def __init__(self, why: str) -> None:
@@ -32,7 +32,7 @@ class ProcessDied(Exception):
     """The process of a handler with process=True ended during an attempt.
 
     Args:
-        hung_up: it closed its connection to the worker without ending, and was killed for that.
+        hung_up: the process closed its connection to the worker, and was killed for that.
     """
 
     def __init__(self, pid: int, code: int, *, hung_up: bool = False) -> None:
@@ -46,9 +46,9 @@ class ProcessNotStarted(Exception):
 
 
 class HandlerRaised(Exception):
-    """Stands for an exception or a verdict of a handler with process=True; middleware sees it.
+    """Represents an exception or verdict of a handler with process=True, for middleware.
 
-    The original exception stays in its process, where the rules of `on_error` have decided already.
+    The original exception stays in its process, which has already applied the rules of `on_error`.
     The text is the type and the message of the original.
 
     Attributes:

@@ -19,10 +19,10 @@ class Item(Generic[A]):
     """One job of a batch.
 
     Attributes:
-        args: its arguments.
-        ctx: its attempt, as other handlers get it.
-        cancel_requested: a cancellation of this job was requested while the batch ran: the
-            handler can skip it. The other jobs of the batch go on.
+        args: the job's arguments.
+        ctx: the job's attempt, as in other handlers.
+        cancel_requested: a cancellation of this job was requested while the batch ran; the handler
+            can skip it. The other jobs of the batch go on.
     """
 
     args: A

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Context(Protocol):
-    """The attempt, as its handler sees it; the worker makes it."""
+    """The attempt that a handler runs in; the worker passes it as `ctx`."""
 
     @property
     def job_id(self) -> int:
@@ -47,7 +47,7 @@ class Context(Protocol):
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        """What the app made when the worker started, by name."""
+        """The resources of the app, by name."""
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None: no limit."""
@@ -64,7 +64,7 @@ class Context(Protocol):
         """
 
     def results_sync(self) -> dict[str, Any]:
-        """Do the same for plain functions.
+        """Return the same results in a plain function.
 
         Raises:
             ResultsTooLarge, StoreUnavailable: as results().
@@ -83,7 +83,7 @@ class Context(Protocol):
         """
 
     async def complete(self, conn: Any, result: Any = None) -> None:
-        """Complete the job in the transaction of `conn`: its effects and `done` commit together.
+        """Complete the job in the transaction of `conn`, together with the handler's writes.
 
         Args:
             conn: a connection that `enqueue` accepts as `conn`.
@@ -94,7 +94,7 @@ class Context(Protocol):
         """
 
     def complete_sync(self, conn: Any, result: Any = None) -> None:
-        """Do the same for plain functions; `conn` is a connection that `enqueue_sync` accepts.
+        """Complete the job in a plain function; `conn` is as for `enqueue_sync`.
 
         Raises:
             LeaseLost: the attempt no longer owns its job; roll the transaction back.

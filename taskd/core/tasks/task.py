@@ -62,24 +62,24 @@ class Task(Generic[P, R]):
             named `ctx` receives the attempt's context and is no argument of the job.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of its jobs.
-        max_attempts: 1 to 1000.
-        timeout_s: seconds of one attempt; None for no limit.
-        backoff: delay after a failed attempt.
-        on_error: exception class -> verdict, or a backoff of its own.
+        max_attempts: the most attempts of a job, 1 to 1000.
+        timeout_s: timeout of one attempt in seconds; None: no timeout.
+        backoff: the delay after each failed attempt.
+        on_error: maps exception classes to a verdict or to a backoff of their own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
-        limit: how many of its jobs run at the same time or start per time; see Limit.
-        process: a plain `def` runs in a process of its own, which can be stopped and killed.
-        batch: the handler gets a list of up to this many jobs, each as an Item.
-        max_wait_s: how long the first job of a batch waits for others, 0 to 3 seconds.
-        transaction: the handler gets `ctx.conn`, whose transaction commits with the completion;
-            True, or its isolation level: `repeatable_read` or `serializable`.
-        args_version: the present version of its arguments; 1 is the first.
-        upgrade: for each older version that can still be in the database, a function that turns its
-            arguments (a dict, from JSON) into those of the next version.
-        aliases: its former names; jobs with such a name run, too.
-        redact: arguments that the command line and errors show as `***`; with `upgrade` also
-            arguments that only older versions have.
-        keep_logs: of which attempts the handler's log lines are kept with the job: `off`, `failed`
+        limit: how many of its jobs can run at the same time or start per time; see Limit.
+        process: True runs a plain `def` in a separate process, which taskd can stop and kill.
+        batch: the most jobs that the handler gets in one call, as a list of Items.
+        max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
+        transaction: gives the handler `ctx.conn`, whose transaction commits with the completion.
+            True, or an isolation level: `repeatable_read` or `serializable`.
+        args_version: the current version of its arguments; 1 is the first.
+        upgrade: maps each older version that can still be in the database to a function that turns
+            its arguments (a dict) into those of the next version.
+        aliases: its former names; jobs that were enqueued under these names run, too.
+        redact: arguments that the command line and errors show as `***`; with `upgrade`, name also
+            those that only older versions have.
+        keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
             or `all`; None: the worker's setting.
 
     Attributes:

@@ -44,7 +44,7 @@ OF_PROCESSES = (
         "taskd_attempt_run_seconds",
         "histogram",
         ("queue", "task"),
-        "Run time of handlers, without claim and write.",
+        "Run time of handlers, without the claim and the write of the outcome.",
     ),
     Metric(
         "taskd_job_wait_seconds",
@@ -53,7 +53,7 @@ OF_PROCESSES = (
         "Wait of jobs from their due time to their claim.",
     ),
     Metric("taskd_attempts_running", "gauge", ("queue",), "Attempts that are running."),
-    Metric("taskd_attempts_limit", "gauge", ("queue",), "Attempts that can run at a time."),
+    Metric("taskd_attempts_limit", "gauge", ("queue",), "Attempts that can run at the same time."),
     Metric("taskd_jobs_buffered", "gauge", ("queue",), "Claimed jobs that have not started."),
     Metric(
         "taskd_claim_jobs",
@@ -69,8 +69,8 @@ OF_PROCESSES = (
         "taskd_wakeups_total",
         "counter",
         ("queue", "source"),
-        "Why a sleeping queue was claimed from again: notify (a notification), idle_poll (the idle "
-        "poller found a job), time (a job became due).",
+        "Times that a worker claimed from a sleeping queue again: notify (a notification), "
+        "idle_poll (the idle poller found a job), time (a job became due).",
     ),
     Metric(
         "taskd_interrupted_attempts_total",
@@ -113,8 +113,8 @@ OF_PROCESSES = (
         "taskd_events_total",
         "counter",
         ("event",),
-        "Occurrences of each event of the log, logged or not; without those of single attempts "
-        "that ended well.",
+        "Events by name, including those below the log level, but not the events of single "
+        "successful attempts.",
     ),
     Metric(
         "taskd_service_crashes_total",
@@ -132,14 +132,14 @@ OF_PROCESSES = (
         "taskd_lease_left_seconds",
         "gauge",
         (),
-        "Seconds for which this process can start jobs without a further lease renewal; below 0 it "
-        "starts none.",
+        "Seconds for which this process can start jobs without another lease renewal; below 0 "
+        "it starts none.",
     ),
     Metric(
         "taskd_process_ready",
         "gauge",
         (),
-        "1: the process claims; 0: it starts, stops or cannot claim.",
+        "1: the process claims jobs; 0: it is starting, is stopping or cannot claim.",
     ),
     Metric(
         "taskd_process_stuck", "gauge", (), "1: the process makes no progress, and /livez says why."
@@ -148,7 +148,9 @@ OF_PROCESSES = (
 )
 OF_DATABASE = (
     Metric("taskd_database_up", "gauge", (), "1: the database answered this scrape in time."),
-    Metric("taskd_database_read_seconds", "gauge", (), "Duration of the statement of the scrape."),
+    Metric(
+        "taskd_database_read_seconds", "gauge", (), "Duration of the SQL statement of this scrape."
+    ),
     Metric(
         "taskd_jobs",
         "gauge",
