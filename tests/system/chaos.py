@@ -25,12 +25,12 @@ from taskd.workflows import Workflow
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app
 from tests.system.chaos_load import enqueue, load, meddle, newest
-from tests.system.chaos_report import PILLS, UNEXPECTED, DrainReport, Plan
+from tests.system.chaos_report import PILLS, UNEXPECTED, Plan, Report
 from tests.system.fleet import START_S, Fleet, all_work, until
 from tests.system.judge import Judge
 
 
-async def run(plan: Plan, dsn: str, logs: Path) -> DrainReport:
+async def run(plan: Plan, dsn: str, logs: Path) -> Report:
     """Play the plan in a migrated database of its own."""
     began = time.monotonic()
     dice = random.Random(plan.seed)
@@ -56,7 +56,7 @@ async def run(plan: Plan, dsn: str, logs: Path) -> DrainReport:
         verdict = await judge.check(
             enqueued=enqueued, ledgers={app.books.name: ledger}, newest=newest(waiting)
         )
-        return DrainReport(
+        return Report(
             plan,
             verdict,
             time.monotonic() - began,

@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class DrainReport:
+class Report:
     """What came of it."""
 
     plan: Plan

@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class DrainReport:
+class Report:
     """The result; `burned` counts attempts beyond the first that no job has requested."""
 
     plan: Plan
@@ -96,7 +96,7 @@ def load(count: int, dice: random.Random) -> list[NewJob]:
     return [make() for make in dice.choices([*kinds], weights=[*kinds.values()], k=count)]
 
 
-async def run(plan: Plan, dsn: str, logs: Path) -> DrainReport:
+async def run(plan: Plan, dsn: str, logs: Path) -> Report:
     """Play the plan in a migrated database of its own."""
     began = time.monotonic()
     dice = random.Random(plan.seed)
@@ -116,7 +116,7 @@ async def run(plan: Plan, dsn: str, logs: Path) -> DrainReport:
         verdict = await judge.check(enqueued=enqueued)
         row = await connection.fetchrow(FIGURES)
         took_s = time.monotonic() - began
-        return DrainReport(plan, verdict, took_s, len(stopped), codes, *row)
+        return Report(plan, verdict, took_s, len(stopped), codes, *row)
     finally:
         await fleet.close()
         await connection.close()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.judge import Figures, Verdict
 from tests.system.nemesis.play import play
-from tests.system.nemesis.report import DrainReport, Plan
+from tests.system.nemesis.report import Plan, Report
 
 
 @pytest.mark.timeout(300)
@@ -39,7 +39,7 @@ async def test_no_promise_is_broken_whatever_breaks(tmp_path: Path) -> None:
 
 
 FIGURES = Figures(*[0] * 11, None, None, None)
-FINE = DrainReport(
+FINE = Report(
     plan=Plan(jobs=1, seconds=1.0, seed=1),
     verdict=Verdict(FIGURES, ()),
     took_s=1.0,

@@ -39,7 +39,7 @@ from taskd.store.connections.database import Database
 from taskd.worker import Worker
 from taskd.worker.claiming import busy_mark, consumer
 from tests.servers import add_dsn, database, server
-from tests.system.wakeups_report import LOST_S, DrainReport, Plan, Trial, percentile_s
+from tests.system.wakeups_report import LOST_S, Plan, Report, Trial, percentile_s
 
 # The longest allowed value: a job that a notification finds is never taken for one of a poll.
 POLL_S = 60.0
@@ -67,7 +67,7 @@ ENQUEUE = "SELECT taskd.enqueue('found', jsonb_build_object('number', $1::bigint
 class Watch:
     """Reads the marks, some two hundred times a second."""
 
-    def __init__(self, report: DrainReport) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
         self._marked: set[str] = set()
         self._looked = asyncio.Condition()
@@ -109,7 +109,7 @@ class Trials:
 
     def __init__(self, plan: Plan, dsn: str, pool: Any, client: Client) -> None:
         self.plan, self.dsn = plan, dsn
-        self.report = DrainReport(plan)
+        self.report = Report(plan)
         self.watch = Watch(self.report)
         self.nap_s = 0.2
         self._pool, self._client = pool, client
@@ -220,7 +220,7 @@ class Trials:
         report.wait_s[number] = max(0.0, began - self._answered[number])
 
 
-async def run(plan: Plan, dsn: str) -> DrainReport:
+async def run(plan: Plan, dsn: str) -> Report:
     """Play the plan in a migrated database of its own."""
     began = time.monotonic()
     queues = [f"nap{n}" for n in range(plan.queues)]

@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class DrainReport:
+class Report:
     """The result of a run.
 
     Attributes:

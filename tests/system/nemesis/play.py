@@ -31,7 +31,7 @@ from tests.system.judge import Judge
 from tests.system.nemesis import app
 from tests.system.nemesis.faults import FAULTS, Mark, World, possible, strike
 from tests.system.nemesis.hosts import Host, Notes
-from tests.system.nemesis.report import DrainReport, Plan
+from tests.system.nemesis.report import Plan, Report
 
 SETTINGS = {"max_connections": "200", "deadlock_timeout": "200ms"}
 FEED_S = 0.25
@@ -83,7 +83,7 @@ class Play:
         self._world = World(cluster, self._hosts, self._dice, plan.longest_s, disk, self._client)
         self._marks: list[Mark] = []
 
-    async def run(self) -> DrainReport:
+    async def run(self) -> Report:
         """All of it.
 
         Raises:
@@ -203,7 +203,7 @@ class Play:
 
     async def _judged(
         self, waiting: list[NewJob | Workflow], began: float, drained_s: float
-    ) -> DrainReport:
+    ) -> Report:
         connection = await asyncpg.connect(
             self._cluster.dsn(), server_settings={"application_name": "judge nemesis"}
         )
@@ -226,7 +226,7 @@ class Play:
                 chaos_report.UNEXPECTED, [hopeless.name, app.stubborn.name]
             )
             missing = set() if self.plan.faults else set(FAULTS) - set(possible(self._world))
-            return DrainReport(
+            return Report(
                 self.plan,
                 verdict,
                 time.monotonic() - began,
@@ -332,7 +332,7 @@ FROM judge.transfer
 DEADLOCKS = "SELECT deadlocks::integer FROM pg_stat_database WHERE datname = current_database()"
 
 
-async def play(plan: Plan, home: Path) -> DrainReport:
+async def play(plan: Plan, home: Path) -> Report:
     """A run from nothing to its report; logs and records stay in `home`."""
     async with AsyncExitStack() as stack:
         try:

@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class DrainReport:
+class Report:
     """The result of a run.
 
     Attributes:
