@@ -81,7 +81,7 @@ def test_json_is_one_object_also_for_a_member_of_the_owner(bench, taskd, logins)
     assert left(taskd) == {}
 
 
-def test_live_jobs_are_left_in_peace_unless_told(bench, taskd):
+def test_live_jobs_are_left_in_peace_unless_requested(bench, taskd):
     own = taskd.enqueue("greet", "--queue", "post")
     told, said = bench(*SMALL, code=4)
     assert told == ""

@@ -32,7 +32,7 @@ def test_a_slow_disk_limits_who_enqueues_one_by_one():
     assert "25 us per job" in drain
 
 
-def test_a_far_server_is_told_from_a_slow_disk():
+def test_a_far_server_is_reported_apart_from_a_slow_disk():
     far = replace(LOCAL, round_trip=Times(12, 15), commit=Times(13, 20), enqueue_single_per_s=70.0)
     assert limits(far)[0].startswith(
         "A round trip to the server takes 12 ms, so one client can enqueue at most 77 jobs/s"
@@ -59,7 +59,7 @@ def test_a_process_that_never_waits_is_the_limit():
     assert "--processes 2" in limits(busy)[1]
 
 
-def test_what_is_odd_about_the_server_is_said():
+def test_what_is_odd_about_the_server_is_reported():
     odd = replace(LOCAL, durable=False, notified=False)
     _, _, pooled, undurable = limits(odd)
     assert "TASKD_LISTEN_DSN" in pooled

@@ -88,7 +88,7 @@ def test_failed_jobs_are_retried_by_the_text_that_stats_errors_shows(taskd):
     assert [states(taskd)[job_id] for job_id in mine + others] == ["scheduled"] * 3 + ["failed"] * 2
 
 
-def test_a_filter_goes_by_arguments_and_a_limit(taskd):
+def test_a_filter_follows_arguments_and_a_limit(taskd):
     ids = failed(taskd, 4)
     [dry] = taskd.json("jobs", "retry", "--failed", "--where-arg", "n:=2", "--dry-run")
     assert dry == {"found": 1, "sample": [ids[2]], "dry_run": True}
@@ -180,7 +180,7 @@ def test_the_concurrency_of_a_queue_is_set_and_given_back(taskd):
     taskd("queues", "set", "email", "--concurrency", 0, code=2)
 
 
-def test_why_tells_of_deadlines_newer_arguments_and_keys(taskd):
+def test_why_shows_of_deadlines_newer_arguments_and_keys(taskd):
     taskd.publish()
     one = taskd.enqueue("send_report", "to=ada", "--deadline", "1h", "--unique-key", "k")
     told = taskd("why", one).stdout

@@ -98,7 +98,7 @@ def test_the_sql_from_nothing_needs_no_database(nowhere, monkeypatch):
     assert (names[0] in later, names[1] in later) == (False, True)
 
 
-def test_what_is_missing_is_told_and_applied_by_hand(taskd, monkeypatch):
+def test_what_is_missing_is_reported_and_applied_by_hand(taskd, monkeypatch):
     assert taskd("db", "migrate", "--check").stderr.endswith("nothing is missing\n")
     names = newer(monkeypatch, EXPAND, INDEX)
     told = taskd("db", "migrate", "--check", code=4)
@@ -157,7 +157,7 @@ def test_a_contract_waits_for_older_workers_and_the_rest_is_applied(taskd, monke
     assert taskd("db", "migrate").stdout.splitlines() == names[1:]
 
 
-def test_a_newer_database_is_told(taskd):
+def test_a_newer_database_is_reported(taskd):
     number = len(all_migrations()) + 1
     later = "INSERT INTO taskd.migration VALUES ($1, 'later', '', $2, now())"
     taskd.sql(later, number, 1)

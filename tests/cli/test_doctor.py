@@ -132,7 +132,7 @@ def test_what_is_well_is_shown_when_asked_for(taskd):
 # What holds vacuum back.
 
 
-def test_a_held_snapshot_is_told_with_who_holds_it(doctor, monkeypatch):
+def test_a_held_snapshot_is_reported_with_its_holder(doctor, monkeypatch):
     monkeypatch.setattr(storage, "HELD_WARNING_S", 0.0)
     taken = "SELECT count(*) FROM taskd.job"
     begin = "BEGIN ISOLATION LEVEL REPEATABLE READ"
@@ -154,7 +154,7 @@ def test_a_young_transaction_is_no_fault(doctor):
         assert doctor.one("held_snapshots")["level"] == "ok"
 
 
-def test_a_lock_that_keeps_others_out_is_told(doctor, monkeypatch):
+def test_a_lock_that_keeps_others_out_is_reported(doctor, monkeypatch):
     monkeypatch.setattr(storage, "LOCK_S", 0.0)
     with session(doctor.shell.dsn, "LOCK TABLE taskd.job IN SHARE MODE") as pid:
         doctor.finds_and_repairs("table_locks", "warning", f"pid {pid}", "ShareLock on taskd.job")
@@ -182,7 +182,7 @@ def test_dead_tuples_are_counted_and_vacuumed(doctor, monkeypatch):
     assert doctor.one("dead_tuples")["level"] == "ok"
 
 
-def test_a_vacuum_that_does_not_come_is_told_with_who_keeps_it_out(doctor, monkeypatch):
+def test_a_vacuum_that_does_not_come_is_reported_with_its_blocker(doctor, monkeypatch):
     monkeypatch.setattr(storage, "UNVACUUMED_S", 0.0)
     with dead_rows(doctor.shell) as pid:
         finding = doctor.one("autovacuum")
@@ -193,13 +193,13 @@ def test_a_vacuum_that_does_not_come_is_told_with_who_keeps_it_out(doctor, monke
     assert doctor.one("autovacuum")["level"] == "ok"
 
 
-def test_autovacuum_that_is_switched_off_is_told(doctor):
+def test_autovacuum_that_is_switched_off_is_reported(doctor):
     doctor.shell.sql("ALTER TABLE taskd.job SET (autovacuum_enabled = off)")
     finding = doctor.finds_and_repairs("autovacuum", "error", "switched off for taskd.job")
     assert len(finding["found"]) == 1
 
 
-def test_a_bloated_index_is_told_and_rebuilt(doctor, monkeypatch):
+def test_a_bloated_index_is_reported_and_rebuilt(doctor, monkeypatch):
     monkeypatch.setattr(storage, "INDEX_BYTES_MIN", 100_000)
     with dead_rows(doctor.shell, 20_000):
         pass
@@ -308,7 +308,7 @@ ALTERED = {
 }
 
 
-def test_what_was_changed_by_hand_is_told_and_put_back(doctor):
+def test_what_was_changed_by_hand_is_reported_and_put_back(doctor):
     # Many faults in one database: a test for each would take a database each.
     for name, (statements, words) in ALTERED.items():
         doctor.run(statements)
@@ -364,7 +364,7 @@ def test_what_users_add_is_a_hint(doctor):
     assert doctor.one("objects")["level"] == "ok"
 
 
-def test_a_schema_that_is_older_or_newer_is_told(taskd):
+def test_a_schema_that_is_older_or_newer_is_reported(taskd):
     taskd.sql(
         "DELETE FROM taskd.migration WHERE number = (SELECT max(number) FROM taskd.migration)"
     )
@@ -390,7 +390,7 @@ def test_without_a_schema_it_says_so_once_and_how_to_make_it(empty):
 # Rights.
 
 
-def test_a_role_that_lacks_or_has_too_much_is_told_and_granted_anew(doctor, logins):
+def test_a_role_that_lacks_or_has_too_much_is_reported_and_granted_anew(doctor, logins):
     assert doctor.one("grants")["level"] == "ok"
     worker, observer = logins.role("worker"), logins.role("observer")
     doctor.run(f"REVOKE DELETE ON taskd.job FROM {worker}; GRANT SELECT ON taskd.job TO {observer}")
@@ -398,12 +398,12 @@ def test_a_role_that_lacks_or_has_too_much_is_told_and_granted_anew(doctor, logi
     assert any(f"{observer} may SELECT on taskd.job" in text for text in finding["found"])
 
 
-def test_a_function_that_everybody_may_call_is_told(doctor, logins):
+def test_a_function_that_everybody_may_call_is_reported(doctor, logins):
     doctor.run("GRANT EXECUTE ON FUNCTION taskd.truncate_expired_partition() TO PUBLIC")
     assert "everybody" in doctor.finds_and_repairs("grants", "warning")["found"][0]
 
 
-def test_an_observer_may_look_and_is_told_what_it_cannot_see(doctor, logins, home, monkeypatch):
+def test_an_observer_may_look_and_is_reported_what_it_cannot_see(doctor, logins, home, monkeypatch):
     reader = Doctor(Shell(logins.dsn("observer")))
     findings = reader()
     loud = {name: each for name, each in findings.items() if each["level"] != "ok"}
@@ -415,7 +415,7 @@ def test_an_observer_may_look_and_is_told_what_it_cannot_see(doctor, logins, hom
     assert "of other users hold a snapshot" in finding["found"][0]
 
 
-def test_a_producer_is_told_once_what_it_may_not_look_at(logins, home):
+def test_a_producer_is_reported_once_what_it_may_not_look_at(logins, home):
     shell = Shell(logins.dsn("producer"))
     shown = shell("doctor", "stuck_jobs", "limits", "workers").stdout
     assert shown.count("taskd_observer") == 1
@@ -424,7 +424,7 @@ def test_a_producer_is_told_once_what_it_may_not_look_at(logins, home):
     assert findings["stuck_jobs"]["level"] == "unknown"
 
 
-def test_the_login_of_workers_is_looked_at(doctor, server, dsn):
+def test_the_login_of_workers_is_checked(doctor, server, dsn):
     name = "taskd_test_feeble"
     server.admin(f"DROP ROLE IF EXISTS {name}", f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
     try:
@@ -474,7 +474,7 @@ def test_partitions_that_are_missing_are_made(doctor):
     doctor.finds_and_repairs("partitions_ahead", "error", "30 days have no partition")
 
 
-def test_partitions_that_could_not_be_dropped_are_told(doctor):
+def test_partitions_that_could_not_be_dropped_are_reported(doctor):
     taskd = doctor.shell
     leaf = "job_history_" + day(taskd, -5)
     doctor.run(
@@ -507,20 +507,20 @@ def test_settings_of_the_database_that_hurt_are_reset(doctor, dsn):
         assert not any(setting in text for text in doctor.one("server_settings")["found"])
 
 
-def test_a_limit_on_connections_is_told_and_lifted(doctor):
+def test_a_limit_on_connections_is_reported_and_lifted(doctor):
     name = doctor.shell.sql("SELECT current_database()")[0][0]
     doctor.run(f'ALTER DATABASE "{name}" CONNECTION LIMIT 5')
     doctor.finds_and_repairs("connections", "warning", "allows 5 connections")
 
 
-def test_a_server_that_is_nearly_full_is_told(doctor, monkeypatch):
+def test_a_server_that_is_nearly_full_is_reported(doctor, monkeypatch):
     monkeypatch.setattr(server, "FREE_SHARE_MIN", 1.0)
     finding = doctor.one("connections")
     assert finding["level"] == "warning"
     assert "are left" in finding["found"][0]
 
 
-def test_transaction_ids_that_are_behind_are_told(doctor, monkeypatch):
+def test_transaction_ids_that_are_behind_are_reported(doctor, monkeypatch):
     monkeypatch.setattr(server, "XIDS_WARNING", 1)
     finding = doctor.one("wraparound")
     assert finding["level"] == "warning"
@@ -530,7 +530,7 @@ def test_transaction_ids_that_are_behind_are_told(doctor, monkeypatch):
     assert int("".join(filter(str.isdigit, after))) <= before
 
 
-def test_a_clock_that_is_off_is_told(doctor, monkeypatch):
+def test_a_clock_that_is_off_is_reported(doctor, monkeypatch):
     from datetime import timedelta
 
     from taskd.cli.doctor import command
@@ -553,7 +553,7 @@ def late(monkeypatch):
     monkeypatch.setattr(jobs, "STUCK", {why: (text, 0.0) for why, (text, _) in jobs.STUCK.items()})
 
 
-def test_a_queue_without_a_worker_is_told(doctor, late):
+def test_a_queue_without_a_worker_is_reported(doctor, late):
     taskd = doctor.shell
     taskd.enqueue("t", "--queue", "email")
     finding = doctor.one("unserved_queues")
@@ -567,7 +567,7 @@ def test_a_queue_whose_worker_may_be_starting_is_a_hint(doctor):
     assert doctor.one("unserved_queues")["level"] == "hint"
 
 
-def test_tasks_that_no_worker_knows_are_told(doctor, late):
+def test_tasks_that_no_worker_knows_are_reported(doctor, late):
     taskd = doctor.shell
     taskd.worker(1, "email")
     taskd.enqueue("send_report", "--queue", "email")
@@ -578,7 +578,7 @@ def test_tasks_that_no_worker_knows_are_told(doctor, late):
     assert "1 job of the task strange" in finding["found"][0]
 
 
-def test_what_was_paused_long_ago_is_told_and_resumed(doctor, monkeypatch):
+def test_what_was_paused_long_ago_is_reported_and_resumed(doctor, monkeypatch):
     taskd = doctor.shell
     taskd.publish()
     taskd("queues", "pause", "email")
@@ -590,7 +590,7 @@ def test_what_was_paused_long_ago_is_told_and_resumed(doctor, monkeypatch):
     assert len(finding["repairs"]) == 2
 
 
-def test_workers_that_do_not_beat_or_differ_are_told(doctor):
+def test_workers_that_renew_late_or_differ_are_reported(doctor):
     taskd = doctor.shell
     taskd.worker(1, "email")
     assert doctor.one("workers")["level"] == "ok"
@@ -603,7 +603,7 @@ def test_workers_that_do_not_beat_or_differ_are_told(doctor):
     assert "pid 4242 on host1" in finding["found"][0]
 
 
-def test_schedules_that_are_overdue_or_failed_are_told(doctor):
+def test_schedules_that_are_overdue_or_failed_are_reported(doctor):
     taskd = doctor.shell
     taskd.publish()
     taskd("schedules", "set", "nightly", "t", "--queue", "q", "--every", "1h")
@@ -616,7 +616,7 @@ def test_schedules_that_are_overdue_or_failed_are_told(doctor):
     assert "nightly has been overdue for 1h" in finding["found"][0]
 
 
-def test_jobs_that_ought_to_have_moved_are_told(doctor, late):
+def test_jobs_that_ought_to_have_moved_are_reported(doctor, late):
     taskd = doctor.shell
     taskd.worker(1, "q")
     assert doctor.one("stuck_jobs")["level"] == "ok"
@@ -642,7 +642,7 @@ def test_jobs_that_ought_to_have_moved_are_told(doctor, late):
     assert "not promoted to queued" in doctor.one("stuck_jobs")["found"][0]
 
 
-def test_jobs_that_wait_for_nothing_are_told_and_ended(doctor, late):
+def test_jobs_that_wait_for_nothing_are_reported_and_ended(doctor, late):
     taskd = doctor.shell
     taskd.sql(
         "INSERT INTO taskd.job (queue, task, state, workflow_id, waits_for) "
@@ -653,7 +653,7 @@ def test_jobs_that_wait_for_nothing_are_told_and_ended(doctor, late):
     assert [tuple(row) for row in states] == [("cancelled", 20)]
 
 
-def test_jobs_that_somebody_has_blocked_by_hand_are_told_and_set_free(doctor, late):
+def test_jobs_that_somebody_has_blocked_by_hand_are_reported_and_set_free(doctor, late):
     taskd = doctor.shell
     taskd.sql(
         "UPDATE taskd.job SET state = 'blocked' WHERE id = $1", taskd.enqueue("t", "--queue", "q")
@@ -664,7 +664,7 @@ def test_jobs_that_somebody_has_blocked_by_hand_are_told_and_set_free(doctor, la
     ]
 
 
-def test_suspects_that_wait_are_told(doctor, late):
+def test_suspects_that_wait_are_reported(doctor, late):
     taskd = doctor.shell
     job = taskd.enqueue("t", "--queue", "q")
     taskd.sql("UPDATE taskd.job SET state = 'scheduled', crashes = 1 WHERE id = $1", job)
@@ -674,7 +674,7 @@ def test_suspects_that_wait_are_told(doctor, late):
     assert doctor.one("stuck_jobs")["level"] == "ok"
 
 
-def test_limits_that_nobody_looks_at_are_told(doctor, late):
+def test_limits_that_nobody_checks_are_reported(doctor, late):
     taskd = doctor.shell
     taskd.sql(
         "INSERT INTO taskd.job (queue, task, state, limit_name, limit_key) "
@@ -690,7 +690,7 @@ def test_limits_that_nobody_looks_at_are_told(doctor, late):
     assert any("depth of the queue q" in text for text in doctor.one("limits")["found"])
 
 
-def test_keys_that_hold_nothing_are_told_and_pruned(doctor):
+def test_keys_that_hold_nothing_are_reported_and_pruned(doctor):
     taskd = doctor.shell
     taskd.sql("INSERT INTO taskd.job_key VALUES ('t', 'k', 1, NULL, now() - interval '2 h')")
     doctor.finds_and_repairs("keys", "hint", "1 unique key")
@@ -700,7 +700,7 @@ def test_keys_that_hold_nothing_are_told_and_pruned(doctor):
 # Without a database, and in a bad way.
 
 
-def test_a_database_that_does_not_answer_is_told_beside_the_rest(nowhere):
+def test_a_database_that_does_not_answer_is_reported_beside_the_rest(nowhere):
     doctor = Doctor(nowhere)
     findings = doctor(code=69, TASKD_DSN="postgresql://ada:hunter2@127.0.0.1:1/none")
     assert list(findings) == ["settings", "dsn", "embedded", "reach"]
@@ -708,7 +708,7 @@ def test_a_database_that_does_not_answer_is_told_beside_the_rest(nowhere):
     assert "hunter2" not in str(findings)
 
 
-def test_settings_that_cannot_be_read_are_told(nowhere, home):
+def test_settings_that_cannot_be_read_are_reported(nowhere, home):
     (home / "taskd.toml").write_text("quees = ['email']\n")
     findings = Doctor(nowhere)(code=78)
     assert findings["settings"]["level"] == "error"
@@ -721,7 +721,7 @@ def test_a_variable_that_is_no_setting_is_a_warning(taskd):
     assert "TASKD_CONCURRENCY" in finding["found"][0]
 
 
-def test_without_a_dsn_the_embedded_server_is_told_of_and_not_started(nowhere, home):
+def test_without_a_dsn_the_embedded_server_is_reported_and_not_started(nowhere, home):
     doctor = Doctor(nowhere)
     findings = doctor(TASKD_DATA_DIR=str(home / "data"))
     assert "reach" not in findings

@@ -82,14 +82,14 @@ def loud(findings):
     return {name: each["found"] for name, each in findings.items() if each["level"] != "ok"}
 
 
-def test_a_prepared_transaction_is_told_and_rolled_back(doctor, cluster, monkeypatch):
+def test_a_prepared_transaction_is_reported_and_rolled_back(doctor, cluster, monkeypatch):
     monkeypatch.setattr(storage, "HELD_WARNING_S", 0.0)
     with psycopg.connect(cluster.tcp_dsn(), autocommit=True) as two:
         two.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'it''s half done'")
     doctor.finds_and_repairs("held_snapshots", "warning", "prepared transaction it's half done")
 
 
-def test_a_replication_slot_that_holds_a_snapshot_is_told_and_dropped(
+def test_a_replication_slot_that_holds_a_snapshot_is_reported_and_dropped(
     doctor, cluster, runner, monkeypatch
 ):
     monkeypatch.setattr(storage, "HELD_WARNING_XIDS", 0)
@@ -125,7 +125,7 @@ def test_a_replication_slot_that_holds_a_snapshot_is_told_and_dropped(
     assert "inactive" in " ".join(finding["found"])
 
 
-def test_who_holds_back_notifications_is_told_and_ended(doctor, cluster, monkeypatch):
+def test_who_holds_back_notifications_is_reported_and_ended(doctor, cluster, monkeypatch):
     monkeypatch.setattr(server, "NOTIFY_WARNING", 1e-7)
     taskd = doctor.shell
     deaf = psycopg.connect(cluster.tcp_dsn(), autocommit=True, application_name="deaf")
@@ -152,7 +152,7 @@ def test_who_holds_back_notifications_is_told_and_ended(doctor, cluster, monkeyp
         ("idle_session_timeout", "10s", "warning"),
     ],
 )
-def test_settings_of_the_server_that_hurt_are_told_and_set(doctor, setting, value, level):
+def test_settings_of_the_server_that_hurt_are_reported_and_set(doctor, setting, value, level):
     doctor.run(f"ALTER SYSTEM SET {setting} = '{value}'")
     doctor.shell.sql("SELECT pg_reload_conf()")
     while doctor.one("server_settings")["level"] == "ok":
@@ -163,7 +163,7 @@ def test_settings_of_the_server_that_hurt_are_told_and_set(doctor, setting, valu
         pass
 
 
-def test_a_pooler_without_a_way_to_listen_is_told(doctor, cluster, runner):
+def test_a_pooler_without_a_way_to_listen_is_reported(doctor, cluster, runner):
     pooled = bouncer(cluster)
     through = Doctor(Shell(runner.run(pooled.__aenter__())))
     try:
@@ -181,7 +181,9 @@ def test_a_pooler_without_a_way_to_listen_is_told(doctor, cluster, runner):
         runner.run(pooled.__aexit__(None, None, None))
 
 
-def test_a_pooler_that_lends_sessions_for_statements_is_told(doctor, cluster, runner, monkeypatch):
+def test_a_pooler_that_lends_sessions_for_statements_is_reported(
+    doctor, cluster, runner, monkeypatch
+):
     of_statements = test_pooler.INI.replace("pool_mode = transaction", "pool_mode = statement")
     monkeypatch.setattr(test_pooler, "INI", of_statements)
     pooled = bouncer(cluster)

@@ -332,7 +332,7 @@ def test_arguments_beside_stdin_are_refused(nowhere):
     nowhere("enqueue", "-", "--json", "{}", code=2)
 
 
-def test_an_answer_that_never_came_is_told_as_such(taskd):
+def test_an_answer_that_never_came_is_reported_as_such(taskd):
     # The server takes the first chunk and then goes away in the middle of the second.
     taskd.sql(
         """

@@ -71,7 +71,7 @@ def test_a_list_as_lines(some):
     assert by_id["2"][6] in ("in 1h", "in 59m 59s", "in 59m 58s")
 
 
-def test_show_tells_everything(some):
+def test_show_shows_everything(some):
     [job] = some.json("jobs", "show", 4)
     assert job["args"] == {"n": 4}
     assert job["errors"] == [ERROR]

@@ -26,7 +26,7 @@ def test_a_limit_is_set_listed_and_cleared(taskd):
         (("--concurrency", "0"), "1<=x<=10000"),
     ],
 )
-def test_what_no_limit_can_be_is_said(taskd, args, said):
+def test_what_no_limit_can_be_is_reported(taskd, args, said):
     assert said in taskd("limits", "set", "send", *args, code=2).stderr
 
 
@@ -46,7 +46,7 @@ def test_a_burst_without_a_rate_is_refused_and_changes_nothing(taskd, command):
     assert "and no rate" in taskd(*command, "--rate", "none", "--burst", 5, code=2).stderr
 
 
-def test_who_sets_a_limit_that_no_task_has_is_told(taskd):
+def test_who_sets_a_limit_that_no_task_has_is_reported(taskd):
     told = taskd("limits", "set", "sedn", "--concurrency", 5).stderr
     assert "no published task has the limit sedn yet" in told
 
@@ -122,7 +122,7 @@ def test_a_job_of_a_full_limit_names_who_has_the_places(taskd):
     assert f"next: taskd why {holder}" in text
 
 
-def test_a_job_of_a_limit_without_tokens_is_told_when_the_next_one_comes(taskd):
+def test_a_job_of_a_limit_without_tokens_is_reported_when_the_next_one_comes(taskd):
     taskd("limits", "set", "send", "--rate", "1/h")
     parked = blocked(taskd)
     taskd.sql(

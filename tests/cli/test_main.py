@@ -92,7 +92,7 @@ def test_a_wrong_command_line_is_exit_2(nowhere, args):
     nowhere(*args, code=2)
 
 
-def test_a_mistyped_command_is_told_the_nearest_one(nowhere):
+def test_a_mistyped_command_is_reported_the_nearest_one(nowhere):
     assert "No such command 'job'. Did you mean 'jobs'?" in nowhere("job", "list", code=2).stderr
     assert nowhere("nothing", code=2).stderr.endswith("No such command 'nothing'.\n")
 
@@ -153,7 +153,7 @@ def test_a_server_that_is_not_there_is_exit_69(nowhere):
         ], args
 
 
-def test_commands_to_type_next_are_told_as_the_program_was_called(nowhere):
+def test_commands_to_type_next_are_reported_as_the_program_was_called(nowhere):
     environ = {"TASKD_DSN": "postgresql://taskd@127.0.0.1:1/x"}
     result = CliRunner().invoke(cli, ["stats"], env=environ, prog_name=".venv/bin/taskd")
     assert "see `.venv/bin/taskd config` and `.venv/bin/taskd doctor`" in result.stderr
@@ -359,5 +359,5 @@ def test_run_explains_its_exit_codes_as_the_readme_does(nowhere):
         ),
     ],
 )
-def test_the_last_line_of_until_empty_tells_jobs_from_attempts(jobs, left, said):
+def test_the_last_line_of_until_empty_shows_jobs_from_attempts(jobs, left, said):
     assert summary(jobs, left) == f"taskd: {said}"

@@ -192,7 +192,7 @@ def test_the_environment_cannot_ask_for_more_processes_either(taskd):
 # The watched files.
 
 
-def test_other_peoples_code_is_not_looked_at(home):
+def test_other_peoples_code_is_not_checked(home):
     for name in ("a.py", "b/c.py", ".git/d.py", "node_modules/e.py", "b/__pycache__/f.py", "g.txt"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).touch()
@@ -216,7 +216,7 @@ def test_a_file_that_is_new_gone_or_written_to_is_a_change(home):
     assert reload._changed(before, {}) == "a.py"
 
 
-def test_an_app_that_lives_elsewhere_is_looked_at_too(home):
+def test_an_app_that_lives_elsewhere_is_checked_too(home):
     assert reload.watched(None) == [home]
     assert reload.watched("nothing_of_the_kind.at_all") == [home]
     assert reload.watched("json.decoder") == [home, Path(json.__file__).parent]

@@ -243,7 +243,7 @@ def test_health_of_this_hosts_worker(taskd, here):
         ("died_at = now()", None),
     ],
 )
-def test_health_tells_what_became_of_this_hosts_worker(taskd, here, change, state):
+def test_health_shows_what_became_of_this_hosts_worker(taskd, here, change, state):
     here()
     taskd.sql(f"UPDATE taskd.worker SET {change}")
     result = taskd("health", "--worker", "--json", code=4)
@@ -314,7 +314,7 @@ def test_a_broken_file_that_says_nothing_of_taskd_is_not_ours(nowhere, home, nam
 
 
 @pytest.mark.parametrize("command", ["config", "run"])
-def test_a_variable_that_is_no_setting_is_said_with_the_nearest_one(nowhere, command):
+def test_a_variable_that_is_no_setting_is_reported_with_the_nearest_one(nowhere, command):
     code = 0 if command == "config" else 78
     wrong = {"TASKD_CONCURENCY": "5", "TASKD_XYZZY": "1"}
     # The last three are the variables that Kubernetes sets for a service named taskd.

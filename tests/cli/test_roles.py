@@ -112,7 +112,7 @@ def wait_for(taskd, *ids):
         ("admin", "db roles", "taskd db roles --sql"),
     ],
 )
-def test_who_lacks_a_role_is_told_which(shells, logins, kind, command, needed):
+def test_who_lacks_a_role_is_reported_which(shells, logins, kind, command, needed):
     result = shells[kind](*command.split(), code=77)
     assert needed in result.stderr
     assert result.stderr.count("\n") == 1

@@ -121,7 +121,7 @@ def test_run_makes_a_job_now_and_prints_its_id(taskd):
         (["--every", "1h", "--args", "[1]"], "not a JSON object"),
     ],
 )
-def test_what_is_wrong_is_said(taskd, options, said):
+def test_what_is_wrong_is_reported(taskd, options, said):
     told = taskd("schedules", "set", "s", "t", "--queue", "q", *options, code=2)
     assert said in told.stderr
     assert taskd.json("schedules", "list") == []

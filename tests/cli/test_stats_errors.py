@@ -97,7 +97,7 @@ def test_jobs_that_did_not_fail_are_no_errors(taskd):
     assert told(taskd) == {}
 
 
-def test_a_failed_job_without_a_reason_tells_its_last_error(taskd):
+def test_a_failed_job_without_a_reason_shows_its_last_error(taskd):
     errors = json.dumps([{"message": "first"}, {"message": "last one"}])
     fail(taskd, "t", None, errors=errors)
     assert told(taskd) == {("t", "last one"): (1, 0)}
@@ -113,7 +113,7 @@ def test_errors_as_lines(some):
     assert lines[1][5:] == ["send", "ValueError: no user #"]
 
 
-def test_the_most_frequent_kinds_are_shown_first_and_the_rest_is_told(some):
+def test_the_most_frequent_kinds_are_shown_first_and_the_rest_is_reported(some):
     result = some("stats", "errors", "--limit", "1")
     assert len(result.stdout.splitlines()) == 2
     assert "send" in result.stdout

@@ -28,7 +28,7 @@ def told(events):
     return [(each["event"], each["job_id"]) for each in events]
 
 
-def test_what_happens_is_told_until_ctrl_c(taskd, process, server):
+def test_what_happens_is_reported_until_ctrl_c(taskd, process, server):
     before = taskd.enqueue("send_report", "--queue", "email")
     tail = process("tail", "--json", "--interval", "200ms", "--since", "1h", dsn=taskd.dsn)
     assert told(read(tail.stdout, 1)) == [("enqueued", before)]
@@ -68,7 +68,7 @@ def test_on_a_terminal_it_says_that_it_follows_while_nothing_happens(taskd):
         tail.close()
 
 
-def test_only_what_was_asked_for_is_told(taskd):
+def test_only_what_was_asked_for_is_reported(taskd):
     email = taskd.enqueue("send_report", "--queue", "email")
     finish(taskd, taskd.enqueue("send_report", "--queue", "email"), "failed", "no")
     web = taskd.enqueue("render", "--queue", "web")

@@ -148,7 +148,7 @@ def test_it_outlives_an_outage_and_ends_at_sigterm(busy, tty, server):
     assert top.is_left_as_it_was
 
 
-def test_an_error_that_nobody_expects_is_told_on_the_terminal_as_it_was(busy, tty):
+def test_an_error_that_nobody_expects_is_reported_on_the_terminal_as_it_was(busy, tty):
     top = tty("top", "--interval", "200ms")
     top.until("3 queued")
     busy.sql("DROP SCHEMA taskd CASCADE")
@@ -235,7 +235,7 @@ def test_every_size_has_a_screen(width, height):
         assert any(text.startswith("q0") for line in chosen for text, _ in line)
 
 
-def test_what_is_odd_about_a_queue_is_said():
+def test_what_is_odd_about_a_queue_is_reported():
     view = View(
         0.0,
         [

@@ -131,7 +131,7 @@ def test_a_running_job_says_until_when_it_may(taskd, why):
     assert "Nothing is wrong" not in text
 
 
-def test_a_running_job_whose_worker_has_not_beaten_for_a_while(taskd, why):
+def test_a_running_job_whose_worker_renews_its_lease_late(taskd, why):
     made = job(taskd)
     taskd.worker(12, "email")
     run(taskd, made)
@@ -279,7 +279,7 @@ def test_a_retry_says_what_went_wrong(taskd, why):
     assert told["error_message"] == ERROR["message"]
 
 
-def test_a_suspect_waits_in_the_slow_lane(taskd, why):
+def test_a_suspect_waits_in_the_quarantine(taskd, why):
     made = [job(taskd, "--in", "1h") for _ in range(2)]
     taskd.worker(12, "email")
     for number, each in enumerate(made):

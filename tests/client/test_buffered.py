@@ -188,7 +188,7 @@ async def test_an_error_of_the_block_stays_what_it_is_and_gets_a_note(
     assert "1 jobs were not written" in told.value.__notes__[0]
 
 
-async def test_who_does_not_wait_for_the_end_is_told_what_was_not_written(
+async def test_who_does_not_wait_for_the_end_is_reported_what_was_not_written(
     proxy: Proxy, through: Client
 ) -> None:
     receipts = []

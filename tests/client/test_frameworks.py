@@ -234,7 +234,7 @@ def test_a_refused_job_harms_its_savepoint_and_nothing_else(
     assert looks() == (["before"], 1)
 
 
-def test_a_key_that_is_held_is_told_by_one_error_whatever_the_driver(
+def test_a_key_that_is_held_is_reported_by_one_error_whatever_the_driver(
     client: Client, caller: Caller, looks: Any
 ) -> None:
     held = client.enqueue_sync(NewJob("t", queue="q", unique=Unique("k")), conn=caller.conn)

@@ -99,7 +99,7 @@ async def test_every_end_notifies(
             await waits
 
 
-async def test_every_statement_that_ends_jobs_tells_who_waits(sql: Any) -> None:
+async def test_every_statement_that_ends_jobs_shows_who_waits(sql: Any) -> None:
     rows = await sql.fetch(
         "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'taskd'::regnamespace"
     )
@@ -132,7 +132,7 @@ async def test_nobody_is_notified_of_a_job_that_nobody_waits_for(
     assert await client.result(first, 5.0) is None
 
 
-async def test_a_waiting_job_that_was_marked_is_rung_for_as_its_claim_may_have_missed_it(
+async def test_a_waiting_job_that_was_marked_is_notified_as_its_claim_may_have_missed_it(
     client: Client, listener: Any, sql: Any
 ) -> None:
     await listener.listen("sync")
@@ -246,7 +246,7 @@ async def test_a_time_limit_ends_the_wait_and_not_the_job(client: Client, sql: A
     assert not any(each._awaited for each in client._waiters.values())
 
 
-async def test_closing_the_client_tells_who_waits(dsn: str) -> None:
+async def test_closing_the_client_shows_who_waits(dsn: str) -> None:
     client = Client(dsn)
     job_id = await client.enqueue(job())
     waits = asyncio.create_task(job_id.result())

@@ -85,7 +85,7 @@ async def test_a_batch_is_one_span_and_one_statement(
     assert {parent_of(await carried(sql, each)) for each in ids} == {name_of(sent)}
 
 
-async def test_the_context_goes_through_every_door(
+async def test_the_context_goes_in_every_way_to_enqueue(
     client: Client, dsn: str, sql: Any, spans: InMemorySpanExporter
 ) -> None:
     tracer = trace.get_tracer_provider().get_tracer("app")

@@ -58,7 +58,7 @@ async def test_a_rolled_back_enqueue_leaves_nothing(
     assert await listener.notified() == []
 
 
-async def test_a_committed_enqueue_is_there_and_rings_once_it_is(
+async def test_a_committed_enqueue_is_there_and_notifies_after_the_commit(
     client: Client, caller: Any, sql: Any, listener: Any, send: Any
 ) -> None:
     connection, commit, _ = caller

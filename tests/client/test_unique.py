@@ -38,7 +38,7 @@ def job(n: int = 0, unique: Unique | None = None, **options: Any) -> NewJob:
     return NewJob("sync", json.dumps({"n": n}), queue="sync", unique=key, **options)
 
 
-async def test_a_second_job_of_a_key_is_skipped_and_told_who_holds_it(
+async def test_a_second_job_of_a_key_is_skipped_and_shown_who_holds_it(
     client: Client, sql: Any
 ) -> None:
     first = await client.enqueue(job(1))
@@ -125,7 +125,7 @@ async def test_replace_leaves_a_job_that_runs(client: Client, worker: Lane, sql:
     assert [row["args"] for row in await sql.fetch(ROWS)] == ['{"n": 1}']
 
 
-async def test_a_suspect_that_is_replaced_stays_in_the_slow_lane(
+async def test_a_suspect_that_is_replaced_stays_in_the_quarantine(
     client: Client, worker: Lane, sql: Any
 ) -> None:
     await client.enqueue(job(1))
@@ -251,7 +251,7 @@ async def test_a_holder_begins_after_the_transaction_that_found_it_waiting(
     await connection.close()
 
 
-async def test_the_queue_is_rung_when_a_claim_may_have_passed_over_the_holder(
+async def test_the_queue_is_notified_when_a_claim_may_have_passed_over_the_holder(
     client: Client, worker: Lane, listener: Any, dsn: str
 ) -> None:
     await listener.listen("sync")
@@ -455,7 +455,7 @@ RAISE = Unique("k", on_conflict="raise")
 
 
 @pytest.mark.parametrize("driver", [psycopg, psycopg2])
-def test_a_key_that_is_held_is_told_alike_by_all_drivers(dsn: str, driver: Any) -> None:
+def test_a_key_that_is_held_is_reported_alike_by_all_drivers(dsn: str, driver: Any) -> None:
     connection = driver.connect(dsn)
     client = Client(dsn)
     first = client.enqueue_sync(job(1), conn=connection)
@@ -465,7 +465,7 @@ def test_a_key_that_is_held_is_told_alike_by_all_drivers(dsn: str, driver: Any) 
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_a_key_that_is_held_is_told_alike_through_sqlalchemy(dsn: str, driver: str) -> None:
+def test_a_key_that_is_held_is_reported_alike_through_sqlalchemy(dsn: str, driver: str) -> None:
     engine = sqlalchemy.create_engine(dsn.replace("postgresql:", f"postgresql+{driver}:"))
     client = Client(dsn)
     with engine.connect() as connection:
@@ -475,7 +475,7 @@ def test_a_key_that_is_held_is_told_alike_through_sqlalchemy(dsn: str, driver: s
     engine.dispose()
 
 
-async def test_a_key_that_is_held_is_told_alike_through_sqlalchemy_s_asyncpg(
+async def test_a_key_that_is_held_is_reported_alike_through_sqlalchemy_s_asyncpg(
     client: Client, dsn: str
 ) -> None:
     dsn = dsn.replace("postgresql:", "postgresql+asyncpg:").replace("sslmode=", "ssl=")

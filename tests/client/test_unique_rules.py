@@ -89,7 +89,7 @@ async def test_sql_makes_the_very_keys_that_python_makes(sql: Any, by: tuple[str
         {"account": {"b": [1.50, None], "a": "ü"}, "region": "eu"},
     ],
 )
-async def test_every_door_gives_a_job_the_same_key(
+async def test_every_way_to_enqueue_gives_a_job_the_same_key(
     client: Client, sql: Any, lane: Lane, args: dict[str, Any]
 ) -> None:
     made = await publish(lane, Unique(by=("account", "region", "since"), for_s=60))

@@ -133,7 +133,7 @@ async def test_who_says_no_version_takes_none_away(
     assert (row["args"], row["version"]) == ('{"v": 4}', 4)
 
 
-async def test_a_job_tells_which_version_follows_it(client: Client, worker: Lane) -> None:
+async def test_a_job_shows_which_version_follows_it(client: Client, worker: Lane) -> None:
     first = await client.enqueue(job(3))
     shown = await reports.show_job(worker, first)
     assert shown
@@ -145,7 +145,7 @@ async def test_a_job_tells_which_version_follows_it(client: Client, worker: Lane
     assert (shown["version"], shown["next_version"]) == (3, 4)
 
 
-async def test_why_a_job_is_not_retried_tells_of_the_newer_version_that_has_ended(
+async def test_why_a_job_is_not_retried_shows_of_the_newer_version_that_has_ended(
     client: Client, worker: Lane, sql: Any
 ) -> None:
     first = await client.enqueue(job(3))

@@ -133,7 +133,7 @@ KEYED = NewJob("t", queue="q", unique=Unique("k"))
         (lambda: Workflow("w").add(JOB, name="a b"), "the name 'a b'"),
     ],
 )
-async def test_what_is_wrong_is_told_before_anything_is_written(
+async def test_what_is_wrong_is_reported_before_anything_is_written(
     client: Client, sql: Any, make: Any, told: str
 ) -> None:
     with pytest.raises(InvalidWorkflow, match=told):
@@ -169,7 +169,9 @@ async def test_a_pipeline_checks_its_first_arguments(client: Client, registry: R
     assert run.jobs.keys() == {"fetch"}
 
 
-def test_a_stage_that_cannot_take_what_comes_is_told_when_the_pipeline_is_made(registry) -> None:
+def test_a_stage_that_cannot_take_what_comes_is_reported_when_the_pipeline_is_made(
+    registry,
+) -> None:
     known = tasks(registry)
     pipeline("p", stage("fetch", known["fetch"]), stage("count", known["count"]))
     with pytest.raises(InvalidWorkflow, match="'count' takes doc and lang, but 'n' returns"):

@@ -36,7 +36,7 @@ def reads(tree: ast.AST) -> Iterator[int]:
             yield from (node.lineno for each in node.names if each.name in WALL["time"])
 
 
-def test_nothing_but_what_tells_others_the_time_reads_the_clock_of_its_machine() -> None:
+def test_nothing_but_what_shows_others_the_time_reads_the_clock_of_its_machine() -> None:
     found = {
         f"{path.relative_to(TASKD)}:{line}"
         for path in TASKD.rglob("*.py")

@@ -72,7 +72,7 @@ def test_every_link_of_a_page_for_contributors_leads_somewhere(page: str) -> Non
     assert [each for each in inside if not (place.parent / each).exists()] == []
 
 
-def test_the_page_tells_how_to_add_each_kind_of_thing() -> None:
+def test_the_page_shows_how_to_add_each_kind_of_thing() -> None:
     text = (CHECKOUT / CONTRIBUTING).read_text(encoding="utf-8")
     heads = re.findall(r"(?m)^## Add an? (.+)$", text)
     assert heads == ["setting", "event", "statement", "migration", "task option", "command"]

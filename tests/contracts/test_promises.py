@@ -111,13 +111,13 @@ def test_every_command_of_a_page_can_be_run(page: str) -> None:
         assert runs(module), module
 
 
-def test_every_command_of_the_suite_is_told_on_the_page() -> None:
+def test_every_command_of_the_suite_is_reported_on_the_page() -> None:
     texts = (path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py"))
     commands = {module for text in texts for module in COMMAND.findall(text)}
     assert commands - set(COMMAND.findall(PAGE)) == set()
 
 
-def test_every_folder_of_the_suite_is_told_on_the_page() -> None:
+def test_every_folder_of_the_suite_is_reported_on_the_page() -> None:
     told = {name for row in re.findall(r"(?m)^\|([^|]*)\|", PAGE) for name in SPAN.findall(row)}
     folders = {each.name for each in TESTS.iterdir() if each.is_dir() and any(each.glob("*.py"))}
     assert folders - told == set()

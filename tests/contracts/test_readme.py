@@ -67,7 +67,7 @@ def test_the_transitions_table_has_every_state_and_names_who_moves() -> None:
     assert not any(line.endswith("|  |") for line in made.splitlines())
 
 
-def test_every_command_function_and_name_is_told_with_its_substance() -> None:
+def test_every_command_function_and_name_is_reported_with_its_substance() -> None:
     commands = readme.reference.commands()
     assert "### `taskd jobs retry`" in commands
     assert "| `--error TEXT` | " in commands
@@ -81,7 +81,7 @@ def test_every_command_function_and_name_is_told_with_its_substance() -> None:
     assert "object at 0x" not in names
 
 
-def test_markers_that_are_missing_or_doubled_are_told() -> None:
+def test_markers_that_are_missing_or_doubled_are_reported() -> None:
     parts = {name: make for each in readme.PARTS.values() for name, make in each.items()}
     del parts["pages"]
     one = "<!-- {0} -->\nOUTDATED\n<!-- /{0} -->\n"

@@ -75,7 +75,7 @@ def test_the_watchdog_and_readiness_are_what_the_worker_says(unit: Path) -> None
     assert settings(unit)["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
 
 
-def test_what_no_restart_mends_is_not_restarted_and_all_else_is(unit: Path) -> None:
+def test_what_no_restart_fixes_is_not_restarted_and_all_else_is(unit: Path) -> None:
     [codes] = settings(unit)["RestartPreventExitStatus"]
     prevented = {int(code) for code in codes.split()}
     assert prevented == set(HOPELESS)
@@ -102,7 +102,7 @@ def test_the_dsn_is_a_credential_and_a_forgotten_one_an_error(unit: Path, tmp_pa
     assert {each for each in variables if each.startswith("TASKD_")} <= known
 
 
-def test_a_credential_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_credential_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     unreadable = str(tmp_path / ("x" * 300))  # as root, no permission is missing anywhere
     with pytest.raises(errors.ConfigError, match=r"CREDENTIALS_DIRECTORY .* cannot be read"):
         config.load(environ={"CREDENTIALS_DIRECTORY": unreadable}, directory=tmp_path)

@@ -83,7 +83,7 @@ def test_another_place_time_and_user_builds_the_same(
     assert digests(again) == digests(built)
 
 
-def test_the_sdist_builds_the_same_and_the_time_is_the_one_that_is_told(
+def test_the_sdist_builds_the_same_and_the_time_is_the_one_that_is_reported(
     built: dict[str, Path], tmp_path: Path
 ) -> None:
     with tarfile.open(built["sdist"]) as archive:

@@ -163,7 +163,7 @@ def test_many_partitions_want_room_for_locks():
     assert (few[0], many[0]) == ("ok", "hint")
 
 
-def test_a_full_disk_of_the_embedded_server_is_told():
+def test_a_full_disk_of_the_embedded_server_is_reported():
     status = {"running": True, "kept": False, "home": "/data", "data_bytes": 2**26}
     facts = {"refused": None, "dsn": None, "embedded_off": False, "embedded_refused": None,
              "embedded_status": status, "embedded_free_bytes": 2**28}  # fmt: skip

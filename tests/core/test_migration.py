@@ -47,7 +47,7 @@ def test_older_code_goes_on_after_an_expand() -> None:
     assert missing(OLD, ledger(*NEW)) == []
 
 
-def test_code_that_needs_an_expand_is_told_to_migrate() -> None:
+def test_code_that_needs_an_expand_is_asked_to_migrate() -> None:
     error = misfit(NEW, ledger(*OLD))
     assert isinstance(error, SchemaOutdated)
     assert "is at 0001, but this taskd needs 0002: it lacks 0002_x. Run `taskd db mig" in str(error)
@@ -79,7 +79,7 @@ def test_what_is_applied_later_does_not_bring_older_code_back() -> None:
     assert isinstance(misfit(OLD, ledger(*NEXT, later)), SchemaTooNew)
 
 
-def test_a_migration_that_was_edited_is_told_and_its_prose_may_be() -> None:
+def test_a_migration_that_was_edited_is_reported_and_its_prose_may_be() -> None:
     edited = made(2, sql="SELECT 2")
     error = misfit(NEW, ledger(ONE, edited))
     assert isinstance(error, SchemaEdited)

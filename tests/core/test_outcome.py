@@ -241,7 +241,7 @@ def test_any_delay_of_a_verdict_is_later_than_now(delay_s: Any) -> None:
         assert 0 < ack.delay_s <= 30 * 86400
 
 
-def test_a_job_whose_task_is_gone_is_settled_by_its_own_limits() -> None:
+def test_a_job_whose_task_is_gone_ends_by_its_own_limits() -> None:
     assert decide(job(1, max_attempts=2), None, Raised(ERROR)).state is SCHEDULED
     assert decide(job(1), None, Raised(ERROR)).state is FAILED
 

@@ -117,7 +117,7 @@ def wall(expression: str, zone: str, after: str, count: int) -> list[str]:
         ("0 0 29 2 *", "UTC", "2026-01-01 00:00", ["02-29 00:00+0000"]),
     ],
 )
-def test_cron_goes_by_the_wall_clock_of_its_zone(
+def test_cron_follows_the_wall_clock_of_its_zone(
     expression: str, zone: str, after: str, ticks: list[str]
 ) -> None:
     assert wall(expression, zone, after, len(ticks)) == ticks

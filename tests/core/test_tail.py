@@ -150,7 +150,7 @@ def row(state=JobState.QUEUED, **columns) -> JobRow:
 FAILED_ONCE = [PastError(1, at(1), at(2), "OSError", "down\nmore")]
 
 
-def test_a_row_tells_what_was_too_short_to_be_seen():
+def test_a_row_shows_what_was_too_short_to_be_seen():
     done = row(
         *[JobState.DONE], attempt=2, started_at=at(5), finished_at=at(6), run_at=at(4),
         host="h", pid=5, errors=FAILED_ONCE,
@@ -183,7 +183,7 @@ def names(events):
     return [each.event for each in events]
 
 
-def test_nothing_is_told_twice():
+def test_nothing_is_reported_twice():
     reporter = Reporter(at(-1))
     assert names(reporter.report([row()], NOTHING._replace(born={7}), at(1))) == ["enqueued"]
     running = row(JobState.RUNNING, attempt=1, started_at=at(1))
@@ -197,7 +197,7 @@ def test_nothing_is_told_twice():
     assert names(reporter.report([cancelled], NOTHING._replace(ended={7}), at(5))) == ["cancelled"]
 
 
-def test_an_end_is_told_whatever_the_clocks_say():
+def test_an_end_is_reported_whatever_the_clocks_say():
     reporter = Reporter(at(100))
     done = row(JobState.DONE, attempt=1, started_at=at(1), finished_at=at(2))
     assert names(reporter.report([done], NOTHING._replace(ended={7}), at(101))) == ["done"]
@@ -220,7 +220,7 @@ def test_a_job_of_which_nothing_is_kept_is_gone():
     ]
 
 
-def test_what_ended_while_the_past_was_read_is_told_once():
+def test_what_ended_while_the_past_was_read_is_reported_once():
     reporter = Reporter(at(-60))
     done = row(JobState.DONE, attempt=1, started_at=at(1), finished_at=at(2))
     assert names(reporter.past([done])) == ["enqueued", "claimed", "done"]

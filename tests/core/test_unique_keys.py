@@ -32,7 +32,7 @@ def test_a_key_is_made_of_the_arguments_that_are_named() -> None:
     assert key_of(by, account=42) != key_of(by, account=43)
 
 
-def test_a_long_key_of_arguments_is_hashed_and_still_tells_them_apart() -> None:
+def test_a_long_key_of_arguments_is_hashed_and_still_distinguishes_them() -> None:
     by = Unique(by=("name",))
     keys = {key_of(by, account=1, name="x" * 1000 + end) for end in "ab"}
     assert len(keys) == 2

@@ -57,7 +57,7 @@ def test_a_queued_job_waits_for_its_turn() -> None:
 
 
 @pytest.mark.parametrize("state", ["live", "draining"])
-def test_a_job_runs_while_its_worker_beats_and_pauses_do_not_matter(state: str) -> None:
+def test_a_job_runs_while_its_worker_renews_its_lease_and_pauses_do_not_matter(state: str) -> None:
     assert words(**RUNNING | {"worker_state": state}, paused_at=NOW, **UNSERVED) == ["running"]
 
 
@@ -74,7 +74,7 @@ def test_a_running_job_may_be_asked_to_stop() -> None:
     assert words(**RUNNING, cancel_requested=True) == ["running", "cancel_requested"]
 
 
-def test_a_pause_without_an_end_must_be_mended_and_one_with_an_end_passes() -> None:
+def test_a_pause_without_an_end_needs_action_and_one_with_an_end_passes() -> None:
     assert why(paused_at=NOW) == [Reason(Why.PAUSED, needs_action=True), Reason(Why.QUEUED)]
     end = NOW + timedelta(minutes=5)
     assert why(paused_at=NOW, paused_until=end) == [Reason(Why.PAUSED), Reason(Why.QUEUED)]
@@ -93,7 +93,7 @@ def test_no_worker_is_one_thing_and_none_that_knows_the_task_another() -> None:
     assert words(serving=2, knowing=1) == ["queued"]
 
 
-def test_what_must_be_mended_comes_before_what_passes() -> None:
+def test_what_needs_action_comes_before_what_passes() -> None:
     found = why(**LATER, paused_at=NOW, **UNSERVED)
     assert [each.why for each in found] == ["paused", "unserved", "scheduled"]
     end = NOW + timedelta(hours=2)
@@ -105,7 +105,7 @@ def test_what_must_be_mended_comes_before_what_passes() -> None:
     ]
 
 
-def test_a_retry_is_told_from_what_was_never_tried_or_was_given_back() -> None:
+def test_a_retry_is_reported_apart_from_what_was_never_tried_or_was_given_back() -> None:
     assert words(**LATER) == ["scheduled"]
     assert words(**LATER, claimed_before=True) == ["scheduled"]
     assert words(**LATER, claimed_before=True, error_type="ValueError") == ["retry"]
@@ -117,7 +117,7 @@ def test_what_was_put_aside_waits_for_its_task_and_not_for_its_time() -> None:
     assert words(**aside) == ["scheduled"]
 
 
-def test_a_suspect_waits_in_the_slow_lane_and_perhaps_for_its_time() -> None:
+def test_a_suspect_waits_in_the_quarantine_and_perhaps_for_its_time() -> None:
     due = LATER | {"due_in_s": -1.0, "crashes": 1, "ahead": 0}
     assert words(**due) == ["suspect"]
     lost = {"claimed_before": True, "error_type": "WorkerLost", "crashes": 2}

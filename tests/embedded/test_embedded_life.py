@@ -205,7 +205,7 @@ def test_close_can_wait(home, start):
     assert gone(home)
 
 
-def test_close_waits_no_longer_than_told_for_other_users(home, start):
+def test_close_waits_no_longer_than_requested_for_other_users(home, start):
     one, two = start(), start()
     one.close(wait_s=0.05)
     assert not gone(home)
@@ -228,7 +228,7 @@ async def test_keep_until_stop(home):
     assert not embedded.stop(home)
 
 
-def test_a_keeper_obeys_a_shutdown_of_the_machine(home):
+def test_a_guard_obeys_a_shutdown_of_the_machine(home):
     embedded.keep(home).close()
     (holder,) = (p for p, line in processes(home).items() if b"\0keep\0" in line)
     os.kill(holder, 15)

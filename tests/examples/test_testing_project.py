@@ -92,7 +92,7 @@ def test_a_dsn_can_stand_in_the_configuration(project: Path) -> None:
     assert "taskd_test_dsn: its scheme is 'mysql'; taskd supports only postgresql://" in told
 
 
-def test_a_server_that_cannot_be_reached_is_told_in_a_line(project: Path) -> None:
+def test_a_server_that_cannot_be_reached_is_reported_in_a_line(project: Path) -> None:
     told = pytest_in(project, "-q", dsn="postgresql://nobody@127.0.0.1:1/postgres", code=1)
     assert "no database for tests with taskd: PostgreSQL cannot be reached" in told
     assert "Traceback" not in told
@@ -139,7 +139,7 @@ def test_the_error_of_a_handler_is_shown_with_the_line_that_raised_it(
         assert line in told, told
 
 
-def test_what_a_test_asks_wrongly_is_told_at_its_own_line(project: Path, server: Any) -> None:
+def test_what_a_test_asks_wrongly_is_reported_at_its_own_line(project: Path, server: Any) -> None:
     (project / "test_shop.py").write_text(
         "from shop.jobs import charge\n\n\n"
         "def test_no_task(taskd_db):\n"

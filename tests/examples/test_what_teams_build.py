@@ -152,7 +152,7 @@ async def test_events_of_a_busy_api_are_stored_by_the_hundred(
     assert max(map(len, batches)) == 100
 
 
-async def test_what_is_urgent_may_be_put_before_the_others_and_the_hours_are_told(
+async def test_what_is_urgent_may_be_put_before_the_others_and_the_hours_are_reported(
     client: Client, dsn: str, sql: Any, registry: Registry
 ) -> None:
     order = []

@@ -40,7 +40,7 @@ def unseen(text: object, where: str) -> None:
 @given(secret=secrets.map(lambda text: text[:5000]), retells=st.booleans())
 @example(f"{CANARY} a'b\"c\\d\n{CANARY}", True)
 @example(CANARY, False)
-def test_a_secret_is_nowhere_whatever_kind_of_handler_tells_it(
+def test_a_secret_is_nowhere_whatever_kind_of_handler_shows_it(
     live: Live, secret: str, retells: bool
 ) -> None:
     live.clear()

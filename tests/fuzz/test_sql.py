@@ -306,7 +306,7 @@ KEY_OF = "SELECT taskd.limit_key(taskd.limit_values($1::text::jsonb, $2::text[],
 @example({"a": "[1.0]"}, None, ("a",))
 @example({"a": "1e400"}, None, ("a",))
 @example({"a": "0.10000000000000000001"}, None, ("a",))
-def test_a_limit_has_one_key_through_both_doors(
+def test_a_limit_has_one_key_in_python_and_sql(
     ground: Ground, args: dict[str, str], default: Any, by: tuple[str, ...]
 ) -> None:
     text = "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in args.items()) + "}"

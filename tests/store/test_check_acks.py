@@ -32,7 +32,7 @@ from tests.store.helpers import (
 )
 
 
-async def test_the_fate_of_an_ack_that_was_written_is_acked(sql, lane: Lane, me) -> None:
+async def test_the_check_of_an_ack_that_was_written_is_acked(sql, lane: Lane, me) -> None:
     batch = await running(lane, me, 6)
     plain, *others = batch
     await done(lane, plain)
@@ -61,7 +61,7 @@ async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_ne
     )
 
 
-async def test_the_fate_of_an_ack_that_was_not_written_is_running(lane: Lane, me) -> None:
+async def test_the_check_of_an_ack_that_was_not_written_is_running(lane: Lane, me) -> None:
     assert await fate(lane, await run_one(lane, me)) == "running"
 
 
@@ -75,7 +75,7 @@ async def test_without_a_history_a_written_ack_is_absent(sql, lane: Lane, me, st
     assert await fate(lane, job) == "absent"
 
 
-async def test_the_fate_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, me, other) -> None:
+async def test_the_check_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, me, other) -> None:
     job = await run_one(lane, me)
     await take_over(lane, job)
     assert await fate(lane, job) == "lost"  # waits in quarantine
@@ -88,7 +88,7 @@ async def test_the_fate_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, me
 
 
 @pytest.mark.parametrize("how", ["crashed too often", "cancel requested"])
-async def test_the_fate_of_a_job_that_rescue_ended_is_lost(sql, lane: Lane, me, how: str) -> None:
+async def test_the_check_of_a_job_that_rescue_ended_is_lost(sql, lane: Lane, me, how: str) -> None:
     job = await run_one(lane, me)
     if how == "cancel requested":
         await jobs.cancel(lane, [job.id], "by hand")
@@ -100,7 +100,7 @@ async def test_the_fate_of_a_job_that_rescue_ended_is_lost(sql, lane: Lane, me, 
 
 
 @pytest.mark.parametrize("state", [SCHEDULED, QUEUED, FAILED])
-async def test_the_fate_of_a_suspects_own_ack_is_acked(
+async def test_the_check_of_a_suspects_own_ack_is_acked(
     sql, lane: Lane, me, other, state: JobState
 ) -> None:
     # An earlier worker's crash does not make this worker's ack look lost.
@@ -111,7 +111,7 @@ async def test_the_fate_of_a_suspects_own_ack_is_acked(
     assert await fate(lane, suspect) == "acked"
 
 
-async def test_the_fate_of_a_written_ack_stays_acked_when_people_move_the_job_on(
+async def test_the_check_of_a_written_ack_stays_acked_when_people_move_the_job_on(
     lane: Lane, me
 ) -> None:
     retried, cancelled = await running(lane, me, 2)

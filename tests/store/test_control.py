@@ -142,7 +142,7 @@ async def test_some_arguments_are_changed_only_in_the_form_that_they_have(
     assert (await row(sql, job_id))["args_version"] == 2
 
 
-async def test_nothing_to_change_is_said(lane: Lane) -> None:
+async def test_nothing_to_change_is_reported(lane: Lane) -> None:
     with pytest.raises(InvalidJob, match="no new value is given"):
         await change(lane, [1])
 

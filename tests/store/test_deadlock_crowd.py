@@ -65,7 +65,7 @@ class Crossing(Crowd):
             await each.execute("ROLLBACK")
 
 
-async def test_a_deadlock_that_nobody_tells_of_is_counted(connect: Connect) -> None:
+async def test_a_deadlock_that_nobody_shows_of_is_counted(connect: Connect) -> None:
     crowd = Crossing(connect, 1, seed=7)
     assert (await crowd.run())[:1] == ["1 deadlocks"]
     assert crowd.did["40P01"] == 0

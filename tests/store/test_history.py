@@ -279,7 +279,7 @@ async def test_acks_go_on_while_a_reader_holds_the_history_and_upkeep_waits_for_
     assert await keep_house(upkeep) == [old]
 
 
-async def test_the_historian_says_that_it_was_held_up_and_tries_again_sooner(
+async def test_the_pruner_reports_that_it_was_blocked_and_tries_again_sooner(
     sql, database: Database, connect: Connect
 ) -> None:
     old = await make_leaf(sql, -1)

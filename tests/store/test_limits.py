@@ -39,7 +39,7 @@ async def test_a_limited_job_is_never_queued_before_it_is_admitted(
     assert await queued(sql) == born[:2]
 
 
-async def test_what_is_parked_is_not_looked_at_again(lane: Lane, sql: Any) -> None:
+async def test_what_is_parked_is_not_checked_again(lane: Lane, sql: Any) -> None:
     await lined_up(lane, Limit(concurrency=1), *["x"] * 5)
     assert (await jobs.next_due(lane)).gate_s is None
     assert await limits.admit(lane, 100) == (0, {})
@@ -90,7 +90,7 @@ async def test_every_way_out_of_running_gives_the_place_back(
     assert await queued(sql) == [second]
 
 
-async def test_a_job_that_is_given_back_comes_to_the_gate_and_not_into_the_queue(
+async def test_a_job_that_is_given_back_goes_through_admission_and_not_into_the_queue(
     lane: Lane, sql: Any, me: int
 ) -> None:
     _, job, [first, second] = await one_runs(lane, me, "x", "x")

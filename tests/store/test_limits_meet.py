@@ -31,7 +31,7 @@ async def admit(lane: Lane, me: int) -> dict[int, Any]:
     return {job.id: job for job in await jobs.claim(lane, me, "q", 10)}
 
 
-async def test_a_limited_job_that_waits_for_another_comes_to_the_gate_after_it(
+async def test_a_limited_job_that_waits_for_another_goes_through_admission_after_it(
     lane: Lane, sql: Any, me: int
 ) -> None:
     task = await publish(lane, Limit(concurrency=1))
@@ -161,7 +161,7 @@ async def test_a_limited_job_expires_and_gives_its_place_back(
     assert await queued(sql) == [stays]
 
 
-async def test_a_job_of_a_task_that_is_resumed_comes_to_its_gate(
+async def test_a_job_of_a_task_that_is_resumed_goes_through_admission(
     lane: Lane, sql: Any, me: int
 ) -> None:
     task = await publish(lane, Limit(concurrency=1))

@@ -103,7 +103,7 @@ async def test_a_worker_that_gives_way_leaves_the_mark_of_another(
 
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("max_depth", [None, 9])
-async def test_a_withdrawal_of_nobodys_takes_back_whosever_mark_it_is(
+async def test_a_clear_without_a_worker_clears_any_mark(
     lane: Lane, sql: Any, max_depth: int | None
 ) -> None:
     await limit_depth(lane, max_depth)

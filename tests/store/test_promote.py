@@ -65,7 +65,7 @@ async def test_a_job_being_cancelled_is_stepped_over(sql, lane: Lane, connect: C
     assert await state_of(sql, job_id) == "cancelled"
 
 
-async def test_next_due_tells_plain_jobs_and_suspects_apart(sql, lane: Lane, me) -> None:
+async def test_next_due_shows_plain_jobs_and_suspects_apart(sql, lane: Lane, me) -> None:
     assert await jobs.next_due(lane) == (None, None, None, [])
     job = await run_one(lane, me)
     await enqueue(lane)  # queued: no timer needs to wait for it

@@ -192,7 +192,7 @@ async def test_blocked_jobs_count_as_deep(lane: Lane, sql: Any) -> None:
         await enqueue(lane, 1)
 
 
-async def test_the_sweep_says_when_depths_are_to_be_counted(lane: Lane, me: int) -> None:
+async def test_the_rescuer_says_when_depths_are_to_be_counted(lane: Lane, me: int) -> None:
     assert not (await workers.check_upkeep(lane, incarnation(me), 30.0)).uncounted
     await allow(lane, max_depth=2)
     assert (await workers.check_upkeep(lane, incarnation(me), 30.0)).uncounted

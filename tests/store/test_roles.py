@@ -257,7 +257,7 @@ async def test_what_a_producer_may_do_it_can(as_: As, sql: Any) -> None:
     ]
 
 
-async def test_a_producer_goes_by_the_unique_rule_of_a_task(as_: As, sql: Any) -> None:
+async def test_a_producer_follows_the_unique_rule_of_a_task(as_: As, sql: Any) -> None:
     producer = await as_("producer")
     rule = Unique(by=("a",), version_by="b").rule({"b": 1})
     await sql.execute(
@@ -344,7 +344,7 @@ async def test_the_other_roles_are_refused_what_they_do_not_need(
     assert await rows() == before
 
 
-async def test_statistics_tell_no_arguments(as_: As, sql: Any, rows: Any) -> None:
+async def test_statistics_show_no_arguments(as_: As, sql: Any, rows: Any) -> None:
     await sql.execute("ANALYZE taskd.job")
     seen = "SELECT count(*) FROM pg_stats WHERE tablename = 'job' AND attname = 'args'"
     assert await sql.fetchval(seen) == 1

@@ -191,7 +191,7 @@ async def test_a_query_makes_a_job_for_each_of_its_rows(sql: Any, lane: Lane) ->
     }
 
 
-async def test_a_full_queue_refuses_the_jobs_of_a_tick_and_tells_it(sql: Any, lane: Lane) -> None:
+async def test_a_full_queue_refuses_the_jobs_of_a_tick_and_shows_it(sql: Any, lane: Lane) -> None:
     await sql.execute("INSERT INTO taskd.queue (name, max_depth) VALUES ('q', 3)")
     await make(
         lane, nightly("many", query="SELECT n AS b FROM generate_series(1, 4) AS n"),

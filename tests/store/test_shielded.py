@@ -204,7 +204,7 @@ async def one_that_was_cancelled_once_may_go_on_with_other_work() -> None:
 @pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 @pytest.mark.parametrize("kind", [asyncio, uvloop], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("tell", STORIES, ids=lambda tell: tell.__name__)
-def test_work_comes_to_its_end(tell: Story, kind: Any, debug: bool) -> None:
+def test_work_runs_to_its_end(tell: Story, kind: Any, debug: bool) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(30):
             await tell()

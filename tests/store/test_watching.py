@@ -67,7 +67,7 @@ class Tail:
         return [(each.event, each.job_id) for each in self.reporter.report(rows, changes, poll.now)]
 
 
-async def test_a_tail_tells_each_event_once(lane, sql):
+async def test_a_tail_shows_each_event_once(lane, sql):
     await sql.execute(WORKER)
     [old] = await enqueue(sql)
     tail = Tail(lane)
@@ -215,7 +215,7 @@ async def test_the_past_is_read_by_its_filters(lane, sql):
     assert len(await watching.since(lane, 60, None, None, 1)) == 1
 
 
-async def test_a_database_without_jobs_has_nothing_to_tell(lane):
+async def test_a_database_without_jobs_has_nothing_to_report(lane):
     seen = await watching.state(lane, None)
     assert (seen.queues, seen.workers, seen.running, seen.limits, seen.born) == ([], [], [], [], {})
     poll = await watching.poll(lane, None, [])

@@ -24,7 +24,7 @@ SHORT = (
 )
 
 
-def test_every_statement_of_a_worker_is_struck_or_told_why_not() -> None:
+def test_every_statement_of_a_worker_is_struck_or_listed_with_a_reason() -> None:
     assert left_out() == set(), "give it a scene in tests/system/points_list.py, or a reason"
 
 

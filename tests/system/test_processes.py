@@ -216,7 +216,7 @@ async def test_a_child_that_is_killed_during_the_drain_counts_as_abandoned(famil
     ],
     ids=["app", "file", "connections", "database"],
 )
-async def test_what_keeps_one_from_starting_is_said_once_and_ends_all(
+async def test_what_keeps_one_from_starting_is_reported_once_and_ends_all(
     family: Family, args: list[str], settings: dict[str, Any], why: str
 ) -> None:
     parent = await asyncio.create_subprocess_exec(
@@ -320,7 +320,7 @@ async def test_a_parent_that_ends_before_a_child_is_ready_leaves_nothing(
     assert not family.of("worker.stopped")
 
 
-async def test_a_first_child_that_is_killed_before_it_is_ready_is_told(family: Family) -> None:
+async def test_a_first_child_that_is_killed_before_it_is_ready_is_reported(family: Family) -> None:
     (family.home / "stop_app.py").write_text("import os; os.kill(os.getpid(), 9)")
     parent = await family.start(ready=0)
     assert await family.end(parent) == 1

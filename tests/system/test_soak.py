@@ -189,7 +189,7 @@ RIGHT = {
         ({"runs": 106}, ["106 attempts ran, and 105 are written"]),
     ],
 )
-def test_a_job_that_is_lost_stuck_or_run_twice_is_told(
+def test_a_job_that_is_lost_stuck_or_run_twice_is_reported(
     planted: dict[str, int], said: list[str]
 ) -> None:
     assert lost(RIGHT | planted) == said

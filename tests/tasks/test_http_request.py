@@ -375,7 +375,7 @@ def test_a_setting_that_cannot_be_used_shows_at_the_start(settings: Any, says: s
     assert "s3cret" not in str(told.value)
 
 
-def test_a_missing_library_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(ConfigError, match=r"pip install 'pgtaskd\[http\]'"):
         tasks.built_in(Settings(http_hosts=("*",)))

@@ -280,7 +280,9 @@ async def test_the_last_attempt_serves_whom_it_can(
         await send(mailer, ctx, to=BOB)
 
 
-async def test_what_is_said_about_us_does_not_fail_the_mail(server: Server, mailer: Mailer) -> None:
+async def test_what_is_reported_about_us_does_not_fail_the_mail(
+    server: Server, mailer: Mailer
+) -> None:
     server.answers["MAIL"] = ["530 5.7.0 authentication required"]
     with pytest.raises(MailDeferred, match="530"):
         await send(mailer)

@@ -44,7 +44,7 @@ async def test_a_job_is_found_by_some_of_its_arguments_or_by_all(
     assert db.enqueued("other") == []
 
 
-async def test_the_difference_is_told_argument_by_argument(
+async def test_the_difference_is_reported_argument_by_argument(
     db: TaskdDB, client: Client, send: Any, other: Any
 ) -> None:
     first = await client.enqueue(send.job(to="ada", month=MONTH))
@@ -72,7 +72,7 @@ async def test_an_argument_of_a_task_by_name_may_be_absent(
         db.assert_enqueued("send", copies=1)
 
 
-async def test_what_waits_instead_is_told(
+async def test_what_waits_instead_is_reported(
     db: TaskdDB, client: Client, send: Any, other: Any
 ) -> None:
     with pytest.raises(AssertionError, match=r"No job waits\. .* once its transaction"):
@@ -82,14 +82,16 @@ async def test_what_waits_instead_is_told(
         db.assert_enqueued(send)
 
 
-async def test_a_job_that_has_run_already_is_told(db: TaskdDB, client: Client, send: Any) -> None:
+async def test_a_job_that_has_run_already_is_reported(
+    db: TaskdDB, client: Client, send: Any
+) -> None:
     job_id = await client.enqueue(send.job(to="ada", month=MONTH))
     await db.run_all()
     with pytest.raises(AssertionError, match=rf"does not wait any more: job {job_id} send.*done"):
         db.assert_enqueued(send, to="ada")
 
 
-async def test_a_job_that_should_not_be_there_is_told(
+async def test_a_job_that_should_not_be_there_is_reported(
     db: TaskdDB, client: Client, send: Any
 ) -> None:
     job_id = await client.enqueue(send.job(to="ada", month=MONTH).after(60))

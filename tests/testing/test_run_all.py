@@ -64,7 +64,7 @@ async def test_what_a_handler_enqueues_runs_too_in_whatever_queue(
     assert [(row.task, row.queue) for row in ran] == [("parent", "a"), ("child", "of_no_task")]
 
 
-async def test_each_outcome_is_told(db: TaskdDB, client: Client, task: Any) -> None:
+async def test_each_outcome_is_reported(db: TaskdDB, client: Client, task: Any) -> None:
     @task(backoff=Fixed(30))
     async def end(how: str) -> str:
         match how:
@@ -120,7 +120,7 @@ async def test_check_raises_errors_but_not_what_a_handler_decides(
     assert str(told.value).count("return 1 / by") == 1
 
 
-async def test_a_job_that_does_not_fit_its_task_is_told_by_check(
+async def test_a_job_that_does_not_fit_its_task_is_reported_by_check(
     db: TaskdDB, client: Client, task: Any
 ) -> None:
     @task(max_attempts=1)
@@ -306,7 +306,7 @@ def test_a_test_without_a_loop_runs_jobs_as_well(db: TaskdDB, dsn: str, task: An
     client.close_sync()
 
 
-def test_a_job_that_does_not_exist_is_told(db: TaskdDB) -> None:
+def test_a_job_that_does_not_exist_is_reported(db: TaskdDB) -> None:
     with pytest.raises(JobNotFound, match="no job 5"):
         db.job(5)
 

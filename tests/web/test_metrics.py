@@ -157,7 +157,7 @@ def test_odd_names_of_tasks_are_written_so_that_they_can_be_read() -> None:
 # Metrics of the database.
 
 
-async def test_the_database_tells_what_waits_and_what_is_wrong(
+async def test_the_database_shows_what_waits_and_what_is_wrong(
     desk: Desk, serve: Serve, sql: Any, other: Any
 ) -> None:
     @desk.task(queue="email")

@@ -43,7 +43,7 @@ def test_what_takes_a_while_leaves_room_for_whoever_comes() -> None:
     assert VIEWERS_MAX < PAGES_MAX
 
 
-async def test_a_flood_of_pages_is_told_to_come_back_and_probes_are_answered(
+async def test_a_flood_of_pages_is_asked_to_come_back_and_probes_are_answered(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = web_server.CONNECTIONS_MAX + 40

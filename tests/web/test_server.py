@@ -208,7 +208,7 @@ async def test_nonsense_and_heads_that_are_too_long_are_refused(sent: bytes) -> 
         assert (await get(server)).status_code == 200
 
 
-async def test_a_body_that_is_too_large_is_refused_whether_or_not_its_length_was_told() -> None:
+async def test_a_body_that_is_too_large_is_refused_whether_or_not_its_length_was_given() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(web_app.BODY_BYTES_MAX // 1000 + 2):
             yield b"x" * 1000

@@ -90,7 +90,7 @@ def test_values_of_labels_exist_and_brackets_close(where: str, expression: str) 
         assert METRICS[metric_of(name)].kind == "gauge", f"{name} grows: ask for its rate"
 
 
-def test_what_a_rule_waits_for_is_told_before_it_happens() -> None:
+def test_what_a_rule_waits_for_is_reported_before_it_happens() -> None:
     named = {
         event
         for rule in rules()

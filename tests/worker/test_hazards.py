@@ -30,7 +30,7 @@ from tests.worker.conftest import Desk, until
 HERE = Path(__file__).parent
 NOW = Fixed(0.01)
 
-MIX = "test_hostile.test_the_hostile_mix_is_settled_once_and_harms_nobody"
+MIX = "test_hostile.test_the_hostile_mix_ends_once_and_harms_no_other_job"
 TEXTS = "test_hostile.test_what_a_refused_text_would_be_is_described"
 
 # Row of the reliability study, its hazard, and the test that covers it: module and test.

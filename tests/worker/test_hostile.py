@@ -202,7 +202,7 @@ def leaks_in_a_thread() -> None:
     leak.set("dirty")
 
 
-async def test_the_hostile_mix_is_settled_once_and_harms_nobody(desk: Desk) -> None:
+async def test_the_hostile_mix_ends_once_and_harms_no_other_job(desk: Desk) -> None:
     dirty: list[str] = []
 
     @desk.task()

@@ -51,7 +51,7 @@ async def test_a_worker_that_fences_itself_says_so_of_each_attempt(desk: Desk) -
     assert (said["job_id"], said["why"]) == (job_id, "fence")
 
 
-async def test_one_that_is_left_behind_is_told_as_well_and_comes_back_later(desk: Desk) -> None:
+async def test_one_that_is_abandoned_is_reported_as_well_and_comes_back_later(desk: Desk) -> None:
     begun, end = asyncio.Event(), asyncio.Event()
 
     @desk.task()

@@ -569,7 +569,7 @@ async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back
 
 
 @pytest.mark.parametrize("keep", [KeepLogs.ALL, KeepLogs.FAILED])
-async def test_what_is_said_after_the_end_is_never_written(
+async def test_what_is_reported_after_the_end_is_never_written(
     desk: Desk,
     keeper: log_writer.LogWriter,
     each_time: None,

@@ -84,7 +84,7 @@ async def test_a_process_that_dies_is_one_failed_attempt_and_is_replaced(
     assert added["state"] == "done"
 
 
-async def test_a_process_that_hangs_up_and_stays_is_killed_and_that_is_said(
+async def test_a_process_that_hangs_up_and_stays_is_killed_and_that_is_reported(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_pool, "CLOSED_S", 0.1)
@@ -95,7 +95,7 @@ async def test_a_process_that_hangs_up_and_stays_is_killed_and_that_is_said(
     assert row["reason"].endswith("closed its connection to the worker during the attempt")
 
 
-async def test_a_handler_is_told_that_its_time_is_over(desk: Desk, tmp_path: Path) -> None:
+async def test_a_handler_learns_that_its_time_is_over(desk: Desk, tmp_path: Path) -> None:
     note = tmp_path / "note"
     ids = await desk.enqueue(app.sleeps.options(timeout_s=0.2).job(60, str(note)))
     await desk.start(app.REGISTRY, process_slots=1, cancel_s=30.0)
@@ -139,7 +139,7 @@ async def test_who_ignores_that_is_killed_with_all_it_has_started(
     assert worker.worker.report.abandoned == 0
 
 
-async def test_a_cancelled_job_is_told_to_stop(desk: Desk, tmp_path: Path) -> None:
+async def test_a_cancelled_job_is_asked_to_stop(desk: Desk, tmp_path: Path) -> None:
     from taskd.store.jobs import jobs
 
     note = tmp_path / "note"
@@ -214,7 +214,7 @@ async def test_a_job_that_a_silent_process_has_may_have_begun(
     assert json.loads(row["result"])["pid"] != pid
 
 
-async def test_an_app_that_cannot_be_imported_there_is_said_by_the_job(
+async def test_an_app_that_cannot_be_imported_there_is_reported_by_the_job(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_app.py").write_text("raise RuntimeError('only for workers')")

@@ -153,7 +153,7 @@ async def test_at_rest_a_late_tick_is_no_blocked_loop_and_a_first_job_that_block
     assert look_after(0.1) == 2
 
 
-async def test_orphans_are_rescued_by_the_next_sweep(desk: Desk) -> None:
+async def test_orphans_are_rescued_by_the_next_rescue(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 

@@ -36,7 +36,9 @@ def well(desk: Desk) -> None:
         assert desk.heard.of(name) == [], name
 
 
-async def test_jobs_of_every_door_run(office: Desk, producer: Client, logins: Logins) -> None:
+async def test_jobs_of_every_way_to_enqueue_run(
+    office: Desk, producer: Client, logins: Logins
+) -> None:
     @office.task()
     async def greet(name: str) -> str:
         return name

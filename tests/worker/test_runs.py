@@ -296,7 +296,7 @@ async def test_odd_results_do_not_undo_the_work(desk: Desk) -> None:
     assert not desk.heard.of("job.outcome_refused")
 
 
-async def test_a_job_is_said_to_be_done_once(desk: Desk) -> None:
+async def test_a_job_is_reported_to_be_done_once(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...
 

@@ -109,7 +109,7 @@ async def test_a_query_is_run_apart_and_does_not_hold_up_other_ticks(desk: Desk)
     assert desk.heard.of("schedule.fired", schedule="slow")[0]["jobs"] == 3
 
 
-async def test_what_goes_wrong_with_a_tick_is_told(desk: Desk) -> None:
+async def test_what_goes_wrong_with_a_tick_is_reported(desk: Desk) -> None:
     @desk.task()
     async def tidy(a: int = 0) -> None: ...
 

@@ -76,7 +76,7 @@ def test_without_a_supervisor_nothing_happens(address: str) -> None:
     notify.tick(Status("email"))
 
 
-def test_what_a_full_queue_refuses_is_said_later_and_never_waited_for(
+def test_what_a_full_queue_refuses_is_reported_later_and_never_waited_for(
     supervisor: Supervisor, notify: Notify
 ) -> None:
     began = time.monotonic()
@@ -116,7 +116,7 @@ def test_the_status_is_for_people() -> None:
     assert Status.total([]) == Status()
 
 
-async def test_the_watchdog_is_told_that_the_loop_ticks_whatever_the_database_does(
+async def test_the_watchdog_learns_that_the_loop_ticks_whatever_the_database_does(
     supervisor: Supervisor, notify: Notify
 ) -> None:
     lease = Lease(30)
@@ -132,7 +132,7 @@ async def test_the_watchdog_is_told_that_the_loop_ticks_whatever_the_database_do
     assert "EXTEND_TIMEOUT_USEC" not in said
 
 
-async def test_a_status_is_said_when_it_changes_about_once_a_second(
+async def test_a_status_is_reported_when_it_changes_about_once_a_second(
     supervisor: Supervisor, notify: Notify
 ) -> None:
     for number in range(30):

@@ -82,7 +82,7 @@ async def test_a_task_name_in_a_row_is_never_imported(
 # What the log says.
 
 
-async def test_no_line_of_taskds_own_tells_arguments_results_or_passwords(
+async def test_no_line_of_taskds_own_shows_arguments_results_or_passwords(
     desk: Any, dsn: str, sql: Any, other: Any
 ) -> None:
     @desk.task()

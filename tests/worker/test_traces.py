@@ -252,7 +252,7 @@ async def test_a_schedule_begins_a_trace(desk: Desk, spans: InMemorySpanExporter
         '{"traceparent": {}}',
     ],
 )
-async def test_a_context_that_is_none_harms_nobody(
+async def test_a_context_that_is_none_harms_no_other_job(
     desk: Desk, spans: InMemorySpanExporter, odd: str
 ) -> None:
     @desk.task()

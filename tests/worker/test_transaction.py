@@ -126,7 +126,7 @@ async def test_nothing_of_a_session_is_left_to_the_next_attempt(ledger: Desk) ->
     assert pids[0] == pids[1]
 
 
-async def test_who_ends_the_transaction_or_completes_it_is_told(ledger: Desk) -> None:
+async def test_who_ends_the_transaction_or_completes_it_is_reported(ledger: Desk) -> None:
     @ledger.task(transaction=True, max_attempts=1)
     async def commits(ctx: Any) -> None:
         await ctx.conn.execute("COMMIT")
@@ -336,7 +336,7 @@ async def test_a_stop_and_a_cancellation_roll_back(ledger: Desk) -> None:
     await until(lambda: ledger.sql.fetchval("SELECT count(*) = 0 FROM ledger"))
 
 
-def test_what_a_transaction_needs_is_said_at_the_definition() -> None:
+def test_what_a_transaction_needs_is_reported_at_the_definition() -> None:
     async def without(amount: int) -> None: ...
 
     def plain(ctx: Any) -> None: ...

@@ -596,7 +596,7 @@ async def test_it_goes_on_while_all_its_connections_are_cut(desk: Desk) -> None:
     assert not desk.heard.of("service.crashed")
 
 
-async def test_more_connections_than_the_server_allows_are_refused_and_more_than_it_has_are_told(
+async def test_too_many_connections_are_refused_and_too_few_free_ones_are_reported(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task()

@@ -236,7 +236,7 @@ async def test_a_server_that_turns_read_only_is_an_outage() -> None:
     assert outcome.figures["fenced"] == 0
 
 
-async def test_a_mark_that_was_made_just_before_a_failover_stands_in_nobodys_way() -> None:
+async def test_a_mark_that_was_made_just_before_a_failover_blocks_nothing() -> None:
     """A sequence that is not logged could not be read any more: `bad magic number`."""
     assert await marked_just_before() == ["q", "another"]
 

@@ -165,7 +165,7 @@ async def test_a_worker_works_through_a_pooler_that_refuses_settings() -> None:
     assert outcome.figures["crashes"] == outcome.figures["listening"] == 0
 
 
-async def test_a_direct_listen_dsn_rings_behind_a_pooler() -> None:
+async def test_a_direct_listen_dsn_notifies_behind_a_pooler() -> None:
     outcome = await pooler(listens=True, burst=500, load=100, looks=3)
     print(outcome)
     outcome.verdict.require()

@@ -209,7 +209,7 @@ async def test_two_dashboards_of_one_host_have_cookies_of_their_own(serve):
         assert (await browser.get("/")).status_code == 200
 
 
-async def test_a_form_that_is_too_large_is_told_so(serve, guarded):
+async def test_a_form_that_is_too_large_is_reported_so(serve, guarded):
     large = {"reason": "x" * BODY_BYTES_MAX, "csrf": await guarded.csrf()}
     for path in ("/jobs/1/cancel", "/login"):
         answer = await guarded.post(path, data=large)

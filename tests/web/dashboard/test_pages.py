@@ -76,7 +76,7 @@ async def test_every_page_of_a_busy_database_is_shown(anybody, sql):
     assert f'href="/jobs/{ids["merge"]}"' in graph
 
 
-async def test_a_job_tells_its_whole_story(anybody, sql):
+async def test_a_job_shows_its_whole_story(anybody, sql):
     ids = await busy_database.live(sql)
     text = await ok(anybody, f"/jobs/{ids['retrying']}")
     assert "Attempt 3 of 5 failed; the next one is due" in text
@@ -359,7 +359,7 @@ async def test_pages_are_live_for_all_who_look_by_one_reading(serve, sql):
     assert not live._viewers
 
 
-async def test_whoever_watches_a_job_is_told_that_it_changed(serve, sql):
+async def test_whoever_watches_a_job_learns_that_it_changed(serve, sql):
     job_id = await enqueue(sql)
     site = await serve()
     async with (
@@ -381,7 +381,7 @@ async def test_whoever_watches_a_job_is_told_that_it_changed(serve, sql):
         assert changed
 
 
-async def test_a_job_that_went_on_before_its_page_was_followed_is_told_to_have_changed(serve, sql):
+async def test_a_job_that_went_on_before_its_page_was_followed_is_asked_to_have_changed(serve, sql):
     job_id = await enqueue(sql)
     site = await serve()
     async with site.browser() as browser:
@@ -422,7 +422,7 @@ async def test_a_database_that_is_gone_is_a_page_and_no_more(serve):
         assert "PostgreSQL does not answer" in text
 
 
-async def test_a_schema_that_is_missing_is_said(serve, empty_dsn):
+async def test_a_schema_that_is_missing_is_reported(serve, empty_dsn):
     site = await serve(as_=empty_dsn)
     async with site.browser() as browser:
         assert "taskd db migrate" in await ok(browser, "/", 503)

@@ -76,7 +76,7 @@ def test_of_many_parts_the_first_are_drawn():
     assert (len(made.boxes), made.left_out) == (200, 100)
 
 
-def test_a_story_tells_attempts_that_are_not_kept():
+def test_a_story_shows_attempts_that_are_not_kept():
     error = {"type": "E", "message": "m", "started": "2026-11-22T02:00:00+00:00", "ended": None}
     job = {
         "enqueued_at": NOW, "schedule": None, "run_at": NOW,
