@@ -1,6 +1,7 @@
 """The producer API: tasks that enqueue themselves, the client, and where the database is.
 
-A name is imported when it is first used: who declares tasks needs no driver of PostgreSQL.
+A name is imported when it is first used: a module that only declares tasks needs no PostgreSQL
+driver.
 """
 
 from importlib import import_module
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from taskd.client.client import Client
-    from taskd.client.database_location import Target, open_target
+    from taskd.client.connecting.database_location import Target, open_target
     from taskd.client.default import (
         aclose_default,
         configure,
@@ -32,13 +33,13 @@ __all__ = [
 
 _HOME = {
     "Client": "client",
-    "Target": "database_location",
+    "Target": "connecting.database_location",
     "Task": "tasks",
     "WithOptions": "tasks",
     "aclose_default": "default",
     "configure": "default",
     "default_client": "default",
-    "open_target": "database_location",
+    "open_target": "connecting.database_location",
     "set_default_client": "default",
     "task": "tasks",
 }

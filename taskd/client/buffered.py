@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Self
 
 from taskd.client import traces
-from taskd.client.database_location import Target
+from taskd.client.connecting.database_location import Target
 from taskd.client.enqueueing import BATCH_CHARACTERS, BATCH_JOBS, BuiltIns, insert_jobs
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued

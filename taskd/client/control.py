@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Unpack
 
 from taskd.client import job_changes
-from taskd.client.connections import ClientConnections
+from taskd.client.connecting.connections import ClientConnections
 from taskd.client.schedules import Schedules
 from taskd.core.jobs.failure import clean_reason
 from taskd.core.jobs.job import JobState, check_queue

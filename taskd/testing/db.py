@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Coroutine
 from typing import Any
 
-from taskd.client.background_loop import BackgroundLoop
+from taskd.client.connecting.background_loop import BackgroundLoop
 from taskd.core.jobs.job import JobState
 from taskd.core.tasks import registry as registries
 from taskd.core.tasks.registry import Registry

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from taskd.client.background_loop import BackgroundLoop
+    from taskd.client.connecting.background_loop import BackgroundLoop
     from taskd.testing.db import TaskdDB
     from taskd.testing.server import Server
 
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def taskd_background() -> Iterator[BackgroundLoop]:
     """The loop on which the databases are made and queried."""
-    from taskd.client.background_loop import BackgroundLoop
+    from taskd.client.connecting.background_loop import BackgroundLoop
 
     loop = BackgroundLoop()
     yield loop

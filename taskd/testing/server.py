@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from taskd.client.background_loop import BackgroundLoop
+from taskd.client.connecting.background_loop import BackgroundLoop
 from taskd.store.connections.database import Database
 from taskd.store.reading.testing import Databases
 from taskd.store.schema import migrations

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskd.client import Client, Task
-from taskd.client.background_loop import BackgroundLoop
+from taskd.client.connecting.background_loop import BackgroundLoop
 from taskd.core.tasks.registry import Registry
 from taskd.testing import TaskdDB
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from taskd import config
-from taskd.client.background_loop import BackgroundLoop
-from taskd.client.database_location import Target, open_target
+from taskd.client.connecting.background_loop import BackgroundLoop
+from taskd.client.connecting.database_location import Target, open_target
 from taskd.client.enqueueing import BuiltIns, no_built_ins
 from taskd.client.results import ResultWaiter
 from taskd.config import Settings
