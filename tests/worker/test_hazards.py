@@ -154,11 +154,11 @@ async def test_a_loop_that_is_blocked_again_and_again_does_not_fill_the_log(
         pulse.ticked = clock
         for _ in range(10):
             clock += 0.05
-            looking.look()
+            looking.check()
         for _ in range(10):
             clock += 0.05
             pulse.ticked = clock
-            looking.look()
+            looking.check()
     said = desk.heard.of("loop.blocked")
     assert 5 <= len(said) <= 8
     assert sum(had["suppressed"] for had in said) + len(said) <= 60

@@ -81,7 +81,7 @@ async def test_one_that_is_abandoned_is_reported_as_well_and_comes_back_later(de
 def test_interruptions_are_counted_by_why(why: str) -> None:
     counting = Counters(["q"])
     said = {"job_id": 1, "task": "t", "queue": "q", "attempt": 1, "duration_ms": 1500.0}
-    counting.heard("job.interrupted", said | {"why": why, "delay_s": 0.0})
+    counting.on_event("job.interrupted", said | {"why": why, "delay_s": 0.0})
     [of_task] = counting.counted.tasks
     assert counting.counted.interruptions == {why: 1}
     assert (of_task.outcomes, of_task.done) == ({"interrupted": 1}, 0)

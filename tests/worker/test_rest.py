@@ -31,7 +31,7 @@ async def resting(worker: Started) -> None:
     """Wait until the timer and the loop monitor rest."""
     looking = worker.worker._lease_thread._monitor
     await until(lambda: worker.worker._pulse.resting)
-    await until(lambda: time.monotonic() - looking._looked > 0.3)
+    await until(lambda: time.monotonic() - looking._checked > 0.3)
 
 
 def statements(worker: Started) -> list[str]:
@@ -135,7 +135,7 @@ async def test_at_rest_a_late_tick_is_no_blocked_loop_and_a_first_job_that_block
     def look_after(passed_s: float) -> int:
         nonlocal clock
         clock += passed_s
-        looking.look()
+        looking.check()
         return len(desk.heard.of("loop.blocked"))
 
     pulse.rest()

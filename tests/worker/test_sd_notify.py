@@ -205,7 +205,7 @@ async def test_a_parent_knows_who_speaks() -> None:
     ear = NotifySocket()
     notify = Notify(ear.address)
     notify.ready()
-    assert list(ear.heard()) == [(os.getpid(), {"READY": "1"})]
-    assert not list(ear.heard())
+    assert list(ear.received()) == [(os.getpid(), {"READY": "1"})]
+    assert not list(ear.received())
     notify.close()
     ear.close()
