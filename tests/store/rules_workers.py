@@ -49,9 +49,9 @@ class Workers(Attempts):
             if known:
                 self.oracle.workers[worker] = "dead"
         else:
-            buried = self.do(workers.declare_dead(self.on, [worker], proved=what == "prove"))
+            declared_dead = self.do(workers.declare_dead(self.on, [worker], proved=what == "prove"))
             dies = known and (what == "prove" or was == "lapsed")
-            assert bool(buried) == dies
+            assert bool(declared_dead) == dies
             if dies:
                 self.oracle.workers[worker] = "dead"
 

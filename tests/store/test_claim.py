@@ -124,7 +124,7 @@ async def test_a_job_that_was_claimed_and_given_back_meanwhile_comes_with_its_ow
     assert (again.id, again.fence, again.attempt) == (job.id, 2, 1)
 
 
-@pytest.mark.parametrize("how", ["buried", "expired", "retired", "unknown"])
+@pytest.mark.parametrize("how", ["declared_dead", "expired", "retired", "unknown"])
 async def test_a_worker_that_is_no_more_claims_nothing(sql, lane: Lane, how: str) -> None:
     worker = await new_worker(lane)
     [plain] = await enqueue(lane)
@@ -133,7 +133,7 @@ async def test_a_worker_that_is_no_more_claims_nothing(sql, lane: Lane, how: str
         "UPDATE taskd.job SET state = 'scheduled', crashes = 1 WHERE id = $1", suspect
     )
     match how:
-        case "buried":
+        case "declared_dead":
             await bury(lane, worker)
         case "expired":
             await sql.execute("UPDATE taskd.worker SET lease_until = now() - interval '1 s'")

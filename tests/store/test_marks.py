@@ -134,7 +134,7 @@ async def _serves_another(lane: Lane, _sql: Any) -> None:
     await workers.register(lane, incarnation(FIRST), 3600.0, ["other", "qq"], [])
 
 
-async def _is_buried(lane: Lane, _sql: Any) -> None:
+async def _is_declared_dead(lane: Lane, _sql: Any) -> None:
     await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], [])
     await bury(lane, FIRST)
 
@@ -153,7 +153,7 @@ async def _is_unknown(_lane: Lane, _sql: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    "prepare", [_serves_another, _is_buried, _has_retired, _is_silent, _is_unknown]
+    "prepare", [_serves_another, _is_declared_dead, _has_retired, _is_silent, _is_unknown]
 )
 async def test_a_worker_that_is_dead_or_does_not_serve_the_queue_sets_no_mark(
     lane: Lane, sql: Any, prepare: Callable[[Lane, Any], Awaitable[None]]

@@ -98,7 +98,9 @@ class Fleet:
         pid = await self._any(dice, connection)
         with suppress(ProcessLookupError):
             await self._judge.stop(pid)
-            await until(partial(_taken_over, connection, pid), START_S, self, "it was buried")
+            await until(
+                partial(_taken_over, connection, pid), START_S, self, "it was declared dead"
+            )
             await self._judge.resume(pid)
 
     async def _any(self, dice: random.Random, connection: asyncpg.Connection) -> int:

@@ -82,9 +82,9 @@ class Figures:
     repeated: int
     rescues: int
     kills: int
-    kill_to_burial_s: float | None
-    burial_to_rescue_s: float | None
-    burial_to_claim_s: float | None
+    kill_to_death_declared_s: float | None
+    death_declared_to_rescue_s: float | None
+    death_declared_to_claim_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

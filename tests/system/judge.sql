@@ -232,7 +232,7 @@ BEGIN
     ELSIF OLD.died_at IS NULL THEN
         UPDATE judge.worker SET died_at = NEW.died_at WHERE id = NEW.id;
     ELSIF NEW.died_at IS DISTINCT FROM OLD.died_at THEN
-        INSERT INTO judge.violation VALUES ('I5', 'burial', NULL, format('worker %s was dug up', NEW.id));
+        INSERT INTO judge.violation VALUES ('I5', 'revival', NULL, format('worker %s became alive again', NEW.id));
         PERFORM judge.object(1);
     END IF;
     RETURN NULL;
@@ -514,7 +514,7 @@ CREATE VIEW judge.breach AS
     WHERE NOT EXISTS (
         SELECT 1 FROM judge.pause AS p
         WHERE p.pid = o.pid AND o.started_at >= p.at
-          -- From its return to the first beat, which tells it that it was buried.
+          -- From its return to the first beat, which tells it that it was declared dead.
           AND o.until <= coalesce(p.until, 'infinity') + interval '5 seconds'
     )
       AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = o.job AND said.what = 'left behind')
@@ -642,18 +642,18 @@ CREATE VIEW judge.figures AS
          JOIN judge.claim AS before ON before.job = run.job AND before.n = run.claim_n - 1
          WHERE before.closed_as IN ('rescue', 'interrupt')
            AND EXISTS (SELECT 1 FROM judge.run AS past WHERE past.claim = before.seq)) AS repeated,
-        (SELECT max(date_part('epoch', buried.died_at - kill.at))
+        (SELECT max(date_part('epoch', declared_dead.died_at - kill.at))
          FROM judge.kill AS kill
          CROSS JOIN LATERAL (
              SELECT died_at FROM judge.worker
              WHERE worker.pid = kill.pid AND worker.registered_at <= kill.at
              ORDER BY registered_at DESC LIMIT 1
-         ) AS buried) AS kill_to_burial_s,
+         ) AS declared_dead) AS kill_to_death_declared_s,
         (SELECT max(date_part('epoch', claim.closed_at - worker.died_at))
          FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
-         WHERE claim.closed_as = 'rescue') AS burial_to_rescue_s,
+         WHERE claim.closed_as = 'rescue') AS death_declared_to_rescue_s,
         -- From when it was due, if that was later: whose worker died for the second time waits for 10 s on purpose.
         (SELECT max(date_part('epoch', next.at - greatest(worker.died_at, next.run_at)))
          FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
          JOIN judge.claim AS next ON next.job = claim.job AND next.n = claim.n + 1
-         WHERE claim.closed_as = 'rescue') AS burial_to_claim_s;
+         WHERE claim.closed_as = 'rescue') AS death_declared_to_claim_s;

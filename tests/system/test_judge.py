@@ -97,7 +97,7 @@ async def test_a_failure_that_nobody_tried_is_counted(scene: Open) -> None:
     assert (verdict.figures.failed, verdict.figures.failed_unrun) == (1, 1)
 
 
-async def test_a_wait_after_a_burial_counts_from_when_the_job_was_due(scene: Open) -> None:
+async def test_a_wait_after_a_declared_death_counts_from_when_the_job_was_due(scene: Open) -> None:
     stage = await scene()
     await stage.enqueue()
     await stage.a.begins(await stage.a.claim())
@@ -108,8 +108,8 @@ async def test_a_wait_after_a_burial_counts_from_when_the_job_was_due(scene: Ope
     await stage.rescue()
     await stage.b.claim_suspect()
     figures = (await stage.judge.check()).figures
-    assert figures.burial_to_rescue_s > 3600
-    assert 0 <= figures.burial_to_claim_s < 60
+    assert figures.death_declared_to_rescue_s > 3600
+    assert 0 <= figures.death_declared_to_claim_s < 60
 
 
 async def test_without_records_the_history_alone_is_judged(scene: Open) -> None:

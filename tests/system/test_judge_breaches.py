@@ -70,7 +70,7 @@ async def ack_of_a_job_that_waits(stage: Scene) -> None:
     )
 
 
-async def worker_dug_up(stage: Scene) -> None:
+async def worker_revived(stage: Scene) -> None:
     await stage.bury(stage.a)
     await stage.sql("UPDATE taskd.worker SET died_at = NULL WHERE id = $1", stage.a.id)
 
@@ -250,7 +250,7 @@ BREACHES = [
     (expired_before_its_time, "I3", "stale write"),
     (queued_suspect, "I3", "suspect"),
     (fence_reused, "I4", "two claims"),
-    (worker_dug_up, "I5", "burial"),
+    (worker_revived, "I5", "revival"),
     (two_runs_at_once, "I6", "overlap"),
     (run_without_a_claim, "I7", "unexplained"),
     (run_twice_under_one_claim, "I7", "unexplained"),

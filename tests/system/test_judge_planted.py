@@ -29,7 +29,7 @@ async def play_old_run_of_the_same_worker(scene: Scene) -> None:
     await scene.a.finishes(again)
 
 
-async def play_late_ack_of_a_buried_worker(scene: Scene) -> None:
+async def play_late_ack_of_a_dead_worker(scene: Scene) -> None:
     """A stalls and is declared dead; B runs the job; A returns and acks its attempt."""
     await scene.enqueue()
     stalled = await scene.a.claim()
@@ -87,7 +87,7 @@ async def play_rescue_that_looked_earlier(scene: Scene) -> None:
         await scene.b.does(await scene.b.claim_suspect())
 
 
-async def play_claim_that_commits_after_the_burial(scene: Scene) -> None:
+async def play_claim_that_commits_after_the_death(scene: Scene) -> None:
     """A's claim hangs in its transaction while A is declared dead and the first rescue finds
     nothing."""
     await scene.enqueue()
@@ -163,7 +163,7 @@ PLANTED = {
         {"I4"},
     ),
     "ack by id only": (
-        play_late_ack_of_a_buried_worker,
+        play_late_ack_of_a_dead_worker,
         planted(
             "ack_done",
             (
@@ -181,7 +181,11 @@ PLANTED = {
         ),
         {"I7"},
     ),
-    "rescue only at the burial": (play_claim_that_commits_after_the_burial, LEFT_OUT, {"I1"}),
+    "rescue only when a death is declared": (
+        play_claim_that_commits_after_the_death,
+        LEFT_OUT,
+        {"I1"},
+    ),
     "no reconcile": (
         play_lost_reply_of_a_claim,
         planted("running_jobs", (r"WHERE worker_id = \$1", "WHERE false AND worker_id = $1")),

@@ -105,8 +105,8 @@ async def test_a_killed_worker_is_succeeded_at_once(shell: Shell) -> None:
     await shell.end(process)
     began = time.monotonic()
     await shell.run()
-    (buried,) = await shell.heard("workers.declared_dead")
-    assert buried["proof"] == "its process has ended"
+    (declared_dead,) = await shell.heard("workers.declared_dead")
+    assert declared_dead["proof"] == "its process has ended"
     await shell.heard("job.done", 2)
     assert time.monotonic() - began < 15
     rows = await shell.sql.fetch("SELECT state, crashes, attempt FROM taskd.job_history")

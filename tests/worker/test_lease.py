@@ -217,8 +217,8 @@ async def test_a_neighbour_that_died_is_declared_dead_at_once_and_its_job_run(de
     await desk.start()
     (row,) = await desk.settled(job)
     assert (row["state"], row["crashes"], row["attempt"], row["fence"]) == ("done", 1, 2, 2)
-    (buried,) = desk.heard.of("workers.declared_dead")
-    assert buried["proof"] == "its process has ended"
+    (declared_dead,) = desk.heard.of("workers.declared_dead")
+    assert declared_dead["proof"] == "its process has ended"
     # A live neighbour, and a silent remote worker before our own lease was steady.
     alive = await desk.sql.fetch(
         "SELECT id FROM taskd.worker WHERE died_at IS NULL AND id < 100 ORDER BY id"

@@ -92,7 +92,7 @@ async def _failover(
     gate.touch()
     unclaimed = await _ran_without_a_claim(made, standby, promoted + UNSTARTED_S)
     made.figures["claims_lost_with_the_wal"] = len(unclaimed)
-    made.figures["buried"] = len(made.said("workers.declared_dead")) + len(
+    made.figures["declared_dead"] = len(made.said("workers.declared_dead")) + len(
         made.said("worker.declared_dead")
     )
     made.figures["fenced"] = len(made.said("worker.fenced"))
@@ -100,7 +100,7 @@ async def _failover(
     # Abandoned attempts of lost jobs run beside the jobs that got their ids.
     outcome = await made.finish(name, rolled_back=unclaimed | unacked, left_behind=unclaimed)
     ran = {row[1] for row in made.records() if row[5] == "start" and row[0] > promoted}
-    outcome.figures["told_and_never_run"] = len(set(made.told) - before_it - ran)
+    outcome.figures["confirmed_and_never_run"] = len(set(made.told) - before_it - ran)
     return outcome
 
 
@@ -218,7 +218,7 @@ async def test_a_failover_with_synchronous_replication_loses_nothing() -> None:
     print(outcome)
     outcome.verdict.require()
     assert outcome.figures["lost_with_the_wal"] == 0
-    assert outcome.figures["buried"] == outcome.figures["fenced"] == 0
+    assert outcome.figures["declared_dead"] == outcome.figures["fenced"] == 0
 
 
 async def test_a_failover_without_it_loses_what_the_replica_had_not_received() -> None:
@@ -226,7 +226,7 @@ async def test_a_failover_without_it_loses_what_the_replica_had_not_received() -
     print(outcome)
     outcome.verdict.require()
     assert outcome.figures["lost_with_the_wal"] > 0
-    assert outcome.figures["buried"] == outcome.figures["told_and_never_run"] == 0
+    assert outcome.figures["declared_dead"] == outcome.figures["confirmed_and_never_run"] == 0
 
 
 async def test_a_server_that_turns_read_only_is_an_outage() -> None:

@@ -80,7 +80,7 @@ async def _lose_connections(made: Scene, cluster: Cluster, away_s: float) -> Non
     made.figures["knocks_per_s"] = (_knocks(cluster) - knocked) / (time.monotonic() - began)
     await cluster.ask("ALTER ROLE app CONNECTION LIMIT -1")
     made.figures["first_claim_s"] = await made.first_claim_after(time.time())
-    made.figures["buried"] = len(made.said("workers.declared_dead"))
+    made.figures["declared_dead"] = len(made.said("workers.declared_dead"))
 
 
 def _knocks(cluster: Cluster) -> int:
@@ -192,7 +192,7 @@ async def test_without_room_for_connections_workers_wait_and_say_so() -> None:
     outcome = await connections(workers=2, away_s=2.0)
     print(outcome)
     outcome.verdict.require()
-    assert outcome.figures["buried"] == 0
+    assert outcome.figures["declared_dead"] == 0
 
 
 async def test_a_locked_table_costs_time_and_nothing_else() -> None:

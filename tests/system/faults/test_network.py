@@ -166,7 +166,7 @@ async def lost_acks(times: int = 5, *, silently: bool = False) -> Outcome:
         outcome = await made.finish("lost_acks_silently" if silently else "lost_acks")
         outcome.figures["replies_lost"] = times
         outcome.figures["repeated_runs"] = outcome.verdict.figures.repeated
-        outcome.figures["told_lost"] = len(worker.said("job.lost"))
+        outcome.figures["confirmed_lost"] = len(worker.said("job.lost"))
         return outcome
 
 

@@ -37,7 +37,7 @@ async def restarts(times: int = 20, jobs_between: int = 300) -> Outcome:
             await cluster.start()
             recovered_s.append(await made.first_claim_after(time.time()))
         made.figures |= {"restarts": times, "recovered_s": recovered_s}
-        made.figures["buried"] = len(made.said("workers.declared_dead"))
+        made.figures["declared_dead"] = len(made.said("workers.declared_dead"))
         return await made.finish("restarts")
 
 
@@ -65,7 +65,7 @@ async def outage(outage_s: float = 90.0, lease_s: float = 30.0) -> Outcome:
             ACKED_FIRST, held[0], datetime.fromtimestamp(back, UTC)
         )
         gates[1].touch()
-        made.figures["buried"] = len(made.said("workers.declared_dead")) + len(
+        made.figures["declared_dead"] = len(made.said("workers.declared_dead")) + len(
             made.said("worker.declared_dead")
         )
         made.figures["fenced"] = len(made.said("worker.fenced"))
@@ -80,13 +80,13 @@ async def test_restarts_under_load_lose_nothing() -> None:
     outcome = await restarts(times=2, jobs_between=100)
     print(outcome)
     outcome.verdict.require()
-    assert outcome.figures["buried"] == 0
+    assert outcome.figures["declared_dead"] == 0
 
 
 async def test_an_outage_longer_than_the_lease_buries_nobody() -> None:
     outcome = await outage(outage_s=5.0, lease_s=2.0)
     print(outcome)
     outcome.verdict.require()
-    assert outcome.figures["buried"] == outcome.figures["fenced"] == 0
+    assert outcome.figures["declared_dead"] == outcome.figures["fenced"] == 0
     assert outcome.figures["long_jobs_run_once"]
     assert outcome.figures["acked_first"]
