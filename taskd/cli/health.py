@@ -72,7 +72,7 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
 
 def _check_worker(session: Session, *, as_json: bool) -> bool:
     from taskd.store.reading import reports
-    from taskd.worker.lease.incarnation import new_incarnation
+    from taskd.worker.lease.process_identity import new_incarnation
 
     me = new_incarnation(app="")
 
@@ -115,7 +115,7 @@ def _versions_text(versions: Row) -> str:
 def _with_its_process(row: Row) -> Row:
     """Return the row; its state is `gone` if the process has ended: a lease outlives its worker."""
     from taskd.store.workers import Other
-    from taskd.worker.lease.incarnation import is_gone
+    from taskd.worker.lease.process_identity import is_gone
 
     pid, started = row["pid"], row["pid_started"]
     gone = is_gone(Other(int(row["id"]), pid, started, neighbour=True, silent=False))

@@ -36,8 +36,8 @@ from taskd.worker.running.process_pool import JobProcesses
 from taskd.worker.running.runner import Runner
 from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.service import Service
-from taskd.worker.stopping.drain import StopRequests
 from taskd.worker.stopping.emergency_stop import EmergencyStop
+from taskd.worker.stopping.signals import StopRequests
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.upkeep.promoter import Promoter
 from taskd.worker.upkeep.pruner import Pruner

@@ -36,9 +36,9 @@ from taskd.worker.sd_notify import Notify
 from taskd.worker.service import Service
 from taskd.worker.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
-from taskd.worker.stopping.drain import Drain, StopRequests
+from taskd.worker.stopping.drain import Drain
 from taskd.worker.stopping.parent_watch import ProcessIndex
-from taskd.worker.stopping.signals import Signals
+from taskd.worker.stopping.signals import Signals, StopRequests
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.until_empty import emptied
 

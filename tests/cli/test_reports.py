@@ -9,7 +9,7 @@ import pytest
 from taskd.store import workers
 from taskd.store.connections.database import Database, Lane
 from taskd.store.schema.migrations import all_migrations
-from taskd.worker.lease import incarnation
+from taskd.worker.lease import process_identity
 
 NEWEST = all_migrations()[-1].number
 
@@ -211,7 +211,7 @@ def here(taskd):
     """Registers this process as a worker."""
 
     def register(**columns):
-        me = incarnation.new_incarnation("app")._replace(**columns)
+        me = process_identity.new_incarnation("app")._replace(**columns)
 
         async def run():
             lane = Lane(Database({"dsn": taskd.dsn}), "test")

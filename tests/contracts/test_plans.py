@@ -23,7 +23,7 @@ from taskd.worker import Notify
 from taskd.worker.assembly import PLANS, Assembly
 from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
-from taskd.worker.stopping.drain import StopRequests
+from taskd.worker.stopping.signals import StopRequests
 from taskd.worker.worker import Worker
 from tests.contracts import crowd, plans_list
 from tests.contracts.plans_list import PINS

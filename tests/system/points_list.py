@@ -19,7 +19,7 @@ from taskd.store import schedules, workers
 from taskd.store.connections.database import Lane
 from taskd.store.connections.statements import load as statements
 from taskd.store.jobs import jobs, limits
-from taskd.worker.lease.incarnation import new_incarnation
+from taskd.worker.lease.process_identity import new_incarnation
 from taskd.workflows import Pipeline, Workflow, chain, group
 from tests.contracts.statement_map import rows
 from tests.system import chaos_app as app

@@ -21,7 +21,7 @@ from taskd.store.connections import database as store
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs
 from taskd.worker import Worker
-from taskd.worker.lease.incarnation import new_incarnation
+from taskd.worker.lease.process_identity import new_incarnation
 from tests.canary import assert_unseen
 
 WITHIN_S = 60.0

@@ -17,8 +17,8 @@ import pytest
 from taskd.store import workers
 from taskd.store.connections.error_translation import Down, Silence
 from taskd.store.connections.statements import statement
-from taskd.worker.lease import incarnation
-from taskd.worker.lease.incarnation import is_gone, process_started
+from taskd.worker.lease import process_identity
+from taskd.worker.lease.process_identity import is_gone, process_started
 from tests.worker.conftest import Desk, until
 
 BURY = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
@@ -322,5 +322,5 @@ def test_who_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError
 
     # /proc mounted with hidepid shows nothing of other users: that proves nothing.
-    monkeypatch.setattr(incarnation.Path, "read_text", hidden)
+    monkeypatch.setattr(process_identity.Path, "read_text", hidden)
     assert not is_gone(other(os.getpid(), me))

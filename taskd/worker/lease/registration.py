@@ -11,7 +11,7 @@ from taskd import events
 from taskd.errors import TaskdError
 from taskd.store import workers
 from taskd.store.connections.database import Lane
-from taskd.worker.lease.incarnation import new_incarnation
+from taskd.worker.lease.process_identity import new_incarnation
 from taskd.worker.lease.state import Lease, boottime_s
 
 RETIRE_S = 1.0

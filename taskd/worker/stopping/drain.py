@@ -1,15 +1,10 @@
-"""The phases of a stop, how they are requested, and how a worker passes through them.
-
-The first SIGTERM drains, the second cancels the handlers, the third abandons them.
-"""
+"""The drain: how a worker passes through the phases of a stop (StopPhase in signals.py)."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 
 from taskd import events
 from taskd.config import Settings
@@ -17,57 +12,11 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
+from taskd.worker.stopping.signals import StopPhase, StopRequests
 from taskd.worker.supervisor import Supervisor
 
 UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0
-
-
-class StopPhase(IntEnum):
-    """How far a stop has been requested."""
-
-    NONE = 0
-    DRAIN = 1
-    CANCEL = 2
-    ABANDON = 3
-
-    def next(self, *, at_once: bool) -> StopPhase:
-        """Return the phase after one more request; `at_once` (SIGQUIT) skips to the last one."""
-        return StopPhase.ABANDON if at_once else StopPhase(min(self + 1, StopPhase.ABANDON))
-
-    def patience_s(self, settings: Settings) -> float:
-        """Return how long a stop may take from this request on, in seconds."""
-        drain_s = settings.drain_s if self < StopPhase.CANCEL else 0.0
-        return drain_s + (settings.cancel_s if self < StopPhase.ABANDON else 0.0)
-
-
-class StopRequests:
-    """The stop requests that have reached the event loop.
-
-    The signal thread counts signals as well (signals.py), because a blocked loop counts nothing.
-
-    Attributes:
-        phase: how far the stop has been requested.
-        requested: set by the first request.
-    """
-
-    def __init__(self) -> None:
-        self.phase = StopPhase.NONE
-        self.requested = asyncio.Event()
-        self._changed = asyncio.Event()
-
-    def add(self, *, at_once: bool) -> None:
-        """Request the next phase, or the last one."""
-        self.phase = self.phase.next(at_once=at_once)
-        self.requested.set()
-        self._changed.set()
-
-    async def wait_for_next(self, timeout_s: float) -> None:
-        """Wait for another request, at most `timeout_s`."""
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
 
 
 class Drain:

@@ -1,4 +1,6 @@
-"""Signals: deliver them to the loop, and end the process if a stop gets stuck.
+"""Signals: the phases of a stop that they request, and the thread that delivers them.
+
+The first SIGTERM drains, the second cancels the handlers, the third abandons them (StopPhase).
 
 A loop that is blocked by a handler receives nothing. So a thread receives the numbers of signals
 first. It passes them on to the loop and watches the stop: if the stop should be over and the loop
@@ -24,8 +26,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from enum import IntEnum
 
-from taskd.worker.stopping.drain import StopPhase
+from taskd.config import Settings
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
@@ -36,6 +39,53 @@ LEAVE_S = 3.0
 LISTEN_EVERY_S = 1.0
 
 _installed: list[Signals] = []
+
+
+class StopPhase(IntEnum):
+    """How far a stop has been requested."""
+
+    NONE = 0
+    DRAIN = 1
+    CANCEL = 2
+    ABANDON = 3
+
+    def next(self, *, at_once: bool) -> StopPhase:
+        """Return the phase after one more request; `at_once` (SIGQUIT) skips to the last one."""
+        return StopPhase.ABANDON if at_once else StopPhase(min(self + 1, StopPhase.ABANDON))
+
+    def patience_s(self, settings: Settings) -> float:
+        """Return how long a stop may take from this request on, in seconds."""
+        drain_s = settings.drain_s if self < StopPhase.CANCEL else 0.0
+        return drain_s + (settings.cancel_s if self < StopPhase.ABANDON else 0.0)
+
+
+class StopRequests:
+    """The stop requests that have reached the event loop.
+
+    The signal thread counts signals as well (signals.py), because a blocked loop counts nothing.
+
+    Attributes:
+        phase: how far the stop has been requested.
+        requested: set by the first request.
+    """
+
+    def __init__(self) -> None:
+        self.phase = StopPhase.NONE
+        self.requested = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def add(self, *, at_once: bool) -> None:
+        """Request the next phase, or the last one."""
+        self.phase = self.phase.next(at_once=at_once)
+        self.requested.set()
+        self._changed.set()
+
+    async def wait_for_next(self, timeout_s: float) -> None:
+        """Wait for another request, at most `timeout_s`."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
 
 class Signals:

@@ -13,7 +13,7 @@ from taskd.store.jobs import changes, jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.lease.incarnation import is_gone
+from taskd.worker.lease.process_identity import is_gone
 from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
 from taskd.worker.service import Loop
