@@ -101,7 +101,7 @@ CREATE TABLE taskd.job (
     crashes smallint NOT NULL DEFAULT 0,    -- how often its worker died while running it
     interrupts smallint NOT NULL DEFAULT 0, -- how often a stopping worker released it
     waits_for integer,                      -- number of jobs that it still waits for; NULL: none
-    parked boolean NOT NULL DEFAULT false,  -- released because its task is paused
+    parked boolean NOT NULL DEFAULT false,  -- released because its task is paused, or unknown to all workers of its queue
     awaited boolean,                        -- a client waits for its end, which notifies `taskd:ended`
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
@@ -182,9 +182,10 @@ CREATE INDEX job_workflow ON taskd.job (workflow_id) WHERE workflow_id IS NOT NU
 
 -- Waiting jobs with a deadline, whatever they wait for.
 CREATE INDEX job_deadline ON taskd.job (deadline) WHERE deadline IS NOT NULL AND worker_id IS NULL;
--- Jobs that were released because their task is paused. (A job that was claimed from here keeps `parked` while it runs.)
--- The predicate is short, because every statement that writes jobs prepares it.
-CREATE INDEX job_parked ON taskd.job (task) WHERE parked;
+-- Jobs that were released because their task is paused, or because no live worker of their queue can run them. (A job that
+-- was claimed from here keeps `parked` while it runs.) The predicate is short, because every statement that writes jobs
+-- prepares it.
+CREATE INDEX job_parked ON taskd.job (task, queue) WHERE parked;
 
 -- The predicates of the next three indexes differ on purpose: each query can use only one of them, whatever the statistics say.
 -- Jobs that hold a slot of a limit, by key.
@@ -375,6 +376,8 @@ CREATE TABLE taskd.worker (
     app text NOT NULL,
     queues text[] NOT NULL,
     tasks text[] NOT NULL,
+    -- The newest version of the arguments of each of these tasks that its code reads.
+    args_versions smallint[] NOT NULL DEFAULT '{}',
     -- The schema versions that its code works with, as numbers of migrations; 0: unknown.
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0
@@ -590,7 +593,7 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 -- Send a NOTIFY, unless the server's notification queue is nearly full, as it becomes when a session listens and never
 -- ends its transaction. PostgreSQL would refuse the notification, and with it the caller's work; and polling finds the
 -- same news.
--- Called by: 5 functions, 12 statements.
+-- Called by: 5 functions, 13 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3041,7 +3044,9 @@ $$;
 -- Claim jobs from a queue that an operator has limited, as claim_jobs does from the other queues. If tokens are missing,
 -- one more row, without a job, says after how many seconds another claim makes sense.
 -- Called by: claim_limited_jobs.
-CREATE FUNCTION taskd.claim_limited(worker_id bigint, queue text, batch bigint, stride bigint)
+CREATE FUNCTION taskd.claim_limited(
+    worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[]
+)
 RETURNS TABLE (opens_s double precision, job taskd.job)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3078,6 +3083,7 @@ BEGIN
         SELECT n.ctid
         FROM taskd.job AS n
         WHERE n.queue = claim_limited.queue AND n.state = 'queued'
+          AND NOT coalesce(coalesce(n.args_version, 1) >= refused_from[array_position(refused, n.task::text)], false)
         ORDER BY n.priority, n.run_at, n.id
         LIMIT greatest(room, 0)
         FOR UPDATE SKIP LOCKED

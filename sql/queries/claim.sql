@@ -17,8 +17,11 @@
 -- (taskd/worker/claiming/read_position.py). RETURNING has no order; the worker sorts. `late`: the deadline is over, so the
 -- worker ends the job as expired. `attempt` stops growing at its maximum, so that one job does not keep its whole queue from
 -- being claimed.
+--
+-- `refused`: tasks whose jobs this worker leaves in the queue for another live worker, because its own code does not have the
+-- task, or reads its arguments only below the version `refused_from` (taskd/core/outcomes/unknown_tasks.py).
 
--- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint)
+-- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint, refused text[], refused_from smallint[])
 -- roles: worker
 -- moves: queued -> running
 UPDATE taskd.job AS job
@@ -33,6 +36,7 @@ WHERE job.ctid = ANY (ARRAY(
       WHERE queue = $2 AND state = 'queued'
         AND (priority, run_at, id) > ($4::smallint, $5::timestamptz, $6::bigint)
         AND priority <= $7::smallint
+        AND NOT coalesce(coalesce(args_version, 1) >= ($10::smallint[])[array_position($9::text[], task::text)], false)
         -- A worker that is declared dead gets nothing. Unlocked on purpose: the fence protects the job, not this check,
         -- and FOR SHARE would write a multixact for each claim.
         AND EXISTS (

@@ -61,11 +61,11 @@ WITH held AS MATERIALIZED (
 )
 SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 
--- Bring parked jobs back when their task is no longer paused: any worker that sees such jobs does so, a batch at a time,
--- including jobs that another worker has parked late. A suspect goes back to quarantine, a job with a limit to its admission.
+-- Bring back parked jobs that this worker can run, when their task is no longer paused, or when the worker is the first of
+-- their queue that has the task. Each worker does so, a batch at a time, including jobs that another worker has parked late. A suspect goes back to quarantine, a job with a limit to its admission.
 -- `state::text` leaves only job_parked to find the rows: along job_due everything that is scheduled would be read.
 
--- name: unpark_jobs(tasks text[], batch bigint)
+-- name: unpark_jobs(worker_id bigint, tasks text[], batch bigint)
 -- roles: worker
 -- moves: scheduled -> queued, scheduled -> blocked
 WITH moved AS (
@@ -74,11 +74,13 @@ WITH moved AS (
         run_at = now(),
         parked = false
     WHERE job.ctid = ANY (ARRAY(
-          SELECT ctid
-          FROM taskd.job
-          WHERE parked AND state::text = 'scheduled' AND task = ANY ($1::text[])
-          LIMIT $2
-          FOR UPDATE SKIP LOCKED
+          SELECT j.ctid
+          FROM taskd.worker AS me, taskd.job AS j
+          WHERE me.id = $1 AND j.parked AND j.state::text = 'scheduled' AND j.task = ANY ($2::text[])
+            AND j.queue = ANY (me.queues)
+            AND coalesce(j.args_version, 1) <= me.args_versions[array_position(me.tasks, j.task::text)]
+          LIMIT $3
+          FOR UPDATE OF j SKIP LOCKED
       ))
     RETURNING job.queue::text
 ), counted AS (

@@ -379,6 +379,8 @@ WITH RECURSIVE waiting AS (
     UNION ALL
     (SELECT queue::text, task::text, enqueued_at FROM taskd.job
      WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at < now() + interval '30 s' ORDER BY job.run_at LIMIT $1)
+    UNION ALL
+    (SELECT queue::text, task::text, enqueued_at FROM taskd.job WHERE parked AND state::text = 'scheduled' AND run_at >= now() + interval '30 s' LIMIT $1)
 ), wanted AS (
     SELECT queue, task, count(*) AS jobs, min(enqueued_at) AS oldest FROM head GROUP BY queue, task
 )

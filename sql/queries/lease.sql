@@ -5,12 +5,27 @@
 -- worker owns it", again and again, so a claim that commits after its worker was declared dead is found by the next rescue.
 -- All times are the database's.
 
--- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], schema_oldest integer, schema_newest integer)
+-- The other workers of its queues read at once which tasks this one has (check_upkeep), if these differ from their own: jobs
+-- that they cannot run are its jobs from now on.
+
+-- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], args_versions smallint[], schema_oldest integer, schema_newest integer)
 -- roles: worker
-INSERT INTO taskd.worker
-    (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, schema_oldest, schema_newest)
-VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[], $12, $13)
-RETURNING id;
+WITH registered AS (
+    INSERT INTO taskd.worker
+        (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
+         schema_oldest, schema_newest)
+    VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[],
+            $12::smallint[], $13, $14)
+    RETURNING id
+), notified AS (
+    SELECT taskd.notify('taskd', '')
+    WHERE EXISTS (
+        SELECT FROM taskd.worker AS other
+        WHERE other.died_at IS NULL AND other.queues && $10::text[]
+          AND (other.tasks, other.args_versions) IS DISTINCT FROM ($11::text[], $12::smallint[])
+    )
+)
+SELECT id FROM registered, (SELECT count(*) FROM notified) AS n;
 
 -- `works_with`: the oldest code that works with the schema, or with what is announced for it. So a worker sees at its next
 -- renewal that the schema has outgrown it, and drains; an empty table says nothing. The tables and columns that this
@@ -59,7 +74,8 @@ WHERE worker_id = $1;
 -- found along job_running, one probe each, as there). `job_s` to `limited`: as in the view `due`. `tick_s` and
 -- `query_tick_s`: as in next_ticks (schedules.sql). `uncounted`: whether count_depths has something to do. `expired`: whether
 -- expire_jobs would find something. `paused`: paused tasks. `resumed`: tasks that are not paused and of which jobs are still
--- parked, found along job_parked, one probe each. `limits`: the concurrency of queues, as operators have set it. All of these
+-- parked that this worker can run, found along job_parked. `elsewhere`: by queue of this worker, the tasks that another live
+-- worker of the queue has and this one has not, or has with an older version of the arguments. `limits`: the concurrency of queues, as operators have set it. All of these
 -- are repeated in each row, beside one of the other workers that count as alive; a worker that is alone gets one row without
 -- any. The table of workers is read once: it may hold thousands of dead ones.
 --
@@ -87,9 +103,22 @@ WITH RECURSIVE owner AS (
     FROM taskd.task
     WHERE paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > clock_timestamp())
 ), living AS MATERIALIZED (
-    SELECT id, pid, pid_started, host, boot_id, pid_namespace, lease_until
+    SELECT id, pid, pid_started, host, boot_id, pid_namespace, lease_until, draining, queues, tasks, args_versions
     FROM taskd.worker
     WHERE died_at IS NULL
+), me AS MATERIALIZED (
+    SELECT queues, tasks, args_versions FROM living WHERE id = $1
+), elsewhere AS (
+    SELECT queue, task, max(version) AS version
+    FROM (
+        SELECT DISTINCT other.queues, other.tasks, other.args_versions
+        FROM living AS other, me
+        WHERE other.id <> $1 AND NOT other.draining AND other.lease_until > clock_timestamp()
+          AND (other.tasks, other.args_versions) IS DISTINCT FROM (me.tasks, me.args_versions)
+          AND other.queues && me.queues
+    ) AS other, me, unnest(other.tasks, other.args_versions) AS has (task, version), unnest(other.queues) AS queue
+    WHERE coalesce(me.args_versions[array_position(me.tasks, has.task)], 0) < has.version AND queue = ANY (me.queues)
+    GROUP BY queue, task
 ), seen AS MATERIALIZED (
     SELECT EXISTS (
                SELECT FROM owner
@@ -107,7 +136,15 @@ WITH RECURSIVE owner AS (
                WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
            ) AS expired,
            ARRAY(SELECT task FROM paused) AS paused,
-           ARRAY(SELECT task FROM parked WHERE task IS NOT NULL AND task NOT IN (SELECT task FROM paused)) AS resumed,
+           ARRAY(SELECT parked.task FROM parked, me
+                 WHERE parked.task NOT IN (SELECT paused.task FROM paused)
+                   AND EXISTS (
+                       SELECT FROM taskd.job AS j
+                       WHERE j.parked AND j.state::text = 'scheduled' AND j.task = parked.task AND j.queue = ANY (me.queues)
+                         AND coalesce(j.args_version, 1) <= me.args_versions[array_position(me.tasks, parked.task)]
+                   )) AS resumed,
+           (SELECT jsonb_object_agg(queue, tasks)::text
+            FROM (SELECT queue, jsonb_object_agg(task, version) AS tasks FROM elsewhere GROUP BY queue) AS q) AS elsewhere,
            (SELECT jsonb_object_agg(name, concurrency)::text FROM taskd.queue WHERE concurrency IS NOT NULL) AS limits,
            EXISTS (
                SELECT FROM taskd.queue
@@ -116,7 +153,7 @@ WITH RECURSIVE owner AS (
     FROM taskd.due
 )
 SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
-       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.limits, other.id, other.pid, other.pid_started,
+       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.elsewhere, seen.limits, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent

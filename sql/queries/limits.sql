@@ -11,7 +11,7 @@ SELECT checked, queues FROM taskd.admit_due($1);
 
 -- Claim from a limited queue; otherwise as claim_jobs. A row without an id says in how many seconds there will be a token.
 
--- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint)
+-- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[])
 -- roles: worker
 -- moves: queued -> running
 SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt, (job).max_attempts::smallint,
@@ -19,7 +19,7 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        date_part('epoch', (job).started_at - (job).run_at) AS wait_s,
        date_part('epoch', (job).run_at) AS due_at_s,
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
-FROM taskd.claim_limited($1, $2, $3, $4);
+FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[]);
 
 -- Publish the limits of an app's code, and which task has which. Limits that an operator has set stay. If a limit has
 -- changed, all of its keys are checked again. Rows are locked in the order of their names.

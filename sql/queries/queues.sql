@@ -62,11 +62,13 @@ SELECT count(*) FILTER (WHERE (state = 'queued' OR gated) AND known AND NOT paus
 FROM (
     SELECT job.state, job.fence, job.task = ANY ($2::text[]) AS known,
            queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)
-               OR job.parked AND job.state = 'scheduled' AS paused,
+               OR job.parked AND job.state = 'scheduled' AND task.paused_at IS NOT NULL
+                  AND coalesce(task.paused_until > clock_timestamp(), true) AS paused,
            job.state = 'blocked' AND job.waits_for IS NULL AS gated,
            job.state = 'scheduled'
                AND job.run_at <= clock_timestamp() + CASE WHEN job.fence > 0 THEN interval '60 s' ELSE interval '0' END AS soon
     FROM taskd.job AS job
     LEFT JOIN taskd.queue AS queue ON queue.name = job.queue
+    LEFT JOIN taskd.task AS task ON task.name = job.task
     WHERE job.queue = ANY ($1::text[])
 ) AS job;

@@ -28,7 +28,8 @@ WHERE job.state = 'running'
                     SELECT FROM taskd.task
                     WHERE task.name = job.task AND task.paused_at IS NOT NULL
                       AND coalesce(task.paused_until > clock_timestamp(), true)
-                )
+                ) AND coalesce(job.args_version, 1)
+                      <= coalesce((SELECT args_version FROM taskd.task WHERE task.name = job.task), 1)
                 ELSE job.run_at <= clock_timestamp() + interval '100 ms' END
        AND (job.state <> 'blocked' OR job.gate IS NULL OR EXISTS (
            SELECT FROM taskd.opening

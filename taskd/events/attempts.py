@@ -78,9 +78,9 @@ def job_outcome_refused(job_id: int, error: str) -> None:
     emit("job.outcome_refused", "error", job_id=job_id, error=error)
 
 
-def task_unknown(task: str, queue: str, count: int) -> None:
-    """Claimed jobs have a task that this worker does not know; they were released."""
-    emit("task.unknown", "warning", task=task, queue=queue, count=count)
+def task_unknown(task: str, queue: str, count: int, *, elsewhere: bool) -> None:
+    """This worker does not know the task of claimed jobs; `elsewhere`: another live worker does."""
+    emit("task.unknown", "warning", task=task, queue=queue, count=count, elsewhere=elsewhere)
 
 
 def task_outdated(task: str, queue: str, args_version: int) -> None:

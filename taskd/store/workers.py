@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -52,7 +52,9 @@ class Surroundings(NamedTuple):
         uncounted: the depth of a queue with a depth limit must be counted.
         expired: the deadline of a waiting job has passed.
         paused: names of paused tasks.
-        resumed: names of resumed tasks that still have parked jobs.
+        resumed: names of tasks that have parked jobs which this worker can run.
+        elsewhere: by queue, the tasks that another live worker of the queue has and this one has
+            not; and the newest version of their arguments that the other one reads.
         limits: concurrency of queues for which an operator has set it.
     """
 
@@ -64,6 +66,7 @@ class Surroundings(NamedTuple):
     expired: bool
     paused: frozenset[str]
     resumed: list[str]
+    elsewhere: dict[str, dict[str, int]]
     limits: dict[str, int]
 
 
@@ -98,9 +101,17 @@ class Left(NamedTuple):
 
 
 async def register(
-    on: Fetches, me: Incarnation, lease_s: float, queues: Sequence[str], tasks: Sequence[str]
+    on: Fetches,
+    me: Incarnation,
+    lease_s: float,
+    queues: Sequence[str],
+    tasks: Mapping[str, int],
 ) -> None:
-    """Insert the row of a new worker."""
+    """Insert the row of a new worker.
+
+    Args:
+        tasks: by name, the newest version of the arguments that its code reads.
+    """
     await on.fetch(
         "register_worker",
         me.id,
@@ -114,6 +125,7 @@ async def register(
         me.app,
         list(queues),
         list(tasks),
+        list(tasks.values()),
         *me.schema,
     )
 
@@ -139,9 +151,9 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
     """Return the other workers, whether jobs must be rescued, and what is due next."""
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
-    tick_s, query_tick_s, expired, paused, resumed, limits, *_ = rest
+    tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, *_ = rest
     return Surroundings(
-        [Other(*row[12:]) for row in rows if row[12] is not None],
+        [Other(*row[13:]) for row in rows if row[13] is not None],
         orphans,
         uncounted,
         DueIn(job_s, suspect_s, gate_s, limited),
@@ -149,6 +161,7 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
         expired,
         frozenset(paused),
         resumed,
+        msgspec.json.decode(elsewhere or "{}", type=dict[str, dict[str, int]]),
         msgspec.json.decode(limits or "{}", type=dict[str, int]),
     )
 

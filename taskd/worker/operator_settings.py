@@ -39,8 +39,14 @@ class Controls:
         self._configured.update(limits)
         self._resize()
 
-    def apply(self, paused: frozenset[str], limits: Mapping[str, int]) -> None:
-        """Apply the paused tasks, and the queues whose concurrency is set."""
+    def apply(
+        self,
+        paused: frozenset[str],
+        limits: Mapping[str, int],
+        elsewhere: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        """Apply the paused tasks, the queues whose concurrency is set, and what others can run."""
+        self._shared.elsewhere.update(elsewhere)
         if paused != self._shared.paused:
             self._shared.paused = paused
             events.tasks_paused(sorted(paused))

@@ -94,7 +94,7 @@ class Worker:
         self._process_index = process_index or ProcessIndex()
         self._last = last
         self._lease = Lease(settings.lease_s)
-        self._registration = Registration(app, self._lease, self.limits, registry.names())
+        self._registration = Registration(app, self._lease, self.limits, registry.args_versions())
         self._pulse = Pulse()
         self._stops = StopRequests()
         self._resources = Resources(registry)

@@ -160,13 +160,20 @@ async def fresh_database(monitor: asyncpg.Connection, admin_dsn: str) -> AsyncIt
 
 
 @asynccontextmanager
-async def worker(dsn: str, queues: int, log: Path) -> AsyncIterator[int]:
-    """The pid of a `taskd run` that is ready."""
+async def worker(
+    dsn: str, queues: Sequence[str], log: Path, *, app: str = "tests.bench.idle", path: str = ""
+) -> AsyncIterator[int]:
+    """Run `taskd run` until the end of the block; yield its pid when it is ready.
+
+    Args:
+        path: a folder with the module `app`; empty: this checkout has it.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TASKD_", "PG"))}
-    named = [word for number in range(queues) for word in ("--queue", f"idle{number}")]
+    kept |= {"PYTHONPATH": path} if path else {}
+    named = [word for queue in queues for word in ("--queue", queue)]
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "taskd", "run", "--app", "tests.bench.idle", *named,
+            sys.executable, "-m", "taskd", "run", "--app", app, *named,
             cwd=ROOT, env=kept | {"TASKD_DSN": dsn}, stderr=stderr,
         )  # fmt: skip
     try:
@@ -191,7 +198,7 @@ async def measure(admin_dsn: str, secs: float, runs: int, queues: int) -> list[C
         with tempfile.TemporaryDirectory(prefix="taskd-idle-") as home:
             async with (
                 fresh_database(monitor, admin_dsn) as dsn,
-                worker(dsn, queues, Path(home) / "log") as pid,
+                worker(dsn, [f"idle{n}" for n in range(queues)], Path(home) / "log") as pid,
             ):
                 await asyncio.sleep(SETTLE_S)
                 watched = Watched(pid, urlsplit(dsn).path[1:], monitor)

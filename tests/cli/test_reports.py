@@ -215,7 +215,7 @@ def here(taskd):
 
         async def run():
             lane = Lane(Database({"dsn": taskd.dsn}), "test")
-            await workers.register(lane, me, 30.0, ["email"], ["t"])
+            await workers.register(lane, me, 30.0, ["email"], {"t": 1})
             await lane.close()
 
         asyncio.run(run())

@@ -263,7 +263,7 @@ def test_what_was_put_aside_for_its_task_does_not_name_the_time_that_it_was_give
     taskd.sql("UPDATE taskd.task SET paused_at = NULL")
     words, text = why(aside)
     assert words == ["scheduled"]
-    assert "parked while its task was paused; a worker brings it back" in text
+    assert "It was parked; a worker that has its task brings it back" in text
 
 
 def test_a_retry_says_what_went_wrong(taskd, why):

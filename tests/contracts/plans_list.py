@@ -39,9 +39,9 @@ PICKED = "job_claim queue_pkey tid job worker_alive"
 
 PINS = (
     # A claim selects along its index and writes by ctid, at any size.
-    Pin("claim_jobs", (ME, "q1", 1, *ALL, 1), PICKED),
-    Pin("claim_jobs", (ME, "q1", 500, *ALL, 1), PICKED),
-    Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1), PICKED),
+    Pin("claim_jobs", (ME, "q1", 1, *ALL, 1, [], []), PICKED),
+    Pin("claim_jobs", (ME, "q1", 500, *ALL, 1, [], []), PICKED),
+    Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1, ["other"], [1]), PICKED),
     # One index descent for each queue.
     Pin("poll_queues", (["q1"],), "job_claim queue_pkey"),
     Pin("poll_queues", ([f"q{n}" for n in range(1000)],), "job_claim queue_pkey"),
@@ -62,7 +62,7 @@ PINS = (
     # Due jobs, and the next due time: the first entries of an index.
     Pin("promote_jobs", (1000,), "job_due tid job"),
     Pin("next_due", (), "all queue job_due job_due job_due job_limit_arrived opening_at"),
-    Pin("unpark_jobs", (["t"], 1000), "job_parked tid job"),
+    Pin("unpark_jobs", (ME, ["t"], 1000), "job_parked tid job worker_pkey"),
     Pin("expire_jobs", (1000,), "job_deadline queue_pkey tid job"),
     Pin("due_schedules", ("f", 100), "schedule_due"),
     Pin("due_schedules", ("t", 100), "schedule_due"),
@@ -73,7 +73,8 @@ PINS = (
         "check_upkeep",
         (ME, 30, "host", "boot", "ns"),
         "all queue all queue all task job_deadline job_due job_due job_due job_limit_arrived"
-        " job_parked job_running opening_at queue_bounded schedule_due schedule_due worker_alive",
+        " job_parked job_parked job_running opening_at queue_bounded schedule_due schedule_due"
+        " worker_alive",
     ),
     # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(

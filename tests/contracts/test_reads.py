@@ -28,7 +28,7 @@ MINUTE = timedelta(minutes=1)
 # Arguments, as the store passes them.
 OF_WORKERS: dict[str, tuple[Any, ...]] = {
     "admit_jobs": (10,),
-    "claim_limited_jobs": (crowd.ME, "limited", 10, 1),
+    "claim_limited_jobs": (crowd.ME, "limited", 10, 1, [], []),
     "count_depths": (),
     # The tick, and the next one.
     "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,9 +50,17 @@ def incarnation(worker_id: int, host: str = "host", pid: int = 1) -> workers.Inc
     return workers.Incarnation(worker_id, pid, 100, host, "boot", "pid:[1]", "0", "app")
 
 
-async def new_worker(on: Fetches, *, lease_s: float = 3600.0, host: str = "host") -> int:
+async def new_worker(
+    on: Fetches,
+    *,
+    lease_s: float = 3600.0,
+    host: str = "host",
+    queues: Sequence[str] = ("q",),
+    tasks: Sequence[str] = ("t",),
+) -> int:
     worker_id = random.getrandbits(63)
-    await workers.register(on, incarnation(worker_id, host), lease_s, ["q"], ["t"])
+    versions = dict.fromkeys(tasks, 1)
+    await workers.register(on, incarnation(worker_id, host), lease_s, queues, versions)
     return worker_id
 
 

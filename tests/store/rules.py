@@ -94,7 +94,7 @@ class Machine(Births, Workers, Logs, Hands):
         """Claim and ack all jobs; return whether there were any."""
         self.take_back(1000)
         for task in (FREE, LIMITED):
-            self.do(changes.unpark(self.on, [task], 1000))
+            self.do(changes.unpark(self.on, self.worker(0), [task], 1000))
             self.oracle.unpark(task)
         self.make_due([row.id for row in self.oracle.live("scheduled")], 1000)
         self.admit()

@@ -125,7 +125,7 @@ class Hands(Player):
         """Park jobs: the task was paused when its jobs were released."""
         self.do(tasks.pause(self.on, [task], None, None))
         assert self.do(tasks.resume(self.on, [task])) == [task]
-        self.do(changes.unpark(self.on, [task], 1000))
+        self.do(changes.unpark(self.on, self.worker(0), [task], 1000))
         self.oracle.unpark(task)
 
     @rule(

@@ -28,7 +28,9 @@ class Workers(Attempts):
     @precondition(lambda self: list(self.oracle.workers.values()).count("alive") < 2)
     def register(self) -> None:
         worker = 1000 + len(self.workers)
-        self.do(workers.register(self.on, incarnation(worker), HOUR_S, QUEUES, [FREE, LIMITED]))
+        self.do(
+            workers.register(self.on, incarnation(worker), HOUR_S, QUEUES, {FREE: 1, LIMITED: 1})
+        )
         self.workers.append(worker)
         self.oracle.workers[worker] = "alive"
 

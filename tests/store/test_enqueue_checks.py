@@ -29,7 +29,7 @@ RETURNING CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(
 
 
 async def register(on: Any, worker_id: int) -> None:
-    await workers.register(on, incarnation(worker_id), 3600.0, ["q"], [])
+    await workers.register(on, incarnation(worker_id), 3600.0, ["q"], {})
 
 
 async def test_a_new_database_needs_nothing_until_a_worker_is_registered(

@@ -168,7 +168,7 @@ async def test_a_job_of_a_task_that_is_resumed_goes_through_admission(
     [first] = await enqueue(lane, task, "x")
     claimed = await admit(lane, me)
     await settle(lane, claimed[first], SCHEDULED, delay_s=60.0, parked=True)
-    assert await changes.unpark(lane, ["t"], 10) == {"q": 1}
+    assert await changes.unpark(lane, me, ["t"], 10) == {"q": 1}
     assert await states(sql) == {"blocked": 1}
 
 

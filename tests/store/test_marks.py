@@ -42,7 +42,7 @@ FULL = (QueueFull, asyncpg.PostgresError)
 async def both(lane: Lane) -> None:
     """Register workers that serve the queue."""
     for each in (FIRST, SECOND):
-        await workers.register(lane, incarnation(each), 3600.0, ["q"], [])
+        await workers.register(lane, incarnation(each), 3600.0, ["q"], {})
 
 
 @pytest.fixture(autouse=True)
@@ -131,21 +131,21 @@ async def test_a_mark_is_never_made_for_longer_than_a_minute(lane: Lane, sql: An
 
 
 async def _serves_another(lane: Lane, _sql: Any) -> None:
-    await workers.register(lane, incarnation(FIRST), 3600.0, ["other", "qq"], [])
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["other", "qq"], {})
 
 
 async def _is_declared_dead(lane: Lane, _sql: Any) -> None:
-    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], [])
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], {})
     await bury(lane, FIRST)
 
 
 async def _has_retired(lane: Lane, _sql: Any) -> None:
-    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], [])
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], {})
     await workers.retire(lane, FIRST)
 
 
 async def _is_silent(lane: Lane, sql: Any) -> None:
-    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], [])
+    await workers.register(lane, incarnation(FIRST), 3600.0, ["q"], {})
     await sql.execute("UPDATE taskd.worker SET lease_until = now() - interval '1 s'")
 
 
@@ -210,7 +210,7 @@ async def test_workers_write_marks_operators_take_them_back_and_others_read_them
     on = {kind: await asyncpg.connect(logins.dsn(kind)) for kind in ("worker", "admin", "observer")}
     producer = await asyncpg.connect(logins.dsn("producer"))
     worker = fetches(on["worker"])
-    await workers.register(worker, incarnation(FIRST), 3600.0, ["q"], [])
+    await workers.register(worker, incarnation(FIRST), 3600.0, ["q"], {})
     await busy_marks.set_busy_mark(worker, "q", FIRST, LONG_S)
     for each in (*on.values(), producer):
         assert await each.fetchval(MARKED, "q")

@@ -282,7 +282,9 @@ class Writers:
         self.did["promoted"] += sum((await jobs.promote(on, 100)).values())
         self.did["admitted"] += sum((await limits.admit(on, 100)).queues.values())
         self.did["expired"] += sum((await changes.expire(on, 20)).values())
-        self.did["unparked"] += sum((await changes.unpark(on, TASKS, 50)).values())
+        me = await new_worker(on, queues=QUEUES, tasks=TASKS)
+        self.did["unparked"] += sum((await changes.unpark(on, me, TASKS, 50)).values())
+        await workers.declare_dead(on, [me], proved=True)
 
     async def _keeps_house(self, connection: Any, _acks: Any) -> None:
         """Do the upkeep of every ten minutes, and choose the jobs for the next rounds."""

@@ -56,6 +56,7 @@ class Worker:
             "app",
             [QUEUE],
             [TASK],
+            [1],
             1,
             1,
         )

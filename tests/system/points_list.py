@@ -118,7 +118,7 @@ async def _neighbour_dies(hands: Hands) -> None:
     process = await asyncio.create_subprocess_exec("true")
     await process.wait()
     dead = new_incarnation("dead")._replace(pid=process.pid, pid_started=1)
-    await workers.register(hands.lane, dead, 30.0, ["fast"], ["instant"])
+    await workers.register(hands.lane, dead, 30.0, ["fast"], {"instant": 1})
     assert await jobs.claim(hands.lane, dead.id, "fast", 2)
 
 

@@ -185,7 +185,7 @@ class Desk:
         """The row of another worker: elsewhere, or with a pid on this machine."""
         me = new_incarnation("other")._replace(id=worker_id)
         me = me._replace(host="elsewhere") if pid is None else me._replace(pid=pid)
-        await workers.register(self.lane, me, lease_s, ["default"], [])
+        await workers.register(self.lane, me, lease_s, ["default"], {})
 
     async def close(self) -> None:
         for each in self.started:

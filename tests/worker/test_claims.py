@@ -54,11 +54,11 @@ async def test_a_slow_claim_begins_while_the_runner_has_enough_to_do_until_its_a
     left: list[int] = []
 
     async def slow(
-        lane: Lane, me: int, queue: str, batch: int, read: Read, stride: int
+        lane: Lane, me: int, queue: str, batch: int, read: Read, *more: Any
     ) -> list[Job]:
         runner = worker.worker.parts.runners[0]
         enough = runner.ended + 60
-        claimed = await claim(lane, me, queue, batch, read, stride)
+        claimed = await claim(lane, me, queue, batch, read, *more)
         if not read.only_urgent:
             # As long as 60 jobs last on this machine now, but no longer than there are some.
             while runner.ended < enough and runner.waiting:

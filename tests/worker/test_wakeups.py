@@ -195,7 +195,7 @@ async def producer(dsn: str) -> AsyncIterator[Any]:
 async def test_the_bound_of_a_withdrawal_covers_who_read_the_mark_before(
     sql: Any, producer: Any, lane: Lane
 ) -> None:
-    await workers.register(lane, _stranger(), 60.0, ["default"], [])
+    await workers.register(lane, _stranger(), 60.0, ["default"], {})
     await store.set_busy_mark(lane, "default", OTHER_ID, 60.0)
     too_early = await sql.fetchval(XID)
     async with Transaction(producer) as held:
@@ -218,7 +218,7 @@ async def test_a_withdrawal_counts_before_its_commit_and_although_it_is_rolled_b
     """So an xid that is drawn after its reply is a bound, however its transaction ends."""
     ears = Ears(sql)
     await ears.listen("taskd_default")
-    await workers.register(lane, _stranger(), 60.0, ["default"], [])
+    await workers.register(lane, _stranger(), 60.0, ["default"], {})
     await store.set_busy_mark(lane, "default", OTHER_ID, 60.0)
     await _enqueue_through("client", producer, "default")
     async with Transaction(other) as withdrawing:
@@ -295,7 +295,7 @@ async def _elsewhere(scene: Scene) -> int:
 
 async def _run_elsewhere(scene: Scene) -> Job:
     await scene.desk.enqueue(scene.found.job())
-    await workers.register(scene.desk.lane, _stranger(), 600.0, ["default"], ["found"])
+    await workers.register(scene.desk.lane, _stranger(), 600.0, ["default"], {"found": 1})
     (job,) = await jobs.claim(scene.desk.lane, OTHER_ID, "default", 1)
     return job
 

@@ -200,11 +200,10 @@ def _suspect(facts: Facts) -> Words:
 def _scheduled(facts: Facts) -> Words:
     if not facts.claimed_before:
         return f"It is scheduled for {_due(facts)}.", []
+    if facts.parked and facts.knowing:
+        return "It was parked; a worker that has its task brings it back within seconds.", []
     if facts.parked:
-        return (
-            "It was parked while its task was paused; a worker brings it back within seconds.",
-            [],
-        )
+        return "It is parked until a worker of its queue has its task.", []
     handler_asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
     text = (
         f"It was released, and is due again {_due(facts)}: {handler_asked}its worker did not know"

@@ -18,7 +18,7 @@ class Ack(msgspec.Struct, gc=False):
         error: JSON object for the job's `errors`, or None.
         result: JSON text of what the handler returned, or None.
         next: JSON text of the next stage that it chose for its pipeline, or of the pipeline's end.
-        parked: released because its task is paused.
+        parked: released because its task is paused, or because no live worker can run it.
     """
 
     id: int

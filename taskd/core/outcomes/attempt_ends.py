@@ -78,13 +78,18 @@ class IdTaken:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnknown:
-    """This worker does not know the task: released, for a worker that does.
+    """No live worker of the queue knows the task: parked, until one does.
 
     Attributes:
         delay_s: seconds until the job is due again (unknown_tasks.py).
     """
 
     delay_s: float = unknown_tasks.DELAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class RunsElsewhere:
+    """This worker cannot run the job, and another live worker can: released for that worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class DecidedElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ArgsNewer:
-    """Its arguments have a version that this code does not know yet: released, for newer code.
+    """No live worker of the queue reads this version of its arguments: parked, until one does.
 
     Attributes:
         delay_s: seconds until the job is due again (unknown_tasks.py).
@@ -121,7 +126,7 @@ class Expired:
 
 
 # Claimed jobs whose handler never started.
-NeverStarted = NotStarted | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
+NeverStarted = NotStarted | RunsElsewhere | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
 # Attempts whose handler did not end by itself.
 EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
 AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker

@@ -95,7 +95,7 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
     """Decide the outcome of a claimed job that never started: the attempt does not count."""
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
-            return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True)
+            return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, parked=True)
         case TaskPaused():
             return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
         case Expired():

@@ -1,10 +1,14 @@
-"""Delays for jobs that a worker cannot run, and releases for other workers.
+"""Jobs that a worker releases because its code cannot run them.
 
-Their task is unknown to the worker, or their arguments have a newer version than its code.
+Their task is unknown to the worker, or their arguments have a newer version than its code. If
+another live worker of the queue can run them, they stay queued, and the claims of this worker leave
+them out. If not, they are parked for a time that grows, so that they cost the other jobs nothing;
+the first worker of the queue that can run them brings them back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # They wait about as long as the worker has known of them. With a fixed 10 s, 100,000 such jobs
@@ -31,11 +35,11 @@ class Unknown:
 
     def __init__(self) -> None:
         # By task, and by the version of its arguments if that is newer than this code.
-        self._met: dict[tuple[str, int], _Met] = {}
+        self._left: dict[tuple[str, int], _Met] = {}
 
     def has_met(self, task: str, args_version: int) -> bool:
         """Return whether a job of this task with arguments of this version was released before."""
-        return (task, args_version) in self._met
+        return (task, args_version) in self._left
 
     def delay_s(self, task: str, args_version: int, now: float) -> float:
         """Return the seconds until one more of these jobs is due again; DELAY_S_MAX at most.
@@ -43,9 +47,9 @@ class Unknown:
         Args:
             args_version: of the job's arguments if that is why it cannot run, else 0.
         """
-        if len(self._met) >= TASKS_MAX and not self.has_met(task, args_version):
-            self._met.clear()
-        met = self._met.setdefault((task, args_version), _Met(now, now))
+        if len(self._left) >= TASKS_MAX and not self.has_met(task, args_version):
+            self._left.clear()
+        met = self._left.setdefault((task, args_version), _Met(now, now))
         due = max(now + max(now - met.since, DELAY_S), met.back_at)
         if due >= met.back_at + TOGETHER_EVERY_S:
             met.back_at, met.jobs = due, 0
@@ -56,3 +60,41 @@ class Unknown:
         due = min(due, now + DELAY_S_MAX)
         met.back_at = min(met.back_at, due)
         return due - now
+
+
+class Elsewhere:
+    """The jobs that other live workers can run and this one cannot, and the tasks that it left."""
+
+    def __init__(self) -> None:
+        self._can_run: Mapping[str, Mapping[str, int]] = {}
+        self._left: dict[str, dict[str, int]] = {}
+
+    def update(self, can_run: Mapping[str, Mapping[str, int]]) -> None:
+        """Replace what other workers can run.
+
+        Args:
+            can_run: by queue and task, the newest version of the arguments that another live worker
+                reads, and this one does not.
+        """
+        self._can_run = can_run
+        self._left = {
+            queue: {task: version for task, version in left.items() if task in can_run[queue]}
+            for queue, left in self._left.items()
+            if queue in can_run
+        }
+
+    def runs(self, queue: str, task: str, args_version: int) -> bool:
+        """Return whether another worker can run a job with arguments of this version."""
+        return args_version <= self._can_run.get(queue, {}).get(task, 0)
+
+    def leave(self, queue: str, task: str, newest: int) -> None:
+        """Leave jobs of this task in the queue from now on.
+
+        Args:
+            newest: the newest version of the arguments that this worker reads; 0: none.
+        """
+        self._left.setdefault(queue, {})[task] = newest + 1
+
+    def refused(self, queue: str) -> Mapping[str, int]:
+        """Return the tasks to leave out of claims, and the version of arguments from which on."""
+        return self._left.get(queue, {})

@@ -97,6 +97,10 @@ class Registry:
         """Return all names, former ones included, sorted."""
         return sorted(self._tasks)
 
+    def args_versions(self) -> dict[str, int]:
+        """Return the newest version of the arguments that this code reads, by name of the task."""
+        return {name: self._tasks[name].versions.args_version for name in self.names()}
+
     def __iter__(self) -> Iterator[Task[..., Any]]:
         return (task for name, task in self._tasks.items() if name == task.name)
 

@@ -70,9 +70,10 @@ async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
         yield ids
 
 
-async def unpark(on: Fetches, tasks: Sequence[str], batch: int) -> dict[str, int]:
-    """Bring back jobs that were parked while these tasks were paused; return counts by queue."""
-    return {row[0]: row[1] for row in await on.fetch("unpark_jobs", list(tasks), batch)}
+async def unpark(on: Fetches, worker_id: int, tasks: Sequence[str], batch: int) -> dict[str, int]:
+    """Bring back parked jobs of these tasks that this worker can run; return counts by queue."""
+    rows = await on.fetch("unpark_jobs", worker_id, list(tasks), batch)
+    return {row[0]: row[1] for row in rows}
 
 
 async def expire(on: Fetches, batch: int) -> dict[str, int]:

@@ -6,7 +6,7 @@ caller's own connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -59,6 +59,8 @@ class Read(NamedTuple):
 
 
 ALL = Read()
+# No task is left out of a claim.
+NONE_REFUSED: Mapping[str, int] = {}
 
 
 class DueIn(NamedTuple):
@@ -212,13 +214,22 @@ def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
 
 
 async def claim(
-    on: Fetches, worker_id: int, queue: str, batch: int, read: Read = ALL, stride: int = 1
+    on: Fetches,
+    worker_id: int,
+    queue: str,
+    batch: int,
+    read: Read = ALL,
+    stride: int = 1,
+    refused: Mapping[str, int] = NONE_REFUSED,
 ) -> list[Job]:
     """Claim up to `batch` queued jobs of the given part, the most urgent first.
 
-    Their fences grow by `stride`: see Lane.stride.
+    Args:
+        stride: their fences grow by it: see Lane.stride.
+        refused: tasks whose jobs are left out, from this version of the arguments on.
     """
-    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride)
+    left_out = (list(refused), list(refused.values()))
+    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride, *left_out)
     rows.sort(key=URGENCY)
     return [Job(*(*row, queue, worker_id)) for row in rows]
 

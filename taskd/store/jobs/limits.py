@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, InvalidJob
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import busy_marks
-from taskd.store.jobs.jobs import URGENCY
+from taskd.store.jobs.jobs import NONE_REFUSED, URGENCY
 
 ROWS_MAX = 1000
 
@@ -87,9 +87,17 @@ async def admit(on: Fetches, batch: int) -> Admitted:
     return Admitted(checked, Counter(queues))
 
 
-async def claim(on: Fetches, worker_id: int, queue: str, batch: int, stride: int = 1) -> Claimed:
-    """Claim up to `batch` jobs of a limited queue, as many as it has room for."""
-    rows = await on.fetch("claim_limited_jobs", worker_id, queue, batch, stride)
+async def claim(
+    on: Fetches,
+    worker_id: int,
+    queue: str,
+    batch: int,
+    stride: int = 1,
+    refused: Mapping[str, int] = NONE_REFUSED,
+) -> Claimed:
+    """Claim up to `batch` jobs of a limited queue, as many as it has room for; see jobs.claim."""
+    left_out = (list(refused), list(refused.values()))
+    rows = await on.fetch("claim_limited_jobs", worker_id, queue, batch, stride, *left_out)
     claimed = sorted((row for row in rows if row[0] is not None), key=URGENCY)
     opens_s = next((row[-1] for row in rows if row[0] is None), None)
     return Claimed([Job(*(*tuple(row)[:-1], queue, worker_id)) for row in claimed], opens_s)

@@ -155,19 +155,23 @@ class BusyMark:
 
     # Actions for the consumer.
 
-    async def before_claim(self, *, full: bool) -> None:
+    async def before_claim(self, *, full: bool, refusing: bool = False) -> None:
         """Set, renew or clear the mark, and check open transactions, before the next claim.
 
         Args:
             full: the last claim returned as many jobs as it asked for.
+            refusing: claims leave out jobs that another worker can run. That worker must be
+                notified of them, so the queue is not marked.
         """
         now = time.monotonic()
         if self.marked:
-            if now - self._few_since > FEW_FOR_S or (
-                now >= self._renew_at and not await self._mark(now, yields=not full)
+            if (
+                refusing
+                or now - self._few_since > FEW_FOR_S
+                or (now >= self._renew_at and not await self._mark(now, yields=not full))
             ):
                 await self._clear()
-        elif now >= self._not_before and (
+        elif (not refusing and now >= self._not_before) and (
             now - self._awake_since > MARK_AFTER_S or await self._delays_producers(now)
         ):
             self._not_before = now + MARK_AT_MOST_EVERY_S
@@ -179,8 +183,8 @@ class BusyMark:
         if self.must_poll:
             await self._check_transactions()
         busy = self.marked or self.must_poll
-        if busy and full and self._others and now >= self._call_at:
-            every_s = CALL_EVERY_S * self._others
+        if busy and (refusing or (full and self._others)) and now >= self._call_at:
+            every_s = CALL_EVERY_S * max(self._others, 1)
             self._call_at = now + (min(every_s, CALL_ALONE_EVERY_S_MAX) if self._alone else every_s)
             await self._notify_workers()
 

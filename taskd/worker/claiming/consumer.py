@@ -123,7 +123,8 @@ class Consumer:
                 await self.busy_mark.cannot_claim()
                 continue
             self.wakeup.clear()
-            await self.busy_mark.before_claim(full=full)
+            refusing = bool(self._shared.elsewhere.refused(self.runner.queue))
+            await self.busy_mark.before_claim(full=full, refusing=refusing)
             if self.quiet:
                 continue  # set meanwhile
             jobs = await self._claim(batch, self._backlog_claims if full else self._claims)
@@ -290,9 +291,10 @@ class Consumer:
 
     async def _claim_jobs(self, batch: int, read: store.Read, lane: Lane) -> list[Job]:
         me, queue, stride = self._shared.lease.worker_id, self.runner.queue, lane.stride
+        refused = self._shared.elsewhere.refused(queue)
         if not self._limited:
-            return await store.claim(lane, me, queue, batch, read, stride)
-        claimed = await limits.claim(lane, me, queue, batch, stride)
+            return await store.claim(lane, me, queue, batch, read, stride, refused)
+        claimed = await limits.claim(lane, me, queue, batch, stride, refused)
         self._opens_s = claimed.opens_s
         return claimed.jobs
 
@@ -302,7 +304,8 @@ class Consumer:
             jobs = self._without(paused, jobs)
         unknown = [job.task for job in jobs if job.task not in registry]
         for name, count in Counter(unknown).items() if unknown else ():
-            events.task_unknown(name, self.runner.queue, count)
+            elsewhere = self._shared.elsewhere.runs(self.runner.queue, name, 1)
+            events.task_unknown(name, self.runner.queue, count, elsewhere=elsewhere)
         self.runner.add(jobs)
 
     def _without(self, paused: frozenset[str], jobs: list[Job]) -> list[Job]:

@@ -16,6 +16,7 @@ from taskd.core.outcomes.attempt_ends import (
     Interrupted,
     Raised,
     Returned,
+    RunsElsewhere,
     TaskPaused,
     TaskUnknown,
 )
@@ -34,7 +35,7 @@ COUNTED = (
     "abandoned",
 )
 
-GIVEN_BACK = TaskUnknown | IdTaken | ArgsNewer | TaskPaused
+GIVEN_BACK = RunsElsewhere | TaskUnknown | IdTaken | ArgsNewer | TaskPaused
 
 
 class NotCommitted(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from taskd import events
@@ -22,14 +22,14 @@ class Registration:
 
     Args:
         limits: the concurrency of each queue that the worker serves, by name.
-        tasks: the names of the tasks that it runs.
+        tasks: by name, the tasks that it runs, and the newest version of their arguments.
 
     Attributes:
         me: the present identity.
     """
 
     def __init__(
-        self, app: str, lease: Lease, limits: Mapping[str, int], tasks: Sequence[str]
+        self, app: str, lease: Lease, limits: Mapping[str, int], tasks: Mapping[str, int]
     ) -> None:
         self.me = new_incarnation(app)
         self._app, self._lease, self._limits, self._tasks = app, lease, limits, tasks

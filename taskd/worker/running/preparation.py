@@ -10,8 +10,15 @@ from taskd import events
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.verdicts import Fail
 from taskd.core.outcomes import policy
-from taskd.core.outcomes.attempt_ends import ArgsNewer, AttemptEnd, Expired, Raised, TaskUnknown
-from taskd.core.outcomes.unknown_tasks import Unknown
+from taskd.core.outcomes.attempt_ends import (
+    ArgsNewer,
+    AttemptEnd,
+    Expired,
+    Raised,
+    RunsElsewhere,
+    TaskUnknown,
+)
+from taskd.core.outcomes.unknown_tasks import Elsewhere, Unknown
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
@@ -36,6 +43,7 @@ class Shared:
         resources: what the app made for its handlers when the worker started, by name.
         suspect_ended: called when a suspect in quarantine has ended.
         paused: tasks whose jobs must not run (see operator_settings.py).
+        elsewhere: jobs that another live worker can run and this one cannot.
         progress: takes the progress that handlers report.
     """
 
@@ -50,6 +58,7 @@ class Shared:
     resources: dict[str, Any] = field(default_factory=dict)
     suspect_ended: Callable[[], None] = field(default=lambda: None)
     paused: frozenset[str] = frozenset()
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
 
 
@@ -77,10 +86,22 @@ class Preparation:
         if job.late:
             return task, Expired()
         if task is None:
+            if self._leaves(job, 0):
+                return None, RunsElsewhere()
             return None, TaskUnknown(self._unknown.delay_s(job.task, 0, began))
         if job.args_version is not None and task.versions.is_newer(job.args_version):
+            if self._leaves(job, task.versions.args_version):
+                return task, RunsElsewhere()
             return task, self._newer(job, job.args_version, began)
         return task, None
+
+    def _leaves(self, job: Job, newest: int) -> bool:
+        """Return whether the job is one for another live worker; then leave out its like."""
+        elsewhere = self._shared.elsewhere
+        if not elsewhere.runs(self._queue, job.task, job.args_version or 1):
+            return False
+        elsewhere.leave(self._queue, job.task, newest)
+        return True
 
     def start(self, job: Job, task: Task[..., Any], began: float) -> Prepared | Refused:
         """Return the handler before its first step, or the end of an attempt without one."""

@@ -63,7 +63,7 @@ class Rescuer(Loop):
             StoreUnavailable: the database does not answer.
         """
         seen = await workers.check_upkeep(self._lane, self._me(), self._lease.lease_s)
-        self._controls.apply(seen.paused, seen.limits)
+        self._controls.apply(seen.paused, seen.limits, seen.elsewhere)
         return seen
 
     async def tick(self) -> None:
@@ -92,7 +92,8 @@ class Rescuer(Loop):
                 return
 
     async def _unpark(self, tasks: list[str]) -> None:
-        while moved := await changes.unpark(self._lane, tasks, UNPARK_BATCH):
+        me = self._lease.worker_id
+        while moved := await changes.unpark(self._lane, me, tasks, UNPARK_BATCH):
             events.jobs_unparked(moved)
             for consumer in self._consumers:
                 if consumer.runner.queue in moved:
