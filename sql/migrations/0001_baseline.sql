@@ -253,10 +253,12 @@ CREATE TABLE taskd.job_history (
     limit_key text,
     schedule text,
     metadata jsonb,
-    CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled'))
+    CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled')),
+    -- Rows are found by their id. The key of a partitioned table contains the column that partitions it; without a key, no
+    -- row of a published table could be deleted.
+    CONSTRAINT job_history_pkey PRIMARY KEY (id, expires_at)
 ) PARTITION BY RANGE (expires_at);
 
-CREATE INDEX job_history_id ON taskd.job_history (id);
 -- Failed and cancelled jobs. Few jobs fail, so this index costs the hot path nothing.
 CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state <> 'done';
 CREATE INDEX job_history_workflow ON taskd.job_history (workflow_id) WHERE workflow_id IS NOT NULL;
@@ -527,6 +529,8 @@ CREATE TABLE taskd.opening (
     after_key text NOT NULL DEFAULT '',
     at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+-- Without an identity, no row of a published table could be deleted.
+ALTER TABLE taskd.opening REPLICA IDENTITY FULL;
 CREATE INDEX opening_at ON taskd.opening (at);
 CREATE INDEX opening_key ON taskd.opening (limit_name, limit_key, at);
 CREATE INDEX opening_limit ON taskd.opening (limit_name, at);

@@ -4,7 +4,7 @@
 -- holds millions of rows. A statement that reads more says so. Ages are computed here, by the database's clock. The names of
 -- the columns are the keys of the `--json` output: a renamed column breaks somebody's script.
 
--- Newest first. Two branches, each read backwards along its index on id (job_pkey; job_history_id of every partition, merged)
+-- Newest first. Two branches, each read backwards along its index on id (job_pkey; job_history_pkey of every partition, merged)
 -- up to the limit. If only failed and cancelled jobs are wanted, the planner may use job_history_not_done instead; that
 -- condition is written out, because PostgreSQL does not match a partial index through an array. A filter that matches next to
 -- nothing reads the whole index: 0.2 s for a million jobs. A finished job counts by its end, a live one by the time when it
@@ -45,7 +45,7 @@ FROM (
 ORDER BY id DESC
 LIMIT $5;
 
--- One job with everything that is known about it: job_pkey, and job_history_id of every partition. Arguments that its task
+-- One job with everything that is known about it: job_pkey, and job_history_pkey of every partition. Arguments that its task
 -- redacts are hidden, unless the caller asks for them. `next_version`: the version of the job that follows when this one
 -- ends.
 
@@ -72,7 +72,7 @@ LIMIT 1;
 
 -- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who serves its
 -- queue, and how many jobs come before it, in one row. taskd/core/explain/reasons.py decides what follows from that. The job
--- is found by job_pkey, and job_history_id of every partition. Jobs before it are counted in the order of the claims, along
+-- is found by job_pkey, and job_history_pkey of every partition. Jobs before it are counted in the order of the claims, along
 -- job_claim or job_due, up to `ahead_max`. The table of workers holds those of the last week, which is few enough to be read
 -- from end to end, once. A few of those that serve the queue are named, with the number of jobs that each runs, counted along
 -- job_running.
@@ -365,7 +365,7 @@ LIMIT $4;
 -- The names of queues and tasks, for a user whose filter has found nothing; and whether there are jobs with the given names,
 -- although nobody serves or has published them. The names of queues come from their rows, from workers of the last week, from
 -- published tasks, and from queued jobs, along job_claim with one probe for each. Jobs with the given names are looked for
--- among the newest 100,000 live and the newest 100,000 finished ones, along job_pkey and job_history_id.
+-- among the newest 100,000 live and the newest 100,000 finished ones, along job_pkey and job_history_pkey.
 
 -- name: known_names(queue text, task text, batch bigint)
 -- roles: observer, admin

@@ -10,7 +10,7 @@
 -- alive can end unseen, whatever the order in which transactions commit. An id above `after_id` that is none of these belongs
 -- to a transaction that is still open, or was rolled back: the transaction was open when `next_xid` was read, and has ended
 -- when `oldest_xid` has passed it. Ids are returned in blocks of 64, each with a mask of its bits: 100,000 jobs take 1,600
--- pairs of numbers. Reads along job_pkey, job_running, and job_history_id of every partition.
+-- pairs of numbers. Reads along job_pkey, job_running, and job_history_pkey of every partition.
 
 -- name: watch_ids(after_id bigint, ids bigint[])
 -- roles: worker, observer, admin
@@ -48,7 +48,7 @@ SELECT clock_timestamp() AS now, start.id AS after_id,
        finished.blocks AS finished_blocks, finished.masks AS finished_masks
 FROM start, live, running, finished;
 
--- Jobs with their timelines: job_pkey, and job_history_id of every partition. Of the errors only what a line shows.
+-- Jobs with their timelines: job_pkey, and job_history_pkey of every partition. Of the errors only what a line shows.
 
 -- name: watch_jobs(ids bigint[])
 -- roles: observer, admin
@@ -104,7 +104,7 @@ LIMIT $4;
 --
 -- `queues`: counted in one pass over the live jobs; with whether each queue is polled continuously, and by how many live
 -- workers it is served. `born`: how many of the newest `batch` jobs with ids above `after_id` came to each queue, along
--- job_pkey and job_history_id. `running`: those that have run for longest. `limits`: those with waiting jobs, along
+-- job_pkey and job_history_pkey. `running`: those that have run for longest. `limits`: those with waiting jobs, along
 -- job_limit_waiting and job_limit_slots, with the keys for which most jobs wait; the first 10,000 jobs of each are counted.
 
 -- name: watch_state(after_id bigint, batch bigint, rows_max bigint)
@@ -226,7 +226,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
 
 -- Jobs that ended within the last `since_s` seconds, as far as they can be found without an index on that time: the newest
 -- ids, those just before the next job of each queue (which were claimed last), and those of `ids`, which were seen running;
--- all along job_history_id. Failed and cancelled jobs are found by their time, along job_history_not_done. With the state
+-- all along job_history_pkey. Failed and cancelled jobs are found by their time, along job_history_not_done. With the state
 -- `scheduled`: jobs that wait for another attempt, along job_due. At most `batch` of each kind are read.
 
 -- name: watch_ended(since_s double precision, ids bigint[], batch bigint)

@@ -124,7 +124,7 @@ FROM (SELECT * FROM live UNION ALL SELECT * FROM finished) AS job
 WHERE ($3::text IS NULL OR unique_key = $3)
   AND ($2::text IS NULL OR args::text ILIKE $2 AND taskd.redacted(task, args)::text ILIKE $2);
 
--- Everything about one job that observers may see: job_pkey, and job_history_id of every partition.
+-- Everything about one job that observers may see: job_pkey, and job_history_pkey of every partition.
 
 -- name: web_job(id bigint)
 -- roles: observer, admin

@@ -328,10 +328,11 @@ def test_what_was_changed_by_hand_is_reported_and_put_back(doctor):
 
 def test_an_index_of_partitions_that_lacks_a_part_is_made_anew(doctor):
     doctor.run(
-        "DROP INDEX taskd.job_history_id;"
-        "CREATE INDEX job_history_id ON ONLY taskd.job_history USING btree (id)"
+        "DROP INDEX taskd.job_history_workflow;"
+        "CREATE INDEX job_history_workflow ON ONLY taskd.job_history USING btree (workflow_id)"
+        " WHERE (workflow_id IS NOT NULL)"
     )
-    doctor.finds_and_repairs("invalid_indexes", "error", "job_history_id")
+    doctor.finds_and_repairs("invalid_indexes", "error", "job_history_workflow")
     assert doctor.one("objects")["level"] == "ok"
 
 

@@ -68,7 +68,7 @@ def reads(plan: dict[str, Any]) -> str:
     found, of_history = [], set()
     for node in within(plan):
         kind, table = node["Node Type"], node.get("Relation Name")
-        index = re.sub(r"_(\d{8}|default)_id_idx$", "_id", node.get("Index Name", ""))
+        index = re.sub(r"_(\d{8}|default)_pkey$", "_pkey", node.get("Index Name", ""))
         if kind.startswith("Bitmap"):
             found.append(f"bitmap {index or table}")
         elif index.startswith("job_history"):

@@ -186,7 +186,7 @@ async def test_every_partition_has_what_its_parent_has(sql, lane: Lane, upkeep) 
     )
     assert len(indexed) == len(await leaves(sql)) + 1
     for each in indexed:
-        assert any(text.endswith("(id)") for text in each["indexes"]), each["relname"]
+        assert any(text.endswith("(id, expires_at)") for text in each["indexes"]), each["relname"]
         assert any("(finished_at) WHERE" in text for text in each["indexes"]), each["relname"]
     valid = await sql.fetch(
         "SELECT indisvalid FROM pg_index WHERE indrelid = 'taskd.job_history'::regclass"
