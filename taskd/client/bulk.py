@@ -14,7 +14,8 @@ from taskd.store.jobs import changes, jobs
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
 
-# Acts on jobs, given ids in order; returns the ids of those that still matched the filter.
+# Acts on the jobs with these ids, in this order; returns the ids of the jobs that it acted on, as a
+# job may have changed since it was found.
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
 
 
@@ -32,7 +33,7 @@ async def batches(on: Fetches, chosen: Filter, limit: int | None) -> AsyncIterat
 
 
 async def preview(on: Fetches, chosen: Filter, limit: int | None) -> tuple[int, list[int]]:
-    """Return how many jobs match, and the ids of the first of them."""
+    """Return how many jobs match, at most `limit`, and the ids of the first ten."""
     found, sample = 0, list[int]()
     async for ids in batches(on, chosen, limit):
         found += len(ids)
@@ -43,11 +44,11 @@ async def preview(on: Fetches, chosen: Filter, limit: int | None) -> tuple[int, 
 async def cancel_workflow(
     on: Fetches, workflow_id: int, reason: str, limit: int = sys.maxsize
 ) -> dict[int, JobState] | None:
-    """Start no further stage, and cancel at most `limit` of the live jobs.
+    """Stop the workflow: start no further stage, and cancel at most `limit` of its jobs.
 
     Returns:
-        The new state of each job by id: cancelled, or running with a cancellation requested; None:
-        there is no such workflow.
+        The new state of each job that was acted on, by id: `cancelled`, or `running` if a
+        cancellation was requested. None if there is no such workflow.
     """
     if not await workflows.stop(on, workflow_id):
         return None
@@ -62,7 +63,11 @@ async def cancel_workflow(
 async def retry_workflow(
     on: Fetches, workflow_id: int, limit: int = sys.maxsize
 ) -> tuple[list[int], list[int]]:
-    """Retry at most `limit` failed and cancelled jobs; return the retried and the other ids."""
+    """Retry at most `limit` failed and cancelled jobs of a workflow.
+
+    Returns:
+        The ids of the jobs that were retried, and the ids of the others.
+    """
     # Parents have smaller ids, so they are retried before the jobs that wait for them.
     chosen = (await workflows.jobs_to_retry(on, workflow_id))[:limit]
     back: set[int] = set()

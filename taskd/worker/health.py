@@ -98,5 +98,5 @@ class Health:
             return "claiming is switched off by a signal; SIGCONT switches it on"
         if self._lease.declared_dead or not self._lease.trusted or self._lease.outage:
             return "its lease cannot be renewed: the database does not answer"
-        delayed = [each.runner.queue for each in self._consumers if each.delayed]
-        return f"{', '.join(delayed[:5])}: the last claim failed" if delayed else ""
+        claim_failed = [each.runner.queue for each in self._consumers if each.claim_failed]
+        return f"{', '.join(claim_failed[:5])}: the last claim failed" if claim_failed else ""

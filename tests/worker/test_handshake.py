@@ -37,12 +37,12 @@ async def test_a_worker_says_which_schemas_it_works_with(desk: Desk) -> None:
 async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started_again(
     desk: Desk, announced: bool
 ) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    begun, restore_trace_context = asyncio.Event(), asyncio.Event()
 
     @desk.task()
     async def slow() -> None:
         begun.set()
-        await go_on.wait()
+        await restore_trace_context.wait()
 
     worker = await desk.start(lease_s=LEASE_S, drain_s=WITHIN_S)
     [running] = await desk.enqueue(slow.job())
@@ -61,7 +61,7 @@ async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started
     assert said == {"knows": NEWEST, "works_with": NEWEST + 1}
     await desk.heard.wait("worker.draining")
     [left] = await desk.enqueue(slow.job())
-    go_on.set()
+    restore_trace_context.set()
     assert await worker.end() == 78
     assert worker.worker.report.outgrown
     assert f"{NEWEST + 1:04d} and later" in worker.worker.report.why

@@ -303,12 +303,12 @@ async def test_of_those_that_failed_lines_are_kept_whatever_came_of_them_later(
 async def test_lines_of_an_attempt_are_there_while_it_runs(
     desk: Desk, written: Any, keep: str
 ) -> None:
-    go_on = asyncio.Event()
+    restore_trace_context = asyncio.Event()
 
     @desk.task(keep_logs=keep)
     async def works() -> None:
         log.info("begun")
-        await go_on.wait()
+        await restore_trace_context.wait()
         log.info("ended")
 
     [job_id] = await desk.enqueue(works.job())
@@ -316,7 +316,7 @@ async def test_lines_of_an_attempt_are_there_while_it_runs(
     [attempt] = await until(lambda: logs.of_job(desk.lane, job_id))
     assert attempt["runs"]
     assert [line["text"] for line in attempt["lines"]] == ["begun"]
-    go_on.set()
+    restore_trace_context.set()
     await desk.settled(job_id)
     await started.stop()
     kept = await logs.of_job(desk.lane, job_id)

@@ -23,14 +23,14 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_last_word_of_each_running_attempt_is_there_and_goes_with_it(desk: Desk) -> None:
-    go_on = asyncio.Event()
+    restore_trace_context = asyncio.Event()
     leave = threading.Event()
 
     @desk.task()
     async def imports(ctx: Any) -> None:
         for n in range(1000):
             ctx.progress(n, 2000, "rows")
-        await go_on.wait()
+        await restore_trace_context.wait()
 
     @desk.task()
     def copies(ctx: Any) -> None:
@@ -47,7 +47,7 @@ async def test_the_last_word_of_each_running_attempt_is_there_and_goes_with_it(d
     shown = await reports.show_job(desk.lane, first)
     assert shown is not None
     assert (shown["progress"]["done"], shown["progress"]["note"]) == (999.0, "rows")
-    go_on.set()
+    restore_trace_context.set()
     leave.set()
     await desk.settled(first, second)
     await until(lambda: none(desk))

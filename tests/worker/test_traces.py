@@ -303,7 +303,7 @@ async def test_a_processor_of_spans_that_raises_fails_no_job(
 def test_a_process_takes_an_odd_context_for_none(spans: InMemorySpanExporter) -> None:
     job = Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0, metadata='{"traceparent": 5}')
     before = context.get_current()
-    traces.go_on(job)
+    traces.restore_trace_context(job)
     assert not trace.get_current_span().get_span_context().is_valid
     context.attach(before)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RETRYABLE = (JobState.FAILED, JobState.CANCELLED)
 WAITING = (JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED)
 # States after a cancel: ended, or still running with a cancellation requested.
-CANCELLABLE = (JobState.CANCELLED, JobState.RUNNING)
+AFTER_CANCEL = (JobState.CANCELLED, JobState.RUNNING)
 
 ids_argument = click.argument("ids", metavar="[ID]...", type=JOB_ID, nargs=-1)
 
@@ -45,8 +45,10 @@ def _how(done: str, options: dict[str, Any], as_json: bool) -> How:
 @ids_argument
 @filter_options(*RETRYABLE)
 @click.option("--failed", is_flag=True, help="The same as --state failed.")
-@click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
-@click.option("--in", "delay_s", type=DURATION, help="Not before this time has passed: 5m.")
+@click.option(
+    "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
+)
+@click.option("--in", "delay_s", type=DURATION, help="Run no sooner than this long from now: 5m.")
 @json_option
 @pass_session
 def retry(
@@ -100,7 +102,7 @@ def retry(
             click.echo(job_id)
     if back:
         session.echo(f"{count(len(back), 'job')} {'would be ' if how.dry_run else ''}retried")
-    _answer_for(left, before, _not_retryable)
+    _raise_for(left, before, _not_retryable)
 
 
 @click.command()
@@ -150,22 +152,24 @@ def cancel(
     if as_json:
         by_state: dict[str, Any] = {
             state: [job_id for job_id in sorted(ended) if ended[job_id] == state]
-            for state in CANCELLABLE
+            for state in AFTER_CANCEL
         }
         print_json(by_state | {"dry_run": how.dry_run, "refused": _refused(left, before)})
     else:
         for job_id, state in sorted(ended.items()):
             click.echo(f"{job_id}\t{state}")
-    _answer_for(left, before, _not_cancellable)
+    _raise_for(left, before, _not_cancellable)
 
 
 @click.command("set")
 @ids_argument
 @filter_options(*WAITING)
 @click.option("--priority", type=int, help="Smaller numbers run first.")
-@click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
 @click.option(
-    "--in", "delay_s", type=DURATION, help="Not before this time has passed: 5m; 0s is now."
+    "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
+)
+@click.option(
+    "--in", "delay_s", type=DURATION, help="Run no sooner than this long from now: 5m; 0s is now."
 )
 @click.option("--args", "args_json", metavar="OBJECT", help="All arguments, as a JSON object.")
 @click.option(
@@ -181,7 +185,7 @@ def cancel(
 @click.option(
     "--deadline",
     type=MOMENT_OR_DURATION,
-    help="Expire the job if no attempt starts by this time or within this duration: 2h.",
+    help="Expire the job if no attempt has started by this time, or within this duration: 2h.",
 )
 @click.option("--no-deadline", is_flag=True, help="Remove the deadline.")
 @json_option
@@ -248,11 +252,11 @@ def set_(
     else:
         for job_id, became in outcomes.items():
             click.echo(f"{job_id}\t{became}")
-    _answer_for_unchanged(by_outcome)
+    _raise_for_unchanged(by_outcome)
 
 
-def _answer_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
-    """Explain why jobs were not changed.
+def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
+    """Raise an error that says why some jobs were not changed, if there are any.
 
     Raises:
         JobNotFound: some ids are unknown.
@@ -267,7 +271,7 @@ def _answer_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
 
 
 def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
-    """Return the jobs that were not acted on, each with its state; None if the id is unknown."""
+    """Return the jobs that were not acted on, with their states; None for an unknown id."""
     return [{"id": job_id, "state": before.get(job_id)} for job_id in sorted(left)]
 
 
@@ -285,10 +289,10 @@ def _not_cancellable(job_id: int, state: JobState) -> str:
     return f"job {job_id} is {state} already; only live jobs can be cancelled"
 
 
-def _answer_for(
+def _raise_for(
     left: set[int], before: dict[int, JobState], why: Callable[[int, JobState], str]
 ) -> None:
-    """Explain why jobs were not acted on.
+    """Raise an error that says why some jobs were not acted on, if there are any.
 
     Raises:
         JobNotFound: some ids are unknown.

@@ -47,8 +47,10 @@ class JobState(StrEnum):
 LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
 FINISHED = frozenset(JobState) - LIVE
 
-# The only list of state changes; None means enqueued. Statements in sql/queries repeat theirs on
-# `-- moves:` lines, and the documentation draws them; a test compares the three.
+# The only list of state changes; None means enqueued. A limit *admits* a job when it gives it a
+# slot; a *suspect* is a job whose worker died while it ran. Each statement in sql/queries lists its
+# changes on a `-- moves:` line, and the documentation has a diagram of them; a test compares the
+# three.
 TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
@@ -61,13 +63,19 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (
             JobState.BLOCKED,
             JobState.SCHEDULED,
-        ),  # the same with a later due time; or a suspect that was admitted
+        ),  # the same, with a later due time or as a suspect
         (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or together with a job that it needs
         (JobState.BLOCKED, JobState.FAILED),  # its deadline has passed
         (JobState.SCHEDULED, JobState.BLOCKED),  # due, but not yet admitted by its limit
-        (JobState.QUEUED, JobState.BLOCKED),  # new arguments or a new time, by hand or by key
+        (
+            JobState.QUEUED,
+            JobState.BLOCKED,
+        ),  # new arguments or a new time, by hand or by a new job with its unique key
         (JobState.RUNNING, JobState.BLOCKED),  # release
-        (JobState.SCHEDULED, JobState.QUEUED),  # promote; or a new time, by hand or by key
+        (
+            JobState.SCHEDULED,
+            JobState.QUEUED,
+        ),  # it is due; or it gets a new time, by hand or by a new job with its unique key
         (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
         (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, into quarantine
@@ -84,8 +92,11 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (JobState.FAILED, JobState.SCHEDULED),
         (JobState.CANCELLED, JobState.QUEUED),
         (JobState.CANCELLED, JobState.SCHEDULED),
-        (JobState.FAILED, JobState.BLOCKED),  # a limit has to admit it first
-        (JobState.CANCELLED, JobState.BLOCKED),  # or a job that it waits for is retried as well
+        (JobState.FAILED, JobState.BLOCKED),  # retry by hand: a limit has to admit it first
+        (
+            JobState.CANCELLED,
+            JobState.BLOCKED,
+        ),  # retry by hand: it waits for a job that is retried as well
     }
 )
 
@@ -152,7 +163,7 @@ def check_payload(task: str, args: str) -> str:
 
 
 def check_moment(name: str, moment: object, seconds: object, instead: str) -> None:
-    """Check a point in time, for which a number of seconds from now can be given instead.
+    """Check a point in time; `seconds` is the value of the option `instead`, which excludes it.
 
     Raises:
         InvalidJob: both are given, it has no time zone, or PostgreSQL cannot store it.
@@ -163,12 +174,12 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         raise InvalidJob(
             f"{name} {quoted(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
         )
-    # A year near datetime's own bounds overflows in UTC.
+    # A time near datetime's own bounds can overflow when it is converted to UTC.
     if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
         raise InvalidJob(f"{name} {quoted(moment)} is not between the years 2 and 8999")
 
 
-def check_limits(max_attempts: int | None, timeout_s: float | None) -> None:
+def check_attempt_options(max_attempts: int | None, timeout_s: float | None) -> None:
     """Check two options of a new or changed job; None: the task's own value.
 
     Raises:
@@ -205,7 +216,8 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
     """Return the JSON text of the metadata of a job.
 
     Raises:
-        InvalidJob: it is not a mapping of names, has no JSON form, takes over 8 KiB, or has U+0000.
+        InvalidJob: it is no mapping with text keys, has no JSON form, takes over 8 KiB, or has
+            U+0000.
     """
     try:
         payload = msgspec.json.encode(metadata)
@@ -213,7 +225,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
         raise InvalidJob(f"metadata: {error}") from None
     if not payload.startswith(b"{"):
         raise InvalidJob(f"metadata must be a mapping by name, not a {type(metadata).__name__}")
-    # As PostgreSQL writes it, with a space after each comma and colon.
+    # Measured as PostgreSQL stores its text: with a space after each comma and colon.
     if len(payload) + payload.count(b",") + payload.count(b":") > METADATA_BYTES_MAX:
         raise InvalidJob(
             f"metadata takes {len(payload):,} bytes; the limit is {METADATA_BYTES_MAX:,}. "
@@ -239,15 +251,15 @@ class NewJob:
         timeout_s: timeout of one attempt in seconds; None: the option of the task that runs it.
         checked: whether the arguments were checked against the task's signature, as `Task.job()`
             does; if not, they are checked against the published task when the job is enqueued.
-        unique: its unique key. None: if `checked`, it has none; otherwise it gets that of the
-            published task.
+        unique: its unique key. None: no key if `checked`, otherwise the key by the published task's
+            rule.
         no_key: True: the job gets no unique key, although its task has one.
         deadline: no attempt starts after this time (with a time zone); a job that still waits then
             fails as `expired`. Excludes `deadline_s`.
         deadline_s: the deadline in seconds after the start of the enqueueing transaction.
-        args_version: the version of its arguments (see the task's option). None: if `checked`, the
-            first; otherwise that of the published task.
-        limit: the limit that applies to the job, and the values of its key.
+        args_version: the version of its arguments (see the task's option). None: version 1 if
+            `checked`, otherwise the published task's version.
+        limit: the limit that applies to the job, and the values of the limit's key.
         metadata: values that travel with the job beside its arguments, by name: tags, the context
             of a trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 
@@ -279,7 +291,7 @@ class NewJob:
         if self.queue is not None:
             check_queue(self.queue)
         check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
-        check_limits(self.max_attempts, self.timeout_s)
+        check_attempt_options(self.max_attempts, self.timeout_s)
         check_times(self.run_at, self.delay_s, self.deadline, self.deadline_s)
         if self.args_version is not None:
             check_int("args_version", self.args_version, 1, ARGS_VERSION_MAX)
@@ -300,16 +312,17 @@ class NewJob:
         return replace(self, run_at=run_at, delay_s=None)
 
     def after(self, delay_s: float) -> Self:
-        """Return a copy of the job that is due `delay_s` seconds after its transaction began."""
+        """Return a copy that is due `delay_s` seconds after the enqueueing transaction began."""
         return replace(self, delay_s=delay_s, run_at=None)
 
 
 class Job(msgspec.Struct, gc=False):
-    """A claimed job: its row as the claim returns it, column by column, and its origin.
+    """A claimed job: its row as the claim returns it, and its queue and worker.
 
     Attributes:
         fence: token of this attempt; part of the guard of every write.
-        args: JSON text, decoded inside the attempt so that a wrong row harms only its own job.
+        args: JSON text, decoded inside the attempt so that a row that cannot be decoded fails only
+            its own job.
         max_attempts: None: the task's option; the same for `timeout_s`.
         wait_s: seconds from its due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.

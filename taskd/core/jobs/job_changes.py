@@ -14,7 +14,7 @@ from taskd.core.jobs.job import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     JobState,
-    check_limits,
+    check_attempt_options,
     check_queue,
     check_times,
 )
@@ -88,7 +88,7 @@ class Change:
     def __post_init__(self) -> None:
         if self.priority is not None:
             check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
-        check_limits(self.max_attempts, self.timeout_s)
+        check_attempt_options(self.max_attempts, self.timeout_s)
         check_times(self.run_at, self.delay_s, self.deadline, self.deadline_s)
         if self.no_deadline and (self.deadline, self.deadline_s) != (None, None):
             raise InvalidJob("give a deadline or no_deadline, not both")

@@ -20,7 +20,7 @@ KEY_BYTES_MAX = 200
 HELD_S_MAX = 365 * 86400.0
 # Characters that no key has, as in the domain taskd.unique_key.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-# PostgreSQL's own bound; a number with more digits is hashed anyway.
+# PostgreSQL's own bound on the digits of a number; a number beyond it makes no key.
 DIGITS_MAX = 131_072
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -28,7 +28,8 @@ NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 class KeyScope(StrEnum):
     """How long a job holds its key."""
 
-    # Until a worker claims it for the first time: a later job has work of its own to do.
+    # Until a worker claims the job for the first time. From then on a new job with this key is
+    # enqueued.
     WAITING = "waiting"
     # Until it has finished, retries included.
     LIVE = "live"
@@ -39,16 +40,18 @@ class OnConflict(StrEnum):
 
     # Nothing; the holder stays as it is.
     SKIP = "skip"
-    # A waiting holder gets the new arguments, priority, limits and time; a running one stays.
+    # A waiting holder gets the new job's arguments, priority, limits and due time; a running holder
+    # stays as it is.
     REPLACE = "replace"
-    # The same; the time is postponed to at most debounce_max_s after the holder was enqueued.
+    # Like REPLACE, but the due time moves to no later than debounce_max_s after the holder was
+    # enqueued.
     DEBOUNCE = "debounce"
     # Enqueueing fails with KeyHeld.
     RAISE = "raise"
 
 
-class AsksResults(Protocol):
-    """The part of a client that the answer to an enqueue needs."""
+class ReadsResults(Protocol):
+    """The methods of a client that `Enqueued` uses."""
 
     async def result(self, job_id: int, timeout_s: float | None) -> Any:
         """Return the result of the job's handler."""
@@ -65,13 +68,13 @@ class Enqueued(int):
 
     Attributes:
         outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; for a
-            version also `follows` (the job runs when the holder has ended) or `ignored` (the
-            version is not newer).
+            unique key with a version also `follows` (the new job runs when the holder has ended) or
+            `ignored` (the version is not newer).
         client: the client that enqueued it, and can wait for its result.
     """
 
     outcome: str = "enqueued"
-    client: AsksResults | None = None
+    client: ReadsResults | None = None
 
     async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
         """Wait until the job has ended; return what its handler returned.
@@ -83,7 +86,7 @@ class Enqueued(int):
             JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
             JobNotFound: its transaction was not committed, or the job is no longer stored.
             TimeoutError: the job has not ended in time. The job goes on.
-            RuntimeError: no client has enqueued it.
+            RuntimeError: this value does not come from a client: it was copied or unpickled.
         """
         return await self._client().result(int(self), timeout_s)
 
@@ -95,7 +98,7 @@ class Enqueued(int):
         """
         return self._client().result_sync(int(self), timeout_s)
 
-    def _client(self) -> AsksResults:
+    def _client(self) -> ReadsResults:
         if self.client is None:
             raise RuntimeError(
                 f"job {int(self)} was not enqueued by a client here: use client.result(id)"
@@ -108,14 +111,14 @@ class Enqueued(int):
 
     @classmethod
     def instead(cls, job_id: int, outcome: str) -> Self:
-        """Return the id of the job that has the key, and what happened to it."""
+        """Return the id of the job that has the key, with this outcome."""
         enqueued = cls(job_id)
         enqueued.outcome = outcome
         return enqueued
 
 
 def to_json_type(value: object) -> int:
-    """An `enc_hook` of msgspec, which writes no subclass of int by itself."""
+    """Use as msgspec's `enc_hook`: msgspec does not encode subclasses of int."""
     if isinstance(value, Enqueued):
         return int(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
@@ -123,21 +126,21 @@ def to_json_type(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """A unique key and its rules. Each task has its own keys; all jobs of a key need one scope.
+    """A unique key and its rules. Each task has its own keys; all jobs of a key use the same scope.
 
     Attributes:
         key: 1 to 200 bytes of text.
-        by: for a task's option, instead of a key: the arguments whose values, as a JSON list, make
-            the key. Equal numbers are equal keys; a list of over 200 bytes is hashed.
+        by: names of arguments; the key is the JSON list of their values. An option of a task uses
+            it instead of `key`. Equal numbers are equal keys; a list of over 200 bytes is hashed.
         scope: how long the job holds the key; a value of KeyScope.
         for_s: hold the key for at least this many seconds, even if the job has ended; at most a
             year.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
         debounce_max_s: with `debounce`, the longest postponement in total.
-        version: of the data that the job works on; a newer version wins. It excludes `scope`,
-            `for_s` and `on_conflict`. A version that is not newer than the last one of its key is
-            ignored, for 30 days after the last one was enqueued.
-        version_by: for a task's option, the argument that is the version.
+        version: the version of the data that the job works on; the newest one wins. It cannot be
+            combined with `scope`, `for_s` and `on_conflict`. Until 30 days after the last version
+            of a key was enqueued, a version that is not newer is ignored.
+        version_by: the name of the argument that holds the version; for use with `by`.
 
     Raises:
         InvalidJob: a value is outside its limits, or not exactly one of key and by is given.
@@ -186,11 +189,12 @@ class Unique:
         return (*self.by, self.version_by) if self.version_by else self.by
 
     def of(self, args: str, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Self:
-        """Return the same rule with the key of these arguments, a JSON object as text.
+        """Return a copy whose key, and version, come from these arguments.
 
         Args:
-            args: of the job.
-            defaults: JSON values of omitted arguments; null without a default.
+            args: the job's arguments, as the text of a JSON object.
+            defaults: the default values of the task's arguments; an omitted argument without a
+                default counts as null.
 
         Raises:
             InvalidJob: no key or version can be made of them.
@@ -260,7 +264,7 @@ def _digits(number: Decimal) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """A version 7.0 is 7; any other value stays, and is refused."""
+    """Return 7 for 7.0, and any other value unchanged; later checks refuse wrong ones."""
     if isinstance(value, Decimal) and value.adjusted() < 20 and value == int(value):
         return int(value)
     return value

@@ -10,7 +10,10 @@ class Verdict(Exception):
 
 
 class Retry(Verdict):
-    """Try again after `delay_s` seconds (None: the task's backoff). The attempt counts."""
+    """Try again after `delay_s` seconds; None: after the task's backoff.
+
+    The attempt counts towards `max_attempts`.
+    """
 
     def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
         super().__init__(reason or "the handler asked for a retry")
@@ -18,7 +21,7 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Try again after `delay_s` seconds; the attempt does not count."""
+    """Try again after `delay_s` seconds; the attempt does not count towards `max_attempts`."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"snoozed for {delay_s} s")

@@ -1,4 +1,4 @@
-"""The tree of a workflow: its parts in lines, each below the last of those that it waits for."""
+"""The tree of a workflow: one line per part, which is below the last part that it waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# States in the order of a reader's interest: problems, activity, what is over.
+# States in the order of a reader's interest: problems first, then activity, then finished states.
 STATES = ("failed", "cancelled", "running", "queued", "scheduled", "blocked", "done")
 
 
@@ -15,9 +15,9 @@ class Part:
     """A job of a workflow, or all members of a group, or all jobs of one stage.
 
     Attributes:
-        states: number of jobs by state; none for a stage that has not started.
-        after: the names of the parts that it waits for.
-        on_failed: what happens if one of these fails, unless it is cancelled then.
+        states: number of jobs by state; empty for a stage that has not started.
+        after: the names of the parts that this part waits for.
+        on_failed: what happens to this part if one of those fails; None: it is cancelled.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the tree: the text before the name, and further parts that it waits for."""
+    """A line of the tree: the text before the name, and other parts that the part waits for."""
 
     part: Part
     branch: str
@@ -37,34 +37,34 @@ class Line:
 
 
 def lines(parts: Iterable[Part]) -> list[Line]:
-    """Return the lines of these parts, which come after those that they wait for."""
+    """Return the lines of these parts; each part comes after the parts that it waits for."""
     known: dict[str, Part] = {}
-    under: dict[str | None, list[Part]] = {}
-    hangs: dict[str, str] = {}
+    children_of: dict[str | None, list[Part]] = {}
+    parent_of: dict[str, str] = {}
     for part in parts:
-        # A part that waits for several is below the last of them, when the others have been listed.
+        # A part that waits for several parts is placed below the one that comes last in `parts`.
         last = next((name for name in reversed(list(known)) if name in part.after), None)
         known[part.name] = part
-        under.setdefault(last, []).append(part)
+        children_of.setdefault(last, []).append(part)
         if last is not None:
-            hangs[part.name] = last
+            parent_of[part.name] = last
     found: list[Line] = []
     # No recursion: a chain can be longer than Python's stack.
-    waiting = [(part, "", "") for part in reversed(under.get(None, []))]
+    waiting = [(part, "", "") for part in reversed(children_of.get(None, []))]
     while waiting:
-        part, branch, below = waiting.pop()
-        also = tuple(name for name in part.after if name != hangs.get(part.name))
+        part, branch, child_indent = waiting.pop()
+        also = tuple(name for name in part.after if name != parent_of.get(part.name))
         found.append(Line(part, branch, also))
-        children = under.get(part.name, [])
+        children = children_of.get(part.name, [])
         for child in reversed(children):
             end = child is children[-1]
             lead = "└─ " if end else "├─ "
-            waiting.append((child, below + lead, below + ("   " if end else "│  ")))
+            waiting.append((child, child_indent + lead, child_indent + ("   " if end else "│  ")))
     return found
 
 
 def state_counts(states: Mapping[str, int]) -> str:
-    """Return `done`; `3 failed, 9,990 done`; `-` for a stage that has not started."""
+    """Return `done` for one job, `3 failed, 9,990 done` for several, `-` for none."""
     counted = [(state, states[state]) for state in STATES if states.get(state)]
     if len(counted) == 1 and counted[0][1] == 1:
         return counted[0][0]
@@ -86,7 +86,7 @@ def state_of(row: Mapping[str, Any]) -> str:
 def with_stages(
     rows: list[dict[str, Any]], stages: Sequence[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """Return the parts; of a pipeline also stages that have not started, in the plan's order."""
+    """Return the parts in the plan's order, with the stages that have not started."""
     if stages is None:
         return rows
     by_name = {row["part"]: row for row in rows}
@@ -94,10 +94,10 @@ def with_stages(
     before: str | None = None
     for each in stages:
         name, after = each["name"], [] if before is None else [before]
-        nothing = {
+        unstarted = {
             "part": name, "task": each["task"], "first_id": None, "last_id": None, "jobs": 0,
             "states": {}, "on_failed": None,
         }  # fmt: skip
-        found.append(by_name.pop(name, nothing) | {"after": after})
+        found.append(by_name.pop(name, unstarted) | {"after": after})
         before = name
     return [*found, *by_name.values()]

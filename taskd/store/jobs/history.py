@@ -1,7 +1,7 @@
 """Upkeep of the history: make partitions ahead, drop expired ones. Every step is idempotent.
 
-Each step runs under a lock_timeout of 50 ms: a reader of the history can delay it, and it is
-retried later. It never makes an ack wait.
+Each step gives up on a lock after 50 ms and is retried later. So a reader of the history can
+postpone a step, but a step that waits for a reader does not hold up acks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ async def make_partitions(on: Fetches) -> int:
 
 
 async def drop_expired(on: Fetches) -> str | None:
-    """Drop the oldest expired partition; return its name, or None if there is none for this worker.
+    """Drop the oldest expired partition.
+
+    Returns:
+        Its name. None: no partition has expired, or another worker is dropping it.
 
     Raises:
-        StoreUnavailable: it is in use; try again later.
+        StoreUnavailable: the history is in use; try again later.
     """
-    leaf: str | None = (await on.fetch("truncate_expired_partition"))[0][0]
-    if leaf is None or not (await on.fetch("drop_expired_partition", leaf))[0][0]:
+    partition: str | None = (await on.fetch("truncate_expired_partition"))[0][0]
+    if partition is None or not (await on.fetch("drop_expired_partition", partition))[0][0]:
         return None
-    return leaf
+    return partition
 
 
 async def prune_default(on: Fetches) -> int:

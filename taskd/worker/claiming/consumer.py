@@ -1,4 +1,4 @@
-"""The consumer of one queue: claims jobs in batches, as many as its runner can start."""
+"""The consumer of one queue: claims jobs in batches, about as many as its runner can start soon."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Backoff, Wakeup
 
-# 2,000: with 1,000 jobs per claim and per ack a fifth of two cores stayed idle. A second lane
-# beside it gained nothing.
+# 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle. A second lane for
+# claims did not help.
 BATCH_MAX = 2000
 # Claim ahead what can start within this time at the measured rate: hundreds of fast jobs, but one
 # slow job per free slot, so that no worker hoards jobs while another is idle.
 PREFETCH_S = 0.05
-# Claim further ahead where four claims take longer than that. The next claim begins when half of
-# the buffer is left, and the rest must last until its reply.
+# Claim further ahead, up to PREFETCH_S_MAX, if four claims take longer than PREFETCH_S. The next
+# claim begins when half of the buffer is left, and the rest must last until its reply.
 CLAIMS_AHEAD = 4
 PREFETCH_S_MAX = 0.2
 RATE_WINDOW_S = 0.005
-# How soon the idle poller polls a queue after a claim or a notification: an empty claim does not
-# see rows that others have locked. The interval doubles with each empty poll.
+# The first interval of the idle poller after a claim or a notification. It is short, because an
+# empty claim proves little: it skips rows that others have locked. The interval doubles with each
+# empty poll.
 POLL_UNSURE_S = 1.0
 # The least time between two claims, after a claim that found fewer jobs than it asked for.
 # Otherwise each of 700 notifications per second would cause its own claim.
 CLAIM_EVERY_S = 0.001
-# The same for each job that recent claims found: above 1,400 jobs per second, fewer and larger
-# claims follow.
+# The least time between two claims grows by this much for each job of recent claims: above 1,400
+# jobs per second, claims become fewer and larger.
 PER_JOB_S = 0.0007
 # Every worker of a queue receives each notification, and only one finds the job. Any user who can
 # connect can also notify without end. After two notified claims in a row that found nothing the
@@ -56,15 +57,15 @@ class Consumer:
 
     Args:
         claims: the lane of all consumers' claims.
-        backlog_claims: the lane of a claim that follows a full one, so that a queue with a backlog
-            does not delay the others. With one queue it is the same lane.
+        backlog_claims: the lane for a claim that follows a full claim, so that a queue with a
+            backlog does not delay the others. A worker with one queue passes the same lane twice.
         poller: polls the queue while the consumer sleeps.
         on_claim_lost: called when the reply to a claim was lost; the claim may have been committed.
         on_empty_claim: called when a notified claim found no job; the job may be due later.
         on_change: called when the busy mark is set or cleared (busy_mark.py).
 
     Attributes:
-        delayed: the last claim failed.
+        claim_failed: the last claim failed.
         turned_at: when the last round of the loop began; None while the consumer sleeps.
     """
 
@@ -86,7 +87,7 @@ class Consumer:
         self.wakeup = Wakeup()
         self.quiet = False
         self.turned_at: float | None = time.monotonic()
-        self.delayed = False
+        self.claim_failed = False
         self.busy_mark = BusyMark(claims, runner.queue, shared.lease, on_change)
         self._claims, self._backlog_claims = claims, backlog_claims
         self._acker, self._shared = acker, shared
@@ -102,13 +103,13 @@ class Consumer:
         self._began = 0.0
         self._found = 0.0
         self._rate = 0.0
-        self._mean_s = 0.0
+        self._mean_slot_s = 0.0
         self._claim_s = 0.0
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
         self._read_position = ReadPosition()
-        # An operator has limited the queue, so a slot may become free when a job of this worker
-        # ends.
+        # Whether an operator has limited the queue: then a slot may become free when a job of this
+        # worker ends.
         self._limited = False
         self._opens_s: float | None = None
 
@@ -126,7 +127,7 @@ class Consumer:
             refusing = bool(self._shared.elsewhere.refused(self.runner.queue))
             await self.busy_mark.before_claim(full=full, refusing=refusing)
             if self.quiet:
-                continue  # set meanwhile
+                continue  # set while before_claim() waited
             jobs = await self._claim(batch, self._backlog_claims if full else self._claims)
             full = len(jobs) == batch
             empty_claims = empty_claims + 1 if notified and not jobs else 0
@@ -153,7 +154,7 @@ class Consumer:
         self.runner.freed.set()
 
     def notifications_missed(self) -> None:
-        """Poll until no notification can be missing."""
+        """Poll until all jobs are found that were enqueued without a notification."""
         self.busy_mark.notifications_missed()
         self.wakeup.set()
 
@@ -186,8 +187,8 @@ class Consumer:
     async def _wait_for_work(self) -> bool:
         """Wait for a notification or the next poll; return whether a notification arrived.
 
-        A wake-up by the idle poller is not a notification: after an empty claim its interval
-        doubles.
+        A wake-up by the idle poller does not count as a notification: otherwise the interval
+        between empty polls would be reset, and not doubled.
         """
         if not self.busy_mark.marked:
             await self._space_claims()
@@ -228,10 +229,11 @@ class Consumer:
         """Return how many jobs to claim now."""
         self._measure()
         waiting = self.runner.waiting
-        # The rate alone would mistake a hundred slow jobs that end together for fast ones.
-        rate = min(self._rate, self.runner.limit / max(self._mean_s, 1e-6))
+        # If a hundred slow jobs end together, the measured rate alone would look like that of fast
+        # jobs.
+        rate = min(self._rate, self.runner.limit / max(self._mean_slot_s, 1e-6))
         ahead_s = min(max(PREFETCH_S, CLAIMS_AHEAD * self._claim_s), PREFETCH_S_MAX)
-        ahead = int(rate * ahead_s) if self._mean_s < PREFETCH_S else 0
+        ahead = int(rate * ahead_s) if self._mean_slot_s < PREFETCH_S else 0
         # Refill when half empty: a claim for each job that ends would cost a round trip each.
         self.runner.low = ahead // 2
         if waiting > self.runner.low:
@@ -240,14 +242,16 @@ class Consumer:
 
     def _measure(self) -> None:
         """Measure how many attempts end per second, and how long an attempt uses its slot."""
-        now, ended, waited_s = time.perf_counter(), self.runner.ended, self.runner.waited_s
+        now, ended, slot_s = time.perf_counter(), self.runner.ended, self.runner.slot_s
         since, ended_then, waited_then_s = self._measured
         if now - since < RATE_WINDOW_S:
             return
         self._rate = (self._rate + (ended - ended_then) / (now - since)) / 2
         if ended > ended_then:
-            self._mean_s = (self._mean_s + (waited_s - waited_then_s) / (ended - ended_then)) / 2
-        self._measured = (now, ended, waited_s)
+            self._mean_slot_s = (
+                self._mean_slot_s + (slot_s - waited_then_s) / (ended - ended_then)
+            ) / 2
+        self._measured = (now, ended, slot_s)
 
     async def _claim(self, batch: int, lane: Lane) -> list[Job]:
         """Claim jobs, hand them to the runner, and return them."""
@@ -259,8 +263,8 @@ class Consumer:
             if isinstance(error, HeldUp | Silence):
                 # 2,000 jobs with arguments of 256 KB may be too much for one statement.
                 self._batch_max = max(1, batch // 2)
-            if not self.delayed:
-                self.delayed = True
+            if not self.claim_failed:
+                self.claim_failed = True
                 events.claims_delayed(self.runner.queue, str(error))
             # The claim may have been committed; the reconciler looks for rows that were never
             # received.
@@ -269,7 +273,8 @@ class Consumer:
             self.busy_mark.slept()
             return []
         except BaseException:
-            # A handler may cancel any task: the claim has run, and its rows were not received.
+            # A handler may cancel any asyncio task, also this one: the claim may have run, and its
+            # rows were not received.
             self._on_claim_lost()
             raise
         took_s = time.monotonic() - began
@@ -277,10 +282,11 @@ class Consumer:
             self._claim_s = took_s
             self._take(jobs)
             if len(jobs) < batch:
-                # Let the jobs start before the bookkeeping below, as there is time now.
+                # A batch that is not full means no backlog: let the jobs start before the
+                # bookkeeping below.
                 await asyncio.sleep(0)
         self._backoff.reset()
-        self.delayed = False
+        self.claim_failed = False
         self._batch_max = min(BATCH_MAX, self._batch_max * 2)
         self._read_position.claimed(read, jobs, began + took_s, took_s)
         self.busy_mark.claimed(len(jobs), batch)

@@ -33,7 +33,7 @@ from taskd.core.outcomes.process_reports import Answer, MustEnd
 from taskd.core.tasks.task import Task
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import LogCapture
-from taskd.worker.running.traces import go_on
+from taskd.worker.running.traces import restore_trace_context
 
 PR_SET_PDEATHSIG = 1
 READY, BEGUN = b"ready\n", b"begun\n"
@@ -128,7 +128,7 @@ class JobProcess:
             self._hide = hider([request.job], task) if task.redact or request.keep else None
             self._kept.begin(self._hide if request.keep else None)
             self._job = request.job
-            go_on(request.job)
+            restore_trace_context(request.job)
             self._running = True
             self._send(BEGUN)
             value = task.handler(**arguments)

@@ -41,7 +41,7 @@ from taskd.errors import ConfigError
 from taskd.worker.observing.log_writer import LogWriter
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, to_builtins
-from taskd.worker.running.traces import carried_on
+from taskd.worker.running.traces import with_trace_context
 
 # As a module with -m it would be loaded twice, and Python would warn about that.
 PROGRAM = "from taskd.worker.running.process_child import main; main()"
@@ -186,7 +186,7 @@ class JobProcesses:
         """
         writer, handler = self._log_writer, task.handler
         keep = writer is not None and writer.keeps(task.name) is not KeepLogs.OFF
-        request = Request(handler.__module__, handler.__qualname__, carried_on(job), keep)
+        request = Request(handler.__module__, handler.__qualname__, with_trace_context(job), keep)
         line = msgspec.json.encode(request)
         for start in range(1, STARTS_MAX + 1):
             process = await self._acquire()

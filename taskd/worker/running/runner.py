@@ -61,7 +61,7 @@ class Runner:
 
     Attributes:
         ended: number of attempts that have ended here, for the rate.
-        waited_s: total time of those whose handlers waited.
+        slot_s: total time of those whose handlers waited.
         freed: set when something ended, so that the consumer can claim again.
         low: with this many jobs left, `freed` is set also while no slot was freed.
         attempts: the attempts whose handlers wait for something.
@@ -72,7 +72,7 @@ class Runner:
         self.limit = limit
         self._name = f"consumer:{queue}"
         self.ended = 0
-        self.waited_s = 0.0
+        self.slot_s = 0.0
         self.low = 0
         self.freed = Wakeup()
         self._shared = shared
@@ -302,7 +302,7 @@ class Runner:
             self.attempts.abandoned.pop(job.id, None)
             return
         del self.attempts.running[job.id]
-        self.waited_s += time.monotonic() - attempt.began
+        self.slot_s += time.monotonic() - attempt.began
         if happened is RETURNED_NONE and attempt.why is None:
             self._succeed(job, attempt.task, attempt.context, attempt.began, None)
             return

@@ -1,9 +1,9 @@
 """Traces of workers: each attempt is a span of the trace in which its job was enqueued.
 
-The parent of the span is the producer's span, so that all attempts of a job, and what their
-handlers enqueue, belong to one trace. It also links to that span, as OpenTelemetry's conventions
-for messages ask of consumers. Spans are made if the app has set a tracer provider when its worker
-starts; otherwise attempts have no tracing code.
+The parent of the span is the producer's span, so that all attempts of a job, and the jobs that
+their handlers enqueue, belong to one trace. The attempt's span also links to the producer's span,
+as OpenTelemetry's conventions for messages ask of consumers. Spans are made only if the app has set
+a tracer provider before its worker starts; otherwise attempts run no tracing code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.middleware import inside
 
-ENDS = {
+ATTEMPT_ENDS = {
     "job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed", "job.released",
     "job.interrupted", "job.abandoned",
 }  # fmt: skip
@@ -50,10 +50,10 @@ class Traces:
         self._unsubscribe = events.subscribe(self._on_event)
 
     async def close(self) -> None:
-        """No further attempt ends here; open spans end without an outcome.
+        """Stop watching for ends of attempts; end the open spans without an outcome.
 
-        Spans that wait for export are sent: a process with remaining threads of handlers exits
-        without flushing.
+        Sends the spans that wait for export: a process that still has threads of handlers exits
+        without flushing them.
         """
         self._unsubscribe()
         for span in self._spans.values():
@@ -62,10 +62,10 @@ class Traces:
         self._spans.clear()
         flush = getattr(self._trace.get_tracer_provider(), "force_flush", None)
         if flush is not None:
-            await _flushed(flush)
+            await _flush(flush)
 
     def with_spans(self, registry: Registry) -> Registry:
-        """Return the registry with tasks whose attempts have spans, around all middleware."""
+        """Return a registry in which each attempt runs inside a span, outside all middleware."""
         return registry.with_tasks([self._with_span(task) for task in registry])
 
     def _with_span(self, task: Task[..., Any]) -> Task[..., Any]:
@@ -87,11 +87,11 @@ class Traces:
             return await (attempt if middleware is None else middleware(ctx, attempt))
         except BaseException as error:
             with suppress(Exception):
-                self._raised(span, job, task, error)
+                self._record_exception(span, job, task, error)
             raise
 
     def _begin(self, job: Job) -> Any:
-        """Begin an attempt's span, as the current one of the attempt's own context."""
+        """Begin an attempt's span, and make it current in the attempt's context."""
         parent = self._parent(job)
         sender = self._trace.get_current_span(parent).get_span_context()
         span = self._spans[job.id] = self._tracer.start_span(
@@ -110,7 +110,7 @@ class Traces:
                 "taskd.wait_s": job.wait_s,
             },
         )
-        # Not reset: the context ends with the attempt, wherever that ends.
+        # The token is not reset: the context belongs to the attempt and ends with it.
         self._context.attach(self._trace.set_span_in_context(span, parent))
         return span
 
@@ -121,8 +121,8 @@ class Traces:
         return _context_of(job.metadata, self._propagators)
 
     @staticmethod
-    def _raised(span: Any, job: Job, task: Task[..., Any], error: BaseException) -> None:
-        """Record the exception of a handler, without hidden values; a verdict is none."""
+    def _record_exception(span: Any, job: Job, task: Task[..., Any], error: BaseException) -> None:
+        """Record a handler's exception, with hidden values removed. A verdict is no error."""
         if not span.is_recording() or isinstance(error, Verdict | HandlerRaised):
             return
         described = describe(error, policy.hider([job], task))
@@ -139,9 +139,11 @@ class Traces:
 
     def _on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """End the span of an attempt, with the fields of its event."""
-        span = self._spans.pop(fields["job_id"], None) if name in ENDS else None
+        span = self._spans.pop(fields["job_id"], None) if name in ATTEMPT_ENDS else None
         if span is not None:
-            with suppress(Exception):  # its processors can raise, and an outcome must not wait
+            with suppress(
+                Exception
+            ):  # span processors can raise, which must not disturb the outcome
                 self._end(span, name, fields)
 
     @staticmethod
@@ -170,12 +172,12 @@ def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
 
 
 def begin() -> Traces | None:
-    """Return spans for the attempts of a worker that starts; None: the app has set no provider."""
+    """Return the traces of a worker that starts; None: the app has set no provider."""
     found = tracer()
     return None if found is None else Traces(found)
 
 
-async def _flushed(flush: Callable[[int], Any]) -> None:
+async def _flush(flush: Callable[[int], Any]) -> None:
     """Wait a limited time for a flush, which can block."""
     loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
@@ -193,13 +195,13 @@ async def _flushed(flush: Callable[[int], Any]) -> None:
 
 
 class Firing:
-    """The span in which a schedule makes its jobs; their trace begins with it.
+    """The span of one tick of a schedule: the root of the trace of the jobs that it makes.
 
     Args:
-        schedule: its name; None: there is nothing to make.
+        schedule: the name of the schedule; None makes no span.
 
     Attributes:
-        metadata: of the jobs, as JSON.
+        metadata: the metadata for the jobs, as JSON text; None without a span.
     """
 
     def __init__(self, schedule: str | None) -> None:
@@ -226,21 +228,21 @@ class Firing:
         self.metadata = msgspec.json.encode(carried).decode()
 
     def end(self, jobs: int) -> None:
-        """End it with this number of jobs; a span that never ends is not exported."""
+        """End the span, with the number of jobs; an open span is not exported."""
         if self._span is not None:
             self._span.set_attribute("messaging.batch.message_count", jobs)
             self._span.end()
 
 
-def carried_on(job: Job) -> Job:
-    """Return the job for another process, with the context of the attempt that runs there."""
+def with_trace_context(job: Job) -> Job:
+    """Return a copy of the job for a handler's process, with the current trace context."""
     if tracer() is None:
         return job
     return msgspec.structs.replace(job, metadata=msgspec.json.encode(carrier()).decode())
 
 
-def go_on(job: Job) -> None:
-    """In that process: make the span of the attempt current for the handler."""
+def restore_trace_context(job: Job) -> None:
+    """In a handler's process: make the trace context of the job current."""
     if tracer() is None or job.metadata is None:
         return
     from opentelemetry import context

@@ -1,4 +1,4 @@
-"""The pruner: partitions of the history, and rows that have expired."""
+"""The pruner: makes and drops partitions of the history, and deletes expired rows."""
 
 from __future__ import annotations
 
