@@ -192,7 +192,7 @@ class JobCancelled(TaskdError):
     """The job whose result was awaited was cancelled.
 
     Attributes:
-        job_id, reason, error: as in JobFailed.
+        job_id, reason, error: the same as in JobFailed.
     """
 
     def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:

@@ -51,7 +51,7 @@ class Schedules:
         """Pause schedules; return the names of those that exist.
 
         Args:
-            names: of the schedules.
+            names: the names of the schedules.
             for_s: seconds until they resume by themselves; None: until resume().
             reason: `taskd schedules list` and the dashboard show it.
 

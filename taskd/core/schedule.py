@@ -266,7 +266,7 @@ def due(
 
     Args:
         next_at: the first tick that was not fired; None: its ticks begin now.
-        now: by the database's clock.
+        now: the time by the database's clock.
 
     Raises:
         InvalidSchedule: no tick follows.

@@ -64,7 +64,7 @@ def launch(
 
     Args:
         home: its directory.
-        settings: they say which programs to use.
+        settings: the settings, which decide about the programs to use.
         locks: the descriptors of start.lock, server.lock and watch.lock, which this process holds,
             so that everything left by an earlier server is debris.
         options: settings for this run only.

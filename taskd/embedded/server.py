@@ -170,8 +170,8 @@ def keep(home: Path | None = None, *, settings: Settings | None = None) -> Serve
     """Start or join the server, and keep it running until stop(), or a SIGTERM to the holder.
 
     Args:
-        home: as for start().
-        settings: as for start().
+        home: the data directory, as for start().
+        settings: the settings, as for start().
 
     Raises:
         EmbeddedError, ConfigError: as for start().

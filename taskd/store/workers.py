@@ -44,7 +44,7 @@ class Other(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What a worker polls besides its own jobs.
+    """The state that a worker polls besides its own jobs.
 
     Attributes:
         others: the other workers that count as alive.

@@ -21,7 +21,7 @@ class Ended(NamedTuple):
     """The end of a command.
 
     Attributes:
-        code: its exit code; negative: the signal that ended it.
+        code: the exit code; a negative number is the signal that ended the command.
         out: the beginning of its stdout.
         out_bytes: the whole size of its stdout.
         err: the end of its stderr.

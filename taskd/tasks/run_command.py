@@ -54,7 +54,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         argv: the program and its arguments; no shell parses them.
-        cwd: where it runs; by default where the worker does.
+        cwd: the working directory; by default the worker's.
         env: additional variables.
         pass_env: names of the worker's variables that it gets, too.
         exits: meanings of exit codes: `retry`, `retry 30s`, `snooze 5m`, `cancel`, `fail`, `done`.
@@ -146,7 +146,7 @@ def task(
 
         Args:
             ctx: the attempt.
-            command: its name in the settings.
+            command: the name of the command in the settings.
             payload: JSON object on its stdin.
 
         Returns:

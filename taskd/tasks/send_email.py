@@ -93,7 +93,7 @@ class Mailer:
                 to: one address (`ada@example.org`, `Ada Lovelace <ada@example.org>`) or a list.
                 subject: at most 998 characters.
                 body: the text.
-                html: the same as HTML, for readers that show it.
+                html: the text as HTML, for mail programs that show it.
                 cc: further recipients, shown.
                 bcc: further recipients, not shown.
                 reply_to: address for replies.

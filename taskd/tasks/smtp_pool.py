@@ -32,7 +32,7 @@ class Connection:
 
     Attributes:
         smtp: the client, logged in.
-        reused: it has sent a mail before.
+        reused: whether it has sent a mail before.
         clean: the server waits for the next mail; otherwise the connection is not kept.
     """
 

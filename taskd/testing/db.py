@@ -28,7 +28,7 @@ class TaskdDB:
     tests with and without an event loop.
 
     Args:
-        dsn: where it is.
+        dsn: the DSN of the database.
         background: the loop on which it is queried.
         registry: the tasks that run_all() runs: those of the imported modules.
     """

@@ -19,8 +19,8 @@ class JobRow:
         state: a value of JobState.
         args: the arguments by name, in JSON's types, without omitted defaults.
         due_in_s: seconds from now until its due time; negative once it is due.
-        attempt: how many attempts have started and count.
-        crashes: how many workers died while they ran it.
+        attempt: number of attempts that have started and count.
+        crashes: number of workers that died while they ran the job.
         error: type and message of its last failed attempt; empty: none.
         traceback: the traceback of that error.
         reason: why it was cancelled or failed.

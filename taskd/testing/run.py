@@ -60,7 +60,7 @@ class Run:
     Attributes:
         ended: ids of jobs of which an attempt ended, or which a crash released.
         failed: ids of those of which an attempt ended with an error.
-        errors: what handlers raised, by the job's id.
+        errors: the exceptions of handlers, by the job's id.
     """
 
     def __init__(

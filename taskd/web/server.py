@@ -45,7 +45,7 @@ class Server:
         address: `host:port`, as in the setting `http`; port 0: any free port.
 
     Attributes:
-        address: where it listens, with the actual port.
+        address: the address on which it listens, with the actual port.
 
     Raises:
         ConfigError: the address cannot be used; the message says why.

@@ -123,7 +123,7 @@ class AttemptContext:
         """Return the same results in a plain function.
 
         Raises:
-            ResultsTooLarge, StoreUnavailable: as results().
+            ResultsTooLarge, StoreUnavailable: for the same reasons as results().
         """
         return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
 
@@ -150,7 +150,7 @@ class AttemptContext:
         """Complete the job in a plain function; `conn` is a blocking connection.
 
         Raises:
-            LeaseLost: as complete().
+            LeaseLost: for the same reason as complete().
         """
         callers_connection.finished(self._complete(callers_connection.fetches_sync(conn), result))
 

@@ -26,7 +26,7 @@ class Controls:
 
     Args:
         runners: each has its configured concurrency until an operator sets another one.
-        shared: where consumers read which tasks are paused.
+        shared: the state in which consumers read the paused tasks.
     """
 
     def __init__(self, runners: Sequence[Runner], shared: Shared) -> None:

@@ -40,7 +40,7 @@ class Status:
     Attributes:
         jobs: attempts by how they ended.
         silent_s: seconds since the database last answered; 0: it answers.
-        stuck, unready: as in health.Condition.
+        stuck, unready: the same as in health.Condition.
     """
 
     queues: str = ""
@@ -80,7 +80,7 @@ class Notify:
         to_parent: the supervisor is the parent of several processes, which also takes reports.
 
     Attributes:
-        every_s: how often tick() must be called.
+        every_s: the longest time between two calls of tick(), in seconds.
     """
 
     def __init__(

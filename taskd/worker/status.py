@@ -23,7 +23,7 @@ class WorkerStatus(msgspec.Struct):
             and the concurrency.
         unwritten: outcomes that are not written yet.
         trusted_s: how long its claims stay valid without another renewal of the lease.
-        lags, lag_s: as in loop_monitor.Pulse.
+        lags, lag_s: the same as in loop_monitor.Pulse.
         up_s: seconds since it started.
     """
 

@@ -67,7 +67,7 @@ class Measures:
     """One run.
 
     Args:
-        name: of the queue and of the task.
+        name: the name of the queue and of the task.
         regain: called when the worker has ended: the worker handles the signals while it runs, and
             does not restore earlier handlers.
     """

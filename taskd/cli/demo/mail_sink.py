@@ -70,7 +70,7 @@ class Sink:
     """The handler that aiosmtpd calls.
 
     Args:
-        folder: where the mails go.
+        folder: the folder for the mails.
         fail_rate: the share of mails to defer, 0 to 1.
     """
 

@@ -176,11 +176,11 @@ def _job(number: int, line: bytes, defaults: Mapping[str, Any]) -> NewJob:
 
 
 class Progress:
-    """How far a bulk enqueue got.
+    """The progress of a bulk enqueue.
 
     Attributes:
-        jobs: how many lines are committed; their job is new, or another job holds its key.
-        enqueued: how many of these jobs are new.
+        jobs: number of committed lines: each job is new, or another job holds its key.
+        enqueued: number of these jobs that are new.
         line: the last committed line.
         sent: the chunk that is being sent.
     """
@@ -201,7 +201,7 @@ class Progress:
         """Return what is enqueued, why it ended, and what is not enqueued.
 
         Args:
-            why: what ended it.
+            why: the reason why it ended.
             doubtful: a chunk was being sent, and may have been written.
         """
         begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""

@@ -36,7 +36,7 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
     """Return in a new process, at once and after every change of the code.
 
     Args:
-        settings: they name the app.
+        settings: the settings, which name the app.
         echo: called with messages for people.
 
     Raises:

@@ -29,7 +29,7 @@ def ask_named(
     """Do as Session.run does; if the answer is empty, write to stderr which names are unknown.
 
     Raises:
-        StoreUnavailable, ConfigError, SchemaError: as Session.run.
+        StoreUnavailable, ConfigError, SchemaError: for the same reasons as Session.run().
     """
 
     async def read(lane: Lane) -> T:

@@ -94,7 +94,7 @@ class Polls:
     """Polls the database, and keeps the results.
 
     Attributes:
-        view: of all queues; None before the first answer.
+        view: the view of all queues; None before the first answer.
     """
 
     def __init__(self, lane: Lane, interval_s: float) -> None:

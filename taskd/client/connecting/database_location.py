@@ -25,7 +25,7 @@ class Target:
 
     Attributes:
         database: how to connect to it.
-        dsn: the same for psql and other clients; it includes the password and must not be logged.
+        dsn: the DSN for psql and other clients; it includes the password and must not be logged.
         embedded: the embedded server, if it is one; used until close().
     """
 

@@ -105,7 +105,7 @@ class Check:
 
     Attributes:
         name: stable, as scripts use it.
-        about: what it checks.
+        about: the subject of the check.
         why: why it matters, in one sentence.
         needs: the statements whose rows it uses.
         decide: returns its findings from these rows; none means that the check passed.

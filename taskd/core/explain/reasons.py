@@ -24,8 +24,8 @@ class Server(msgspec.Struct, frozen=True):
     Attributes:
         state: `live`, `late` (its lease renewal is), `draining`, `silent` (its lease has expired)
             or `dead`.
-        knows: it knows the job's task.
-        running: how many jobs it runs, of all queues.
+        knows: whether its code has the job's task.
+        running: number of jobs that it runs, of all queues.
         died_ago_s: seconds since it ended or was declared dead.
     """
 
@@ -43,9 +43,9 @@ class Parent(msgspec.Struct, frozen=True):
     """A job that another one waits for.
 
     Attributes:
-        node: its name in its workflow, if it has one.
-        state: its state, or `gone` if it is kept no longer.
-        on_failed: what happens to the waiting job when this one fails.
+        node: the job's name in its workflow; None: it has none.
+        state: the job's state; `gone`: the job is no longer stored.
+        on_failed: what happens to the waiting job when this job fails.
     """
 
     id: int
@@ -59,17 +59,17 @@ class Facts(msgspec.Struct, frozen=True):
     """What the database says about a job; all times are by the database's clock.
 
     Attributes:
-        max_attempts: its own or its task's; None: the task is not published.
+        max_attempts: the job's own or its task's; None: the task is not published.
         claimed_before: a worker has claimed it before.
         due_in_s: seconds until it is due; negative: since then.
-        timeout_s: of one attempt, its own or its task's; None: no limit, or the task is not
-            published.
-        error_type: of its last failed attempt, as `error_message`.
+        timeout_s: the timeout of one attempt, the job's own or its task's; None: no limit, or the
+            task is not published.
+        error_type, error_message: the error of the last failed attempt.
         task_app: the app that has published its task.
         schedule: the schedule that made it, or None. `tick`: the time that it was made for.
         deadline: no attempt starts after it; None: it has none.
         args_version: the version of its arguments.
-        task_args_version: that of the published task; None: the task is not published.
+        task_args_version: the published task's version; None: the task is not published.
         key_holder: of a failed or cancelled job, the id of the job that holds its unique key now,
             by a window of time or as a newer version.
         task_paused_at: since when its task is paused, None if it is not; the others as for the
@@ -79,13 +79,13 @@ class Facts(msgspec.Struct, frozen=True):
         limit_name: the limit of its task; `limit_*` are its bounds.
         limit_known: the limit is published, or was set by hand.
         gate: where it waits while its limit blocks it, `parked` or `next`; None: not checked yet.
-        parked: it was put aside because its task was paused.
+        parked: whether it is parked: its task was paused, or no worker of its queue could run it.
         limit_holders: some of the jobs that have the slots of its key, while it is blocked.
         limit_queued: admitted jobs of its key that have not started, if the key has a rate.
         limit_opens_s: seconds until its limit checks the key again, if that is scheduled.
         queue_max_running: the limit of its queue, as `queue_rate`.
         queue_running: running jobs of its queue, while it is queued and the queue is limited.
-        worker_state: of the worker that runs or ran it, as Server.state; None if unknown.
+        worker_state: the state of the worker that runs or ran it, as Server.state; None: unknown.
         worker_lease_s: how long its claims are valid after a lease renewal; `worker_lease_until`:
             after the last one.
         living: number of live workers of any queue.

@@ -66,7 +66,7 @@ class Change:
         max_attempts: 1 to 1000.
         timeout_s: seconds of one attempt.
         deadline: no attempt starts after this moment; excludes `deadline_s`.
-        deadline_s: the same in seconds from now.
+        deadline_s: the deadline, in seconds from now.
         no_deadline: remove the deadline.
 
     Raises:

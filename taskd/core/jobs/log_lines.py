@@ -59,7 +59,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
         level: `debug`, `info`, `warning` or `error`.
         logger: the logger's name, if it has one.
         fields: further fields, as text.
-        traceback: of the exception that was logged with it.
+        traceback: the traceback of the exception that was logged with the line.
     """
 
     at: str

@@ -72,7 +72,7 @@ class Answer(msgspec.Struct, gc=False):
         ack: the outcome.
         decided: the handler returned, or raised a verdict.
         lines: its log lines as JSON, if they are kept.
-        left_out: how many lines were omitted.
+        left_out: number of omitted lines.
     """
 
     ack: Ack

@@ -23,7 +23,7 @@ TASKS_MAX = 1000
 
 @dataclass(slots=True)
 class _Met:
-    """When it was first met, when the last jobs of the present group return, and their number."""
+    """When a task was first met, when its last group of jobs is due again, and the group's size."""
 
     since: float
     back_at: float
@@ -31,7 +31,7 @@ class _Met:
 
 
 class Unknown:
-    """What one worker has met and cannot run. Times are of a monotonic clock, in seconds."""
+    """The tasks that one worker has met and cannot run. Times are of a monotonic clock."""
 
     def __init__(self) -> None:
         # By task, and by the version of its arguments if that is newer than this code.
@@ -45,7 +45,7 @@ class Unknown:
         """Return the seconds until one more of these jobs is due again; DELAY_S_MAX at most.
 
         Args:
-            args_version: of the job's arguments if that is why it cannot run, else 0.
+            args_version: the version of the job's arguments, if its version is the reason; else 0.
         """
         if len(self._left) >= TASKS_MAX and not self.has_met(task, args_version):
             self._left.clear()

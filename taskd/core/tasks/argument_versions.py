@@ -31,7 +31,7 @@ class ArgsVersions:
 
     Attributes:
         args_version: the present version.
-        stored: what a new job's row says; None is the first version.
+        stored: the version in the row of a new job; None is the first version.
 
     Raises:
         ValueError: the version is not a number from 1 to 32767, or an older version has no step.

@@ -67,7 +67,7 @@ class Context(Protocol):
         """Return the same results in a plain function.
 
         Raises:
-            ResultsTooLarge, StoreUnavailable: as results().
+            ResultsTooLarge, StoreUnavailable: for the same reasons as results().
         """
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:

@@ -55,7 +55,7 @@ class Plan:
 
     Attributes:
         positions: for each dependency, the position of its job, from 1.
-        parent_positions: that of its parent, or None for an existing job.
+        parent_positions: the position of its parent; None for an existing job.
         parent_ids: the id of the existing job.
         stages: JSON text of a pipeline's stages; None: it is not a pipeline.
     """

@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
     Attributes:
         where: host and port, or all of them.
-        database: its name.
+        database: the name of the database.
         wants_ssl: taskd refuses a connection without SSL.
     """
 

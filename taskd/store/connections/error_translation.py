@@ -80,7 +80,7 @@ _OURS = re.compile(r"\btaskd\b")
 
 
 class Silence(StoreUnavailable):
-    """No answer within the time limit: it is unknown whether the statement ran."""
+    """PostgreSQL did not answer in time: it is unknown whether the statement ran."""
 
 
 class Down(StoreUnavailable):

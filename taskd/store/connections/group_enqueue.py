@@ -64,7 +64,7 @@ class Group:
 
     Args:
         insert: inserts jobs in one statement and returns their ids.
-        statements_max: how many statements can run at a time, given the number of connections.
+        statements_max: the most statements at a time, given the number of connections.
     """
 
     def __init__(self, insert: Insert, statements_max: int) -> None:

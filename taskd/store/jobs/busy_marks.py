@@ -12,7 +12,7 @@ class OwnMark(NamedTuple):
 
     Attributes:
         alone: whether no other worker's mark was set.
-        others: how many other workers serve the queue.
+        others: number of other workers that serve the queue.
     """
 
     alone: bool

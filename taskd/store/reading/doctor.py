@@ -31,10 +31,10 @@ MAY_NOT = "this login may not read it: make it a member of taskd_observer (`task
 
 
 class Readings(NamedTuple):
-    """What was read.
+    """The rows that were read, and the refused statements.
 
     Attributes:
-        rows: by the statement that fetched them.
+        rows: the rows, by the statement that fetched them.
         refused: why a statement failed, by its name.
     """
 

@@ -1,4 +1,4 @@
-"""What a scrape reads."""
+"""The rows that a scrape reads."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Bar:
 
     Attributes:
         kind: `done`, `failed` or `cancelled`.
-        tooltip: its tooltip.
+        tooltip: the text of the bar's tooltip.
     """
 
     kind: str

@@ -58,7 +58,7 @@ class LoginNeeded(Exception):
 
 
 class Dashboard:
-    """What all pages share.
+    """The state that all pages share.
 
     Args:
         database: with a time limit per statement; a page that takes longer says so.

@@ -59,7 +59,7 @@ class OfTask(msgspec.Struct):
 
     Attributes:
         run: their durations.
-        outcomes: how many ended in another way than done.
+        outcomes: number of attempts by outcome, without `done`.
         ran: how many of these are in `run`; all others in `run` are done.
     """
 
@@ -79,10 +79,10 @@ class OfQueue(msgspec.Struct):
     """The counters of one queue.
 
     Attributes:
-        wait: from the due times of jobs to their claims.
+        wait: histogram of the times from jobs' due times to their claims.
         batches: jobs per claim.
         claims: durations of claims.
-        wakeups: by source: notify, idle_poll, time.
+        wakeups: number of wake-ups by source: notify, idle_poll, time.
     """
 
     queue: str
@@ -98,7 +98,7 @@ class Counted(msgspec.Struct):
     Attributes:
         events: occurrences of each event; of attempts, those that did not end well.
         jobs: jobs of the events in JOBS_OF.
-        crashes: by service.
+        crashes: number of crashes by service.
         interruptions: attempts that were cut short, by reason.
     """
 

@@ -34,7 +34,7 @@ class AttemptLog:
 
     Attributes:
         closed: no further line is added: later ones come too late.
-        hide_batch: as `hide`, for lines of its whole batch.
+        hide_batch: what hides the arguments of its whole batch in a line.
         news: there are lines that were not written yet.
         seen: it was seen running. A line of an attempt that was not, and has no end, came after its
             end.
@@ -200,7 +200,7 @@ class LogBuffer:
         return batch
 
     def put_back(self, batch: list[AttemptLog], why: str) -> None:
-        """They were not written."""
+        """Put a batch back that was not written."""
         with self._lock:
             self._ended[:0] = batch
             self.size += sum(each.lines.size for each in batch)
@@ -232,14 +232,14 @@ class LogBuffer:
         return taken
 
     def written_running(self, batch: list[AttemptLog]) -> None:
-        """They were written, and go behind all others."""
+        """Move attempts whose lines were written behind all others."""
         with self._lock:
             for each in batch:
                 if self._open.get(each.job.id) is each:
                     self._open[each.job.id] = self._open.pop(each.job.id)
 
     def put_back_running(self, batch: list[AttemptLog], forgotten: list[AttemptLog]) -> None:
-        """They were not written; `forgotten`: the ones that were closed when they were taken."""
+        """Put attempts back that were not written; `forgotten` were closed when they were taken."""
         with self._lock:
             for each in batch:
                 each.news = True

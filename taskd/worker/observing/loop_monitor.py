@@ -82,7 +82,7 @@ class Pulse:
                 wake()
 
     def rest(self) -> None:
-        """Nothing runs: the next tick can be later."""
+        """Record that nothing runs: the next tick can be later."""
         self.tick_s = REST_TICK_S
 
     def running(self, loop: asyncio.AbstractEventLoop) -> Job | None:

@@ -57,9 +57,9 @@ class Child:
     """One process, and what it has reported.
 
     Attributes:
-        received: it has reported something, so its signal handlers are installed.
-        ready: it listens and claims, and is not reading its settings again.
-        begun: it was ready once.
+        received: whether it has reported something, so that its signal handlers are installed.
+        ready: whether it listens and claims, and is not reading its settings again.
+        begun: whether it was ready once.
         ticked: since the parent last told its watchdog; None: it has not begun to tick.
         report: its drain report, which proves an orderly end.
         stats_client: asks it for metrics; None: not wanted.

@@ -31,7 +31,7 @@ class StatsServer:
     """Service of a child: answers until its parent has gone.
 
     Args:
-        fd: its end of the pair.
+        fd: this process's end of the pair.
         status: returns the answer.
     """
 

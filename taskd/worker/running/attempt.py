@@ -52,7 +52,7 @@ class Attempt(msgspec.Struct, eq=False):
             or swallow.
         cancel_reason: the reason of the requested cancellation.
         cancelled_at: when it was cancelled (time.monotonic).
-        abandoned: its outcome has been recorded although it still runs.
+        abandoned: whether its outcome was recorded although it still runs.
         waits_for_slot: as far as is known its handler has not started: it waits for a thread, a
             process, a connection or its batch.
         kill: ends its handler by force; None: not possible.
@@ -82,7 +82,7 @@ class Attempt(msgspec.Struct, eq=False):
         self._set_deadline(None)
 
     def begin(self, now: float) -> None:
-        """It has its thread, or what else it waited for."""
+        """Record that it has its thread, process, connection or batch."""
         self.waits_for_slot = False
         self.began = now
         self._set_deadline(None if self.timeout_s is None else now + self.timeout_s)
@@ -185,7 +185,7 @@ def drive(
     """Run a handler that has waited once to its end, in the runner's own task.
 
     Args:
-        waits_for: what its first step has yielded.
+        waits_for: the object that the handler's first step has yielded.
     """
     while True:
         try:

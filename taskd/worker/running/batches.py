@@ -36,7 +36,7 @@ class Member(HandlerCall):
         self._batches, self._task = batches, task
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """It waits until its batch starts, unless middleware waits for something before that."""
+        """Wait until the batch starts, unless middleware waits for something before that."""
         super().belongs_to(attempt)
         if self._waits:
             self._batches.gather(self._task, self, attempt)
@@ -69,7 +69,7 @@ class Batch:
     Attributes:
         begun: the handler runs.
         cancelled: the handler was cancelled.
-        open: how many of its jobs have no outcome yet; together they have one slot.
+        open: number of its jobs without an outcome; together they use one slot.
     """
 
     def __init__(self, task: Task[..., Any]) -> None:
@@ -117,7 +117,7 @@ class Batch:
             member.ended.set_result(became)
 
     def not_run(self, _running: asyncio.Task[None]) -> None:
-        """It was cancelled before its first step."""
+        """End the jobs of a batch that was cancelled before its first step."""
         for member in self.members:
             if not member.ended.done():
                 member.ended.set_result(Raised(asyncio.CancelledError()))

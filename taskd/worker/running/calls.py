@@ -37,7 +37,7 @@ class Call(Protocol):
 
 @dataclass(slots=True)
 class Executors:
-    """Where handlers run that do not run on the loop, and how many at a time."""
+    """The threads, processes and connections for handlers that do not run on the loop."""
 
     threads: Executor
     thread_slots: asyncio.Semaphore

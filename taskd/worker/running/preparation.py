@@ -33,14 +33,14 @@ from taskd.worker.running.transactions import TransactionAttemptContext
 
 @dataclass(slots=True)
 class Shared:
-    """What the runners of a worker share.
+    """The state that the runners of a worker share.
 
     Attributes:
-        executors: where handlers run that do not run on the loop.
+        executors: for handlers that do not run on the loop.
         cancel_s: seconds that a cancelled attempt can take to end.
         reads: reads results of earlier jobs for handlers.
         database_key: identifies this database, for idempotency keys.
-        resources: what the app made for its handlers when the worker started, by name.
+        resources: objects that the app made for its handlers when the worker started, by name.
         suspect_ended: called when a suspect in quarantine has ended.
         paused: tasks whose jobs must not run (see operator_settings.py).
         elsewhere: jobs that another live worker can run and this one cannot.

@@ -40,10 +40,10 @@ READY, BEGUN = b"ready\n", b"begun\n"
 
 
 class Boot(msgspec.Struct):
-    """What a process needs before its first attempt.
+    """The data that a process needs before its first attempt.
 
     Attributes:
-        path: where modules are found.
+        path: Python's search path for modules.
         app: the module to import first; None: only those of the handlers.
         settings: those of its worker, for the log and for the client of handlers.
     """

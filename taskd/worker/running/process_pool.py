@@ -64,7 +64,7 @@ class JobProcess:
 
     Attributes:
         jobs: number of attempts that it has started.
-        ending: it was requested to end its attempt; it runs no other one.
+        ending: whether it was requested to end its attempt; it runs no other one.
     """
 
     def __init__(

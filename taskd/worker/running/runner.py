@@ -475,7 +475,7 @@ class Runner:
 
 
 def _jobs_per_slot(queue: str, registry: Registry) -> int:
-    """How many jobs to claim per free slot.
+    """Return how many jobs to claim per free slot.
 
     It is the size of a batch in a queue with batches only. In other queues batches are collected
     from smaller claims, so that other jobs are not claimed by the hundred for a few slots.

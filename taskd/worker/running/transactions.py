@@ -38,7 +38,7 @@ class TransactionAttemptContext(AttemptContext):
     conn: Any
 
     async def complete(self, conn: Any, result: Any = None) -> NoReturn:
-        """Not possible here: taskd completes the job when the handler has returned.
+        """Raise an error: taskd completes the job when the handler has returned.
 
         Raises:
             TypeError: always.
@@ -46,7 +46,7 @@ class TransactionAttemptContext(AttemptContext):
         raise TypeError("with transaction= the job is completed when its handler returns")
 
     def complete_sync(self, conn: Any, result: Any = None) -> NoReturn:
-        """Not possible here, as complete().
+        """Raise an error, as complete() does.
 
         Raises:
             TypeError: always.

@@ -42,7 +42,7 @@ _installed: list[Signals] = []
 
 
 class StopPhase(IntEnum):
-    """How far a stop has been requested."""
+    """The phase of a stop that was requested."""
 
     NONE = 0
     DRAIN = 1
@@ -65,7 +65,7 @@ class StopRequests:
     The signal thread counts signals as well (signals.py), because a blocked loop counts nothing.
 
     Attributes:
-        phase: how far the stop has been requested.
+        phase: the requested phase.
         requested: set by the first request.
     """
 

@@ -28,7 +28,7 @@ class Rescuer(Loop):
     """Service: declares dead workers dead, rescues their jobs, and shares what it reads.
 
     Args:
-        counts: how jobs ended here; jobs that the rescuer fails are counted too.
+        counts: number of jobs by how they ended here, including jobs that the rescuer fails.
         on_due: called with the next due times.
         on_ticks: each is called with the next ticks of schedules.
         consumers: they poll when a worker was declared dead, as its queues may not have been

@@ -39,7 +39,7 @@ class ScheduleRunner(Loop):
     queries may be slow, and the other schedules must not be late.
 
     Args:
-        queries: where queries run; None: fire the schedules without queries.
+        queries: the database in which queries run; None: fire the schedules without queries.
     """
 
     def __init__(self, lane: Lane, queries: Database | None = None) -> None:
